@@ -1,0 +1,3 @@
+"""Placeholder, replaced by the package."""
+
+PART_OF = "liftlog"
