@@ -1,0 +1,70 @@
+# `make help` lists the targets. All of them set up .venv first where they need it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# pip answers no questions and reads nothing from a terminal that may not be there.
+export PIP_NO_INPUT := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint type bench docs ci clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Prepare .venv with liftlog and all development tools
+
+# The first Python that is new enough wins; version managers leave shims that only fail when run.
+$(INSTALLED): pyproject.toml
+	@set -e; \
+	if [ ! -x $(BIN)/python ]; then \
+	  found=; \
+	  for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      found=$$candidate; break; \
+	    fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "No Python 3.11 or newer found. Install one, or say: make setup PYTHON=/path/to/python" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Creating $(VENV) with $$("$$found" --version)"; \
+	  if ! "$$found" -m venv $(VENV); then \
+	    rm -rf $(VENV); \
+	    echo "Python's venv module does not work here (on Debian: apt install python3-venv)" >&2; \
+	    exit 1; \
+	  fi; \
+	fi
+	@echo "Installing liftlog and its tools into $(VENV)"
+	@$(BIN)/python -m pip install --quiet -e '.[dev]' </dev/null
+	@touch $@
+
+demo: setup ## Run the main job end to end: publish, ack, kill -9, restart, read back
+	$(BIN)/liftlog demo
+
+test: setup ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## Check style and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+type: setup ## Check types
+	$(BIN)/mypy
+
+bench: setup ## Measure against JetStream (ARGS="--quick", ARGS="--only ROW", see ARGS="--help")
+	$(BIN)/python tests/bench/run.py $(ARGS)
+
+docs: setup ## Build the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+
+ci: ## Run what CI runs
+	.ci/run
+
+clean: ## Remove what was built or cached (not .venv)
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
