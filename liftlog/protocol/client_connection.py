@@ -1,0 +1,237 @@
+"""The client's end of a connection, without any I/O.
+
+The shell moves bytes: it receives into `get_buffer()`, says `buffer_updated(n)`, calls
+`receive()`, and writes what the methods return. `states` has the life cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from liftlog.errors import (
+    BadRequest,
+    LiftlogError,
+    LimitExceeded,
+    ProtocolViolation,
+    Unauthenticated,
+)
+from liftlog.protocol.failures import exception_from
+from liftlog.protocol.frames import FrameReader, encode_frame
+from liftlog.protocol.limits import ANSWER_BODY_BYTES, ANSWER_FRAME_BYTES, SUPPORTED_VERSIONS
+from liftlog.protocol.messages import (
+    ANONYMOUS,
+    ANSWERS,
+    TOKEN,
+    Auth,
+    Cancel,
+    Challenge,
+    ErrorAnswer,
+    FetchHeader,
+    Hello,
+    Welcome,
+)
+from liftlog.protocol.states import CLIENT_TRANSITIONS, LocalProtocolError, State
+from liftlog.protocol.wire import ID_KEY, KIND_KEY, Message
+
+
+class Exchange:
+    """One request of a client and what has come back for it.
+
+    `on_header` runs when the header of a fetch arrives, before its body; `on_done` once,
+    when the answer is complete or the connection is lost. Exactly one of `answer` and
+    `error` is set by then.
+    """
+
+    __slots__ = ("answer", "body", "error", "on_done", "on_header", "request_id")
+
+    def __init__(
+        self,
+        on_header: Callable[[FetchHeader], None] | None = None,
+        on_done: Callable[[Exchange], None] | None = None,
+    ) -> None:
+        self.request_id = 0
+        self.on_header = on_header
+        self.on_done = on_done
+        self.answer: Message | None = None
+        self.body: memoryview | None = None
+        self.error: LiftlogError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or self.answer is not None
+
+    def finish(self, answer: Message | None, error: LiftlogError | None) -> None:
+        self.answer, self.error = answer, error
+        if self.on_done is not None:
+            self.on_done(self)
+
+
+class ClientConnection:
+    """The client's end. Ids are given out here; answers find their `Exchange` by id alone."""
+
+    def __init__(
+        self,
+        *,
+        nonce: bytes,
+        software: str,
+        allocate: Callable[[int], memoryview] | None = None,
+    ) -> None:
+        options: dict[str, Any] = {} if allocate is None else {"allocate": allocate}
+        self.state = State.NEW
+        self.welcome = Welcome()
+        self.challenge: Challenge | None = None
+        self._nonce = nonce
+        self._software = software
+        self._frames = FrameReader(
+            max_frame_bytes=ANSWER_FRAME_BYTES, max_body_bytes=ANSWER_BODY_BYTES, **options
+        )
+        self.get_buffer = self._frames.get_buffer
+        self.buffer_updated = self._frames.buffer_updated
+        self._exchanges: dict[int, Exchange | None] = {}  # None: given up, answer still to come
+        self._last_id = 0
+        self._awaiting_body: tuple[int, FetchHeader] | None = None
+
+    def hello(self) -> bytes:
+        self._move("send hello")
+        greeting = Hello(list(SUPPORTED_VERSIONS), self._nonce, self._software)
+        return encode_frame(greeting.to_map(self._next_id()))
+
+    def authenticate(self, token: str | None) -> bytes:
+        """The auth frame; Unauthenticated when the server wants what we do not have."""
+        if self.challenge is None:
+            raise LocalProtocolError("the server has sent no challenge yet")
+        methods = self.challenge.methods
+        if ANONYMOUS in methods:
+            proof = Auth(ANONYMOUS)  # a secret that nobody asked for stays here
+        elif TOKEN in methods and token is not None:
+            proof = Auth(TOKEN, token)
+        else:
+            raise Unauthenticated(
+                f"the server accepts {', '.join(methods) or 'no known method'} only"
+            )
+        self._move("send auth")
+        return encode_frame(proof.to_map(self._next_id()))
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._exchanges)
+
+    def request(self, message: Message, exchange: Exchange) -> bytes:
+        """Register `exchange` for the answer and return the frame to send."""
+        if self.state is not State.READY:
+            raise LocalProtocolError(f"a request cannot be sent while {self.state.value}")
+        if len(self._exchanges) >= self.welcome.max_in_flight:
+            raise LocalProtocolError("too many requests in flight")
+        request_id = self._next_id()
+        frame = encode_frame(message.to_map(request_id))
+        if len(frame) - 4 > self.welcome.max_request_bytes:
+            limit = self.welcome.max_request_bytes
+            raise LimitExceeded(f"the request is longer than the server's limit of {limit} bytes")
+        self._exchanges[request_id] = exchange
+        exchange.request_id = request_id
+        return frame
+
+    def give_up(self, exchange: Exchange) -> bytes:
+        """Drop the answer of `exchange` when it comes; returns the cancel frame, maybe empty."""
+        if self._exchanges.get(exchange.request_id) is not exchange:
+            return b""
+        self._exchanges[exchange.request_id] = None
+        if self.state is not State.READY:
+            return b""
+        return encode_frame(Cancel().to_map(exchange.request_id))
+
+    def receive(self) -> bool:
+        """Handle everything that has arrived; True when a challenge or the welcome was in it.
+
+        Calls the exchanges' callbacks. Raises what the server said about the connection as a
+        whole, or ProtocolViolation.
+        """
+        progressed = False
+        while True:
+            try:
+                event = self._frames.next_event()
+            except LiftlogError as error:
+                raise ProtocolViolation(f"the server broke the framing: {error}") from error
+            if event is None:
+                return progressed
+            if type(event) is memoryview:
+                self._receive_body(event)
+            else:
+                progressed = self._receive_map(event) or progressed
+
+    def close(self, error: LiftlogError) -> None:
+        """Nothing more will come: every exchange still open ends with `error`."""
+        self.state = State.CLOSED
+        open_exchanges, self._exchanges = self._exchanges, {}
+        for exchange in open_exchanges.values():
+            if exchange is not None:
+                exchange.finish(None, error)
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _move(self, event: str) -> None:
+        following = CLIENT_TRANSITIONS.get((self.state, event))
+        if following is None:
+            error = LocalProtocolError if event.startswith("send") else ProtocolViolation
+            raise error(f"cannot {event} while {self.state.value}")
+        self.state = following
+
+    def _receive_map(self, received: dict[str, Any]) -> bool:
+        request_id, kind = received.get(ID_KEY), received.get(KIND_KEY)
+        cls = ANSWERS.get(kind) if type(kind) is str else None
+        if cls is None or type(request_id) is not int:
+            raise ProtocolViolation(f"the server sent an unknown answer {kind!r}")
+        try:
+            message = cls.from_map(received)
+        except BadRequest as error:
+            raise ProtocolViolation(f"the server sent a malformed answer: {error}") from error
+        if isinstance(message, FetchHeader):
+            self._receive_header(request_id, message)
+        elif isinstance(message, ErrorAnswer) and request_id not in self._exchanges:
+            raise exception_from(message)
+        elif isinstance(message, Challenge):
+            self._move("receive challenge")
+            self.challenge = message
+            return True
+        elif isinstance(message, Welcome):
+            self._move("receive welcome")
+            self.welcome = message
+            return True
+        else:
+            self._finish(request_id, message)
+        return False
+
+    def _receive_header(self, request_id: int, header: FetchHeader) -> None:
+        if request_id not in self._exchanges:
+            raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
+        exchange = self._exchanges[request_id]
+        if header.body_length:
+            self._awaiting_body = (request_id, header)
+        if exchange is not None and exchange.on_header is not None:
+            exchange.on_header(header)
+        if not header.body_length:
+            self._finish(request_id, header)
+
+    def _receive_body(self, body: memoryview) -> None:
+        if self._awaiting_body is None:
+            raise ProtocolViolation("the server sent a body with an answer that has none")
+        request_id, header = self._awaiting_body
+        self._awaiting_body = None
+        exchange = self._exchanges.get(request_id)
+        if exchange is not None:
+            exchange.body = body
+        self._finish(request_id, header)
+
+    def _finish(self, request_id: int, message: Message) -> None:
+        if request_id not in self._exchanges:
+            raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
+        exchange = self._exchanges.pop(request_id)
+        if exchange is None:
+            return
+        if isinstance(message, ErrorAnswer):
+            exchange.finish(None, exception_from(message))
+        else:
+            exchange.finish(message, None)

@@ -1,0 +1,210 @@
+"""Frames: a u32 length, a msgpack map, and the raw bytes that the map announces.
+
+     0   4  length          u32 little-endian, bytes of the map
+     4      map             msgpack, string keys
+     ..     body            as many bytes as the map's `b` says (absent = 0)
+
+The reader is fed in place: `get_buffer()` says where the next bytes belong and
+`buffer_updated(n)` that they arrived, which fits `socket.recv_into` as well as
+`asyncio.BufferedProtocol`. A body is received straight into the memory that the caller
+gets; only what came in one read together with its map (at most one small buffer) is copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from liftlog.errors import BadRequest, LimitExceeded
+from liftlog.protocol.limits import MAX_CONTAINER_ENTRIES, MAX_DEPTH
+
+LENGTH = struct.Struct("<I")
+BODY_LENGTH_KEY = "b"
+
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+
+def encode_frame(message: dict[str, Any]) -> bytes:
+    """One frame without its body."""
+    data: bytes = _pack(message)
+    return LENGTH.pack(len(data)) + data
+
+
+def decode_map(data: bytes | memoryview) -> dict[str, Any]:
+    """The msgpack map of a frame, decoded under limits; BadRequest for anything else."""
+    size = len(data)
+    entries = min(size, MAX_CONTAINER_ENTRIES)
+    try:
+        decoded = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=entries,
+            max_map_len=entries,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise BadRequest(f"the frame is not a msgpack map within limits: {error}") from error
+    if type(decoded) is not dict:
+        raise BadRequest(f"the frame holds a msgpack {type(decoded).__name__}, not a map")
+    _check_depth(decoded, MAX_DEPTH)
+    for key in decoded:
+        if type(key) is not str:
+            raise BadRequest("the keys of the frame's map must be strings")
+    return decoded
+
+
+def _check_depth(container: Any, left: int) -> None:
+    if left == 0:
+        raise BadRequest(f"the frame's map nests deeper than {MAX_DEPTH}")
+    values = container.values() if type(container) is dict else container
+    for value in values:
+        if type(value) is dict or type(value) is list:
+            _check_depth(value, left - 1)
+
+
+def _allocate(length: int) -> memoryview:
+    return memoryview(bytearray(length))
+
+
+class FrameReader:
+    """Cuts a byte stream into maps and bodies. Not thread-safe; does no I/O.
+
+    `next_event()` returns a dict (a whole map), then, when that map announced a body, a
+    memoryview (the whole body, in memory of its own), or None when more bytes are needed.
+    The map comes before its body has arrived. After an error the reader stays failed.
+    """
+
+    __slots__ = (
+        "_allocate",
+        "_body",
+        "_body_filled",
+        "_buffer",
+        "_end",
+        "_length",
+        "_start",
+        "_usual_bytes",
+        "_view",
+        "max_body_bytes",
+        "max_frame_bytes",
+    )
+
+    def __init__(
+        self,
+        *,
+        max_frame_bytes: int,
+        max_body_bytes: int,
+        buffer_bytes: int = 16 * 1024,
+        allocate: Callable[[int], memoryview] = _allocate,
+    ) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.max_body_bytes = max_body_bytes
+        self._allocate = allocate
+        self._usual_bytes = buffer_bytes
+        self._buffer = bytearray(buffer_bytes)
+        self._view = memoryview(self._buffer)
+        self._start = 0  # first byte not consumed
+        self._end = 0  # first byte not received
+        self._length = -1  # of the map that begins at _start, once its prefix is here
+        self._body: memoryview | None = None
+        self._body_filled = 0
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the stream would end inside a frame if it ended now."""
+        return self._body is not None or self._end > self._start
+
+    @property
+    def body_missing(self) -> int:
+        """Bytes of the current body that have not arrived; 0 outside a body."""
+        return 0 if self._body is None else len(self._body) - self._body_filled
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where to put the next bytes received; never empty."""
+        body = self._body
+        if body is not None and self._body_filled < len(body):
+            return body[self._body_filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > self._usual_bytes:  # one long frame must not cost for ever
+                self._buffer = bytearray(self._usual_bytes)
+                self._view = memoryview(self._buffer)
+        elif self._end == len(self._buffer) or self._needed() > len(self._buffer) - self._start:
+            self._make_room()
+        return self._view[self._end :]
+
+    def _needed(self) -> int:
+        return LENGTH.size + max(self._length, 0)
+
+    def _make_room(self) -> None:
+        """Move the unfinished frame to the front of the buffer, in a larger one if need be."""
+        pending = bytes(self._view[self._start : self._end])
+        if self._needed() > len(self._buffer):
+            self._buffer = bytearray(self._needed())
+            self._view = memoryview(self._buffer)
+        elif len(pending) == len(self._buffer):
+            # Whole frames that the owner has not taken yet (it is holding its peer back).
+            self._buffer = bytearray(2 * len(self._buffer))
+            self._view = memoryview(self._buffer)
+        self._view[: len(pending)] = pending
+        self._start, self._end = 0, len(pending)
+
+    def buffer_updated(self, received: int) -> None:
+        """`received` bytes were written at the front of the last `get_buffer()`."""
+        body = self._body
+        if body is not None and self._body_filled < len(body):
+            self._body_filled += received
+        else:
+            self._end += received
+
+    def next_event(self) -> dict[str, Any] | memoryview | None:
+        """A map, a body, or None. Raises LimitExceeded or BadRequest: the stream is lost then."""
+        body = self._body
+        if body is not None:
+            if self._body_filled < len(body):
+                return None
+            self._body = None
+            return body
+        available = self._end - self._start
+        if self._length < 0:
+            if available < LENGTH.size:
+                return None
+            (length,) = LENGTH.unpack_from(self._buffer, self._start)
+            if length > self.max_frame_bytes:
+                raise LimitExceeded(
+                    f"a frame of {length} bytes is longer than the limit of {self.max_frame_bytes}",
+                    limit=self.max_frame_bytes,
+                )
+            self._length = length
+        first = self._start + LENGTH.size
+        last = first + self._length
+        if last > self._end:
+            return None
+        decoded = decode_map(self._view[first:last])
+        self._start = last
+        self._length = -1
+        if BODY_LENGTH_KEY in decoded:
+            self._expect_body(decoded[BODY_LENGTH_KEY])
+        return decoded
+
+    def _expect_body(self, length: Any) -> None:
+        if type(length) is not int or length < 0:
+            raise BadRequest("the body length `b` must be an unsigned integer")
+        if length > self.max_body_bytes:
+            raise LimitExceeded(
+                f"a body of {length} bytes is longer than the limit of {self.max_body_bytes}",
+                limit=self.max_body_bytes,
+            )
+        if length == 0:
+            return
+        body = self._allocate(length)
+        here = min(length, self._end - self._start)
+        body[:here] = self._view[self._start : self._start + here]
+        self._start += here
+        self._body = body
+        self._body_filled = here

@@ -1,0 +1,231 @@
+"""Requests and answers of the pull protocol, as values.
+
+`docs/reference/protocol.md` describes each of them; a test compares the two. The registry
+at the end maps the kind on the wire to its class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, MAX_NAME_CHARS, WireLimits
+from liftlog.protocol.stream_info import StreamInfo as StreamInfo
+from liftlog.protocol.wire import BOOL, MAP, MAX_UINT, array_of, one_of, raw, text, uint
+from liftlog.protocol.wire import Message as Message
+from liftlog.protocol.wire import wire as key
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+ANONYMOUS = "anonymous"
+TOKEN = "token"
+
+NONCE_BYTES = 16
+
+_NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
+_LIMITS = WireLimits()
+_LABEL = text(256)
+_NONCE = raw(NONCE_BYTES, 64)
+
+
+# --- opening a connection -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First frame of a client."""
+
+    KIND: ClassVar[str] = "hello"
+    versions: list[int] = key("v", array_of(uint(), 16))
+    nonce: bytes = key("n", _NONCE)
+    client: str = key("c", _LABEL, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge(Message):
+    """Answer to hello: the chosen version and how to authenticate."""
+
+    KIND: ClassVar[str] = "challenge"
+    version: int = key("v", uint())
+    server_id: str = key("s", _LABEL)
+    nonce: bytes = key("n", _NONCE)
+    methods: list[str] = key("m", array_of(_LABEL, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Auth(Message):
+    """`method` is one of the challenge's; `token` goes with the method of that name."""
+
+    KIND: ClassVar[str] = "auth"
+    method: str = key("m", _LABEL)
+    token: str | None = key("t", text(2048), default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Answer to auth: requests may be sent from here on, within these limits."""
+
+    KIND: ClassVar[str] = "welcome"
+    principal: str | None = key("p", _LABEL, default=None)
+    server: str = key("d", _LABEL, default="")
+    max_request_bytes: int = key("r", uint(), default=_LIMITS.max_request_bytes)
+    max_in_flight: int = key("f", uint(), default=_LIMITS.max_in_flight)
+    max_fetch_bytes: int = key("m", uint(), default=_LIMITS.max_fetch_bytes)
+    max_wait_ms: int = key("w", uint(), default=_LIMITS.max_wait_ms)
+
+
+# --- requests -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Message):
+    KIND: ClassVar[str] = "ping"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Message):
+    """Asks for whole record batches from one position on.
+
+    Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set.
+    """
+
+    KIND: ClassVar[str] = "fetch"
+    stream: str = key("s", _NAME)
+    start: int | str | None = key("o", one_of(uint(), text(16)), default=None)
+    timestamp_ns: int | None = key("t", uint(), default=None)
+    max_bytes: int = key("m", uint(), default=1024 * 1024)
+    max_records: int | None = key("c", uint(), default=None)
+    min_bytes: int = key("n", uint(), default=1)
+    max_wait_ms: int = key("w", uint(), default=0)
+    incarnation: str | None = key("x", _LABEL, default=None)
+    epoch: int | None = key("e", uint(), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStream(Message):
+    """`settings` has the keys of a stream's section in the YAML file."""
+
+    KIND: ClassVar[str] = "create"
+    stream: str = key("s", _NAME)
+    settings: dict[str, Any] = key("c", MAP)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStream(Message):
+    KIND: ClassVar[str] = "describe"
+    stream: str = key("s", _NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class ListStreams(Message):
+    KIND: ClassVar[str] = "list"
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStream(Message):
+    KIND: ClassVar[str] = "delete"
+    stream: str = key("s", _NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Message):
+    """Gives up the request whose id this frame bears. Has no answer of its own."""
+
+    KIND: ClassVar[str] = "cancel"
+
+
+# --- answers --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pong(Message):
+    KIND: ClassVar[str] = "pong"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHeader(Message):
+    """Answer to fetch; `body_length` bytes of whole record batches follow the frame.
+
+    `offset` is the asked position as an offset. Records below it may lead the first batch,
+    which begins at `first_offset`; a reader drops them. The next fetch asks for
+    `next_offset`. `record_count` is an upper bound.
+    """
+
+    KIND: ClassVar[str] = "data"
+    offset: int = key("o", uint())
+    first_offset: int = key("f", uint())
+    next_offset: int = key("n", uint())
+    record_count: int = key("c", uint())
+    high_watermark: int = key("h", uint())
+    log_start_offset: int = key("l", uint())
+    log_end_offset: int = key("g", uint())
+    leader_epoch: int = key("e", uint())
+    incarnation: str = key("x", _LABEL)
+    body_length: int = key("b", uint(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAnswer(Message):
+    """Answer to create and describe."""
+
+    KIND: ClassVar[str] = "stream"
+    stream: dict[str, Any] = key("d", MAP)
+
+    @property
+    def info(self) -> StreamInfo:
+        return StreamInfo.from_wire(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsAnswer(Message):
+    """Answer to list."""
+
+    KIND: ClassVar[str] = "streams"
+    streams: list[dict[str, Any]] = key("d", array_of(MAP, 65_536))
+
+    @property
+    def infos(self) -> list[StreamInfo]:
+        return [StreamInfo.from_wire(one) for one in self.streams]
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Message):
+    """Answer to a request that succeeded and has nothing to tell."""
+
+    KIND: ClassVar[str] = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer(Message):
+    """Answer to a request that failed. With id 0 it concerns the connection, which then ends."""
+
+    KIND: ClassVar[str] = "error"
+    code: int = key("c", uint(MAX_UINT))
+    name: str = key("n", _LABEL)
+    message: str = key("m", text(2 * MAX_ERROR_TEXT_CHARS))
+    retriable: bool = key("r", BOOL, default=False)
+    hint: str = key("h", text(2 * MAX_ERROR_TEXT_CHARS), default="")
+    details: dict[str, Any] = key("d", MAP, default_factory=dict)
+
+
+OPENING: dict[str, type[Message]] = {cls.KIND: cls for cls in (Hello, Auth)}
+
+REQUESTS: dict[str, type[Message]] = {
+    cls.KIND: cls
+    for cls in (Ping, Fetch, CreateStream, DescribeStream, ListStreams, DeleteStream, Cancel)
+}
+
+ANSWERS: dict[str, type[Message]] = {
+    cls.KIND: cls
+    for cls in (
+        Challenge,
+        Welcome,
+        Pong,
+        FetchHeader,
+        StreamAnswer,
+        StreamsAnswer,
+        Done,
+        ErrorAnswer,
+    )
+}

@@ -1,0 +1,142 @@
+"""The server's end of a connection, without any I/O. `states` has the life cycle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from liftlog.errors import (
+    BadRequest,
+    LiftlogError,
+    Unauthenticated,
+    UnknownRequest,
+    UnsupportedVersion,
+)
+from liftlog.protocol.failures import answer_for
+from liftlog.protocol.frames import FrameReader, encode_frame
+from liftlog.protocol.limits import HELLO_FRAME_BYTES, SUPPORTED_VERSIONS, WireLimits
+from liftlog.protocol.messages import REQUESTS, Auth, Cancel, Challenge, Hello, Welcome
+from liftlog.protocol.states import SERVER_TRANSITIONS, LocalProtocolError, State
+from liftlog.protocol.wire import ID_KEY, KIND_KEY, MAX_UINT, Message
+
+
+class ServerConnection:
+    """The server's end: frames in, typed requests out, and the bound on requests in flight.
+
+    `next_event()` returns `(id, message)`, `(id, error)` for a request that is to be refused,
+    or None. It raises what ends the connection: tell the client with `error(0, ...)`.
+    """
+
+    def __init__(self, limits: WireLimits) -> None:
+        self.state = State.NEW
+        self.limits = limits
+        self._frames = FrameReader(
+            max_frame_bytes=HELLO_FRAME_BYTES, max_body_bytes=0, buffer_bytes=HELLO_FRAME_BYTES
+        )
+        self.get_buffer = self._frames.get_buffer
+        self.buffer_updated = self._frames.buffer_updated
+        self._open: set[int] = set()
+        self._auth_id = 0
+        self.methods: list[str] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    @property
+    def saturated(self) -> bool:
+        return len(self._open) >= self.limits.max_in_flight
+
+    @property
+    def mid_frame(self) -> bool:
+        return self._frames.mid_frame
+
+    def next_event(self) -> tuple[int, Message | LiftlogError] | None:
+        received = self._frames.next_event()
+        if received is None:
+            return None
+        if type(received) is memoryview:  # pragma: no cover - max_body_bytes is 0
+            raise BadRequest("a request has no body")
+        request_id, kind = received.get(ID_KEY), received.get(KIND_KEY)
+        if type(request_id) is not int or not 0 < request_id <= MAX_UINT or type(kind) is not str:
+            raise BadRequest("a request needs an id `i` (1 or more) and a kind `k`")
+        if self.state is not State.READY:
+            return request_id, self._receive_opening(request_id, kind, received)
+        return request_id, self._receive_request(request_id, kind, received)
+
+    def challenge(self, request_id: int, server_id: str, nonce: bytes, methods: list[str]) -> bytes:
+        self._move("send challenge")
+        self.methods = methods
+        answer = Challenge(SUPPORTED_VERSIONS[-1], server_id, nonce, methods)
+        return encode_frame(answer.to_map(request_id))
+
+    def welcome(self, principal: str | None, software: str) -> bytes:
+        self._move("send welcome")
+        limits = self.limits
+        self._frames.max_frame_bytes = limits.max_request_bytes
+        answer = Welcome(
+            principal,
+            software,
+            limits.max_request_bytes,
+            limits.max_in_flight,
+            limits.max_fetch_bytes,
+            limits.max_wait_ms,
+        )
+        return encode_frame(answer.to_map(self._auth_id))
+
+    def answer(self, request_id: int, message: Message) -> bytes:
+        self._open.discard(request_id)
+        return encode_frame(message.to_map(request_id))
+
+    def error(self, request_id: int, error: LiftlogError) -> bytes:
+        return self.answer(request_id, answer_for(error))
+
+    def close(self) -> None:
+        self.state = State.CLOSED
+        self._open.clear()
+
+    def _move(self, event: str) -> None:
+        following = SERVER_TRANSITIONS.get((self.state, event))
+        if following is None:
+            if event.startswith("send"):
+                raise LocalProtocolError(f"cannot {event} while {self.state.value}")
+            raise BadRequest(f"cannot {event} while {self.state.value}")
+        self.state = following
+
+    def _receive_opening(self, request_id: int, kind: str, received: dict[str, Any]) -> Message:
+        if kind == Hello.KIND and self.state is State.NEW:
+            hello = Hello.from_map(received)
+            if not set(hello.versions) & set(SUPPORTED_VERSIONS):
+                raise UnsupportedVersion(
+                    f"this daemon speaks protocol version "
+                    f"{', '.join(map(str, SUPPORTED_VERSIONS))} only",
+                    supported=list(SUPPORTED_VERSIONS),
+                )
+            self._move("receive hello")
+            return hello
+        if kind == Auth.KIND and self.state is State.CHALLENGED:
+            proof = Auth.from_map(received)
+            if proof.method not in self.methods:
+                raise Unauthenticated(f"the method {proof.method[:40]!r} was not offered")
+            self._move("receive auth")
+            self._auth_id = request_id
+            return proof
+        raise Unauthenticated(
+            f"a connection opens with hello and auth; got {kind[:40]!r} while {self.state.value}",
+            hint="send hello, then auth, then wait for welcome",
+        )
+
+    def _receive_request(
+        self, request_id: int, kind: str, received: dict[str, Any]
+    ) -> Message | LiftlogError:
+        cls = REQUESTS.get(kind)
+        if cls is Cancel:
+            return Cancel()
+        if request_id in self._open:
+            raise BadRequest(f"the request id {request_id} is in use")
+        self._open.add(request_id)
+        if cls is None:
+            return UnknownRequest(f"this daemon knows no request {kind[:40]!r}")
+        try:
+            return cls.from_map(received)
+        except BadRequest as error:
+            return error

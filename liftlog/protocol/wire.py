@@ -1,0 +1,142 @@
+"""Dataclass <-> msgpack map, driven by the fields' own declarations.
+
+A message class declares its `KIND` and, for every field, the short key it has on the wire
+and what may stand there:
+
+    @dataclass(frozen=True, slots=True)
+    class Ping(Message): ...
+
+    stream: str = wire("s", text(128))
+
+Keys that a class does not declare are ignored; a required key that is missing, or a value
+of the wrong type or out of bounds, is BadRequest and names the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from liftlog.errors import BadRequest
+
+MAX_UINT = 2**63 - 1
+
+KIND_KEY = "k"
+ID_KEY = "i"
+
+Check = Callable[[Any], bool]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WireType:
+    """What may stand under a key: a predicate and how the documentation calls it."""
+
+    label: str
+    accepts: Check
+
+
+def uint(maximum: int = MAX_UINT) -> WireType:
+    return WireType("uint", lambda value: type(value) is int and 0 <= value <= maximum)
+
+
+def text(max_chars: int) -> WireType:
+    return WireType("str", lambda value: type(value) is str and len(value) <= max_chars)
+
+
+def raw(min_bytes: int, max_bytes: int) -> WireType:
+    return WireType(
+        "bin", lambda value: type(value) is bytes and min_bytes <= len(value) <= max_bytes
+    )
+
+
+def one_of(*types: WireType) -> WireType:
+    return WireType(
+        " or ".join(one.label for one in types), lambda value: any(t.accepts(value) for t in types)
+    )
+
+
+def array_of(entry: WireType, max_entries: int) -> WireType:
+    return WireType(
+        f"array of {entry.label}",
+        lambda value: (
+            type(value) is list
+            and len(value) <= max_entries
+            and all(entry.accepts(one) for one in value)
+        ),
+    )
+
+
+BOOL = WireType("bool", lambda value: type(value) is bool)
+MAP = WireType("map", lambda value: type(value) is dict)
+INT = WireType("int", lambda value: type(value) is int)
+
+_WIRE = "wire"
+
+
+def wire(key: str, kind: WireType, **field_options: Any) -> Any:
+    """A dataclass field with its wire key. A field with a default may be absent or nil."""
+    return dataclasses.field(metadata={_WIRE: (key, kind)}, **field_options)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WireField:
+    name: str
+    key: str
+    kind: WireType
+    required: bool
+    omit: Any
+
+
+_known: dict[Any, tuple[WireField, ...]] = {}
+
+
+def wire_fields(cls: type[Any]) -> tuple[WireField, ...]:
+    """The declared fields, in the order of the class."""
+    fields = _known.get(cls)
+    if fields is None:
+        fields = _known[cls] = tuple(map(_wire_field, dataclasses.fields(cls)))
+    return fields
+
+
+def _wire_field(field: dataclasses.Field[Any]) -> WireField:
+    key, kind = field.metadata[_WIRE]
+    has_default = field.default is not dataclasses.MISSING
+    has_factory = field.default_factory is not dataclasses.MISSING
+    omit = field.default if has_default else None
+    return WireField(field.name, key, kind, not (has_default or has_factory), omit)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """Root of requests and answers."""
+
+    KIND: ClassVar[str] = ""
+
+    def to_map(self, request_id: int) -> dict[str, Any]:
+        """The map of this message's frame; fields at their default are left out."""
+        encoded: dict[str, Any] = {KIND_KEY: self.KIND, ID_KEY: request_id}
+        for field in wire_fields(type(self)):
+            value = getattr(self, field.name)
+            if value is None or (not field.required and value == field.omit):
+                continue
+            encoded[field.key] = value
+        return encoded
+
+    @classmethod
+    def from_map(cls, received: Mapping[str, Any]) -> Self:
+        """Raises BadRequest naming the first key that is missing or wrong."""
+        values: dict[str, Any] = {}
+        for field in wire_fields(cls):
+            value = received.get(field.key)
+            if value is None:
+                if field.required:
+                    raise BadRequest(f"{cls.KIND}: the key {field.key!r} ({field.name}) is missing")
+                continue
+            if not field.kind.accepts(value):
+                raise BadRequest(
+                    f"{cls.KIND}: the key {field.key!r} ({field.name}) must be a "
+                    f"{field.kind.label} within its bounds"
+                )
+            values[field.name] = value
+        return cls(**values)
