@@ -1,0 +1,66 @@
+"""Small files that are replaced as a whole: manifest, recovery points, clean marker, snapshots.
+
+    liftlog <kind> 1 crc32c=<8 hex digits>\n
+    <JSON, UTF-8>
+
+The checksum covers the JSON. A file is written under a temporary name, fsynced, renamed over
+the old one, and its directory is fsynced: after a crash either the old or the new one is there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.log.filesystem import FileSystem, write_all
+
+VERSION = 1
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def write_checkpoint_file(fs: FileSystem, path: Path, kind: str, content: dict[str, Any]) -> None:
+    """Replace `path` atomically. Returns after the rename is durable. Raises OSError."""
+    body = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
+    head = f"liftlog {kind} {VERSION} crc32c={crc32c(body):08x}\n".encode()
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    file = fs.open(temporary, create=True)
+    try:
+        write_all(file, [head, body], 0)
+        file.fdatasync()
+    finally:
+        file.close()
+    fs.rename(temporary, path)
+    fs.fsync_directory(path.parent)
+
+
+def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
+    """The content of `path`, or None when it does not exist.
+
+    Raises CorruptMetadata when it fails its check, UnsupportedFormat for a newer version.
+    """
+    if not fs.exists(path):
+        return None
+    file = fs.open(path, writable=False)
+    try:
+        raw = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    head, newline, body = raw.partition(b"\n")
+    words = head.split()
+    if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():
+        raise CorruptMetadata(f"{path.name} is not a liftlog {kind} file")
+    if words[2] != str(VERSION).encode():
+        raise UnsupportedFormat(f"{path.name} has format version {words[2]!r}, {VERSION} is known")
+    if words[3] != f"crc32c={crc32c(body):08x}".encode():
+        raise CorruptMetadata(f"{path.name} is damaged: its checksum does not match")
+    try:
+        content = json.loads(body)
+    except ValueError as error:  # a correct checksum over something that is not JSON
+        raise CorruptMetadata(f"{path.name} does not hold JSON") from error
+    if not isinstance(content, dict):
+        raise CorruptMetadata(f"{path.name} does not hold a JSON object")
+    return content

@@ -1,0 +1,180 @@
+"""The data directory: its lock, its streams, and the checkpoint files that all streams share.
+
+    <data_dir>/lock              held (flock) by the one daemon that uses the directory
+    <data_dir>/clean             clean marker, there only after a clean stop
+    <data_dir>/recovery-points   everything below was fsynced, per stream
+    <data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptMetadata, DataDirLocked
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.filesystem import storage_errors
+from liftlog.log.log import Log, LogConfig, LogEnvironment
+from liftlog.log.manifest import MANIFEST_NAME
+from liftlog.log.opening import RecoveryReport, open_log
+from liftlog.log.recovery import ActiveState
+
+logger = logging.getLogger("liftlog.log")
+
+CLEAN_NAME = "clean"
+RECOVERY_POINTS_NAME = "recovery-points"
+LOCK_NAME = "lock"
+STREAMS_NAME = "streams"
+
+
+class DataDir:
+    """Owns the lock from `open` to `close`. Blocking; used from one thread at a time."""
+
+    def __init__(self, path: Path, environment: LogEnvironment) -> None:
+        self.path = path
+        self.environment = environment
+        self._lock_fd = -1
+        self._clean: dict[str, ActiveState] = {}
+        self._recovery_points: dict[str, ActiveState] = {}
+
+    def open(self) -> None:
+        """Take the lock and read the shared checkpoint files.
+
+        The clean marker is removed, durably, before this returns: whatever happens from here on
+        is an unclean stop until `close` says otherwise. Raises DataDirLocked, StorageError.
+        """
+        fs = self.environment.fs
+        with storage_errors(f"opening the data directory {self.path}"):
+            fs.make_directory(self.path / STREAMS_NAME)
+            self._take_lock()
+            self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
+            self._clean = self._read_states(CLEAN_NAME)
+            if fs.exists(self.path / CLEAN_NAME):
+                fs.unlink(self.path / CLEAN_NAME)
+            fs.fsync_directory(self.path)
+
+    def _take_lock(self) -> None:
+        fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise DataDirLocked(
+                f"the data directory {self.path} is in use by process {holder or 'unknown'}"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def _read_states(self, name: str) -> dict[str, ActiveState]:
+        """States by stream; a damaged file counts as none, which only costs a longer scan."""
+        try:
+            content = read_checkpoint_file(self.environment.fs, self.path / name, name)
+            if content is None:
+                return {}
+            return {stream: ActiveState(**state) for stream, state in content["streams"].items()}
+        except (CorruptMetadata, KeyError, TypeError, AttributeError) as error:
+            logger.warning("checkpoint-file-ignored file=%s error=%s", name, error)
+            return {}
+
+    def _write_states(self, name: str, states: dict[str, ActiveState]) -> None:
+        content = {"streams": {stream: asdict(state) for stream, state in states.items()}}
+        write_checkpoint_file(self.environment.fs, self.path / name, name, content)
+
+    # --- streams ---
+
+    def stream_path(self, name: str) -> Path:
+        return self.path / STREAMS_NAME / name
+
+    def stream_names(self) -> list[str]:
+        """Streams on disk. A directory without any data or manifest is a creation that never
+        finished: it is removed."""
+        fs = self.environment.fs
+        names = []
+        with storage_errors("listing the streams"):
+            for name in fs.list_directory(self.path / STREAMS_NAME):
+                if self._is_unfinished(name):
+                    self._remove_directory(name)
+                else:
+                    names.append(name)
+        return names
+
+    def _is_unfinished(self, name: str) -> bool:
+        directory = self.stream_path(name)
+        files = self.environment.fs.list_directory(directory)
+        if MANIFEST_NAME in files:
+            return False
+        sizes = [(directory / file).stat().st_size for file in files if file.endswith(".log")]
+        return not any(sizes)
+
+    def create_log(
+        self, name: str, config: LogConfig, *, initial_offset: int, metadata: dict[str, Any]
+    ) -> Log:
+        """A new log for `name`; durable on return."""
+        return Log.create(
+            self.stream_path(name),
+            self.environment,
+            config,
+            initial_offset=initial_offset,
+            metadata=metadata,
+        )
+
+    def open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoveryReport]:
+        """The log of `name`, recovered if need be. Errors concern this stream alone."""
+        return open_log(
+            self.stream_path(name),
+            self.environment,
+            config,
+            clean=self._clean.pop(name, None),
+            recovery_point=self._recovery_points.get(name),
+        )
+
+    def delete_log(self, name: str) -> None:
+        """Remove the stream's files. The manifest goes last but one, so that a crash in between
+        leaves either a stream or an unfinished directory, which the next start removes."""
+        self._recovery_points.pop(name, None)
+        with storage_errors(f"deleting {name}"):
+            self._remove_directory(name)
+
+    def _remove_directory(self, name: str) -> None:
+        fs = self.environment.fs
+        directory = self.stream_path(name)
+        doomed = directory.with_name(f".deleted-{name}") if not name.startswith(".") else directory
+        if doomed != directory:
+            fs.rename(directory, doomed)
+            fs.fsync_directory(directory.parent)
+        for file in fs.list_directory(doomed):
+            self.environment.pool.doom(doomed / file)
+        fs.remove_directory(doomed)
+
+    # --- shared checkpoint files ---
+
+    def write_recovery_points(self, states: dict[str, ActiveState]) -> None:
+        """Remember how far each stream was fsynced; replaces what was known of these streams."""
+        with storage_errors("writing the recovery points"):
+            self._recovery_points.update(states)
+            self._write_states(RECOVERY_POINTS_NAME, self._recovery_points)
+
+    def close(self, states: dict[str, ActiveState] | None) -> None:
+        """Give up the lock; with `states` of every stream, write the clean marker first."""
+        if self._lock_fd < 0:
+            return
+        try:
+            if states is not None:
+                self._write_states(CLEAN_NAME, states)
+        except OSError as error:
+            logger.warning("clean-marker-not-written error=%s", error)
+        finally:
+            self.environment.pool.close()
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+

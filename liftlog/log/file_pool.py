@@ -1,0 +1,90 @@
+"""Open files shared by readers, bounded in number, closed when nobody holds them.
+
+A segment file that retention removed stays readable until its last reader lets go: unlinking
+does not touch an open descriptor, and a doomed file is unlinked only after its last release.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from liftlog.log.filesystem import File, FileSystem
+
+
+class PooledFile:
+    """A file with a count of its holders."""
+
+    __slots__ = ("doomed", "file", "holders")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.holders = 0
+        self.doomed = False
+
+
+class FilePool:
+    """Least recently used open files, at most `limit` of them idle. Thread-safe."""
+
+    def __init__(self, fs: FileSystem, limit: int) -> None:
+        self._fs = fs
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._files: OrderedDict[Path, PooledFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def acquire(self, path: Path) -> PooledFile:
+        """Open `path` for reading or take the open one. Raises OSError. Release it after use."""
+        with self._lock:
+            pooled = self._files.get(path)
+            if pooled is None:
+                pooled = PooledFile(self._fs.open(path, writable=False))
+                self._files[path] = pooled
+            else:
+                self._files.move_to_end(path)
+            pooled.holders += 1
+            self._shrink()
+            return pooled
+
+    def release(self, pooled: PooledFile) -> None:
+        with self._lock:
+            pooled.holders -= 1
+            if pooled.holders == 0 and pooled.doomed:
+                self._remove(pooled)
+            else:
+                self._shrink()
+
+    def doom(self, path: Path) -> None:
+        """Unlink `path` now, or after its last holder released it. Raises OSError."""
+        with self._lock:
+            pooled = self._files.pop(path, None)
+            if pooled is not None and pooled.holders:
+                pooled.doomed = True
+                return
+            if pooled is not None:
+                pooled.file.close()
+            if self._fs.exists(path):
+                self._fs.unlink(path)
+
+    def close(self) -> None:
+        """Close every idle file; held ones close when they are released."""
+        with self._lock:
+            for path in [p for p, pooled in self._files.items() if not pooled.holders]:
+                self._files.pop(path).file.close()
+            self._limit = 0
+
+    def _shrink(self) -> None:
+        excess = len(self._files) - self._limit
+        if excess <= 0:
+            return
+        idle = [path for path, pooled in self._files.items() if not pooled.holders]
+        for path in idle[:excess]:
+            self._files.pop(path).file.close()
+
+    def _remove(self, pooled: PooledFile) -> None:
+        pooled.file.close()
+        if self._fs.exists(pooled.file.path):
+            self._fs.unlink(pooled.file.path)

@@ -1,0 +1,156 @@
+"""The file operations that the log needs, behind a seam that tests replace.
+
+Every durability argument in this package rests on five assumptions about the disk:
+`fdatasync` returns only when the bytes and the size are stable; `rename` is atomic;
+a directory entry is stable after `fsync` of its directory; a failed `fdatasync` may have
+dropped the dirty pages; and un-synced writes may reach the disk torn and in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from liftlog.errors import DiskFull, StorageError
+
+Buffer = bytes | bytearray | memoryview
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class File(Protocol):
+    """One open file; positions and sizes in bytes. Methods raise OSError."""
+
+    path: Path
+
+    def fileno(self) -> int: ...
+    def pread(self, length: int, position: int) -> bytes: ...
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int: ...
+    def fdatasync(self) -> None: ...
+    def truncate(self, size: int) -> None: ...
+    def size(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """The calls that create, name and remove files. They raise OSError."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File: ...
+    def rename(self, source: Path, target: Path) -> None: ...
+    def unlink(self, path: Path) -> None: ...
+    def exists(self, path: Path) -> bool: ...
+    def list_directory(self, path: Path) -> list[str]: ...
+    def make_directory(self, path: Path) -> None: ...
+    def remove_directory(self, path: Path) -> None: ...
+    def fsync_directory(self, path: Path) -> None: ...
+    def map_shared(self, path: Path, size: int) -> mmap.mmap: ...
+
+
+class OsFile:
+    """A File on the operating system."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def pread(self, length: int, position: int) -> bytes:
+        return os.pread(self._fd, length, position)
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        return os.pwritev(self._fd, buffers, position)
+
+    def fdatasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class OsFileSystem:
+    """The FileSystem of the operating system."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
+        flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT | os.O_TRUNC
+        return OsFile(path, os.open(path, flags, 0o640))
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)  # noqa: PTH104  # the call is the point here
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def list_directory(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir())
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True, mode=0o750)
+
+    def remove_directory(self, path: Path) -> None:
+        path.rmdir()
+
+    def fsync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def map_shared(self, path: Path, size: int) -> mmap.mmap:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            if os.fstat(fd).st_size != size:
+                os.ftruncate(fd, size)
+            return mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Map OSError to StorageError or DiskFull, once, at the border of the package."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull(f"{what}: the disk is full") from error
+        raise StorageError(f"{what}: {error.strerror or error}") from error
+
+
+def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:
+    """Write every byte, going on after short writes; returns the number of bytes."""
+    total = sum(map(len, buffers))
+    done = file.pwritev(buffers, position)
+    if done < total:
+        rest = memoryview(b"".join(buffers))
+        while done < total:
+            written = file.pwritev([rest[done:]], position + done)
+            if written == 0:
+                raise OSError(errno.EIO, "write returned 0 bytes")
+            done += written
+    return total

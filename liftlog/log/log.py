@@ -1,0 +1,572 @@
+"""One stream's log: append, make durable, read. Blocking; the daemon calls it from threads.
+
+Threads: one thread at a time appends and syncs (the writer of the moment); any thread may read.
+Structure (segments, manifest) changes under a lock and is replaced as a whole, so a reader works
+on the snapshot that it took.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from liftlog.errors import OffsetOutOfRange, StorageError
+from liftlog.log.clock import Clock
+from liftlog.log.file_pool import FilePool
+from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
+from liftlog.log.index import SparseIndex, write_index
+from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.reader import LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.recovery import ActiveState
+from liftlog.log.segment import MAX_POSITION, IndexCache, Segment
+from liftlog.log.slot import AckedSlot
+
+logger = logging.getLogger("liftlog.log")
+
+RESERVE_STEP = 1_000_000
+"""How many offsets are reserved ahead with one manifest write."""
+
+_MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What of a stream's settings the log itself needs; sizes in bytes."""
+
+    segment_max_bytes: int = 256 * 1024 * 1024
+    segment_max_age_ns: int | None = 24 * 3600 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnvironment:
+    """What all logs of a daemon share."""
+
+    fs: FileSystem
+    clock: Clock
+    pool: FilePool
+    indexes: IndexCache
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, clock: Clock, *, max_open_files: int = 256, cached_indexes: int = 64
+    ) -> LogEnvironment:
+        return cls(fs, clock, FilePool(fs, max_open_files), IndexCache(fs, cached_indexes))
+
+
+class EncodedBatch(NamedTuple):
+    """A batch as `encode_batch` made it, with what the log must know of it."""
+
+    data: bytearray
+    base_offset: int
+    next_offset: int
+    record_count: int
+    base_timestamp_ns: int
+    max_timestamp_ns: int
+
+
+class _End(NamedTuple):
+    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies."""
+
+    offset: int
+    segment_base: int
+    position: int
+
+
+class Log:
+    """Made by `create` and by `liftlog.log.opening.open_log`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        environment: LogEnvironment,
+        config: LogConfig,
+        manifest: Manifest,
+        segments: Sequence[Segment],
+        active_file: File,
+        active_index: SparseIndex,
+        *,
+        commit_group: int = 0,
+        boot_id: str | None = None,
+    ) -> None:
+        self.directory = directory
+        self.environment = environment
+        self.config = config
+        self._manifest = manifest
+        self._segments = tuple(segments)
+        self._file = active_file
+        self._index = active_index
+        self._lock = threading.RLock()
+        self._commit_group = commit_group
+        self.fsync_count = 0
+        active = self._segments[-1]
+        end = _End(active.next_offset, active.base_offset, active.size_bytes)
+        self._log_end = end
+        self._durable = end
+        self._committed = end
+        self._appended: list[_End] = []
+        self._slot = AckedSlot(environment.fs, directory, manifest.incarnation, boot_id=boot_id)
+        self._slot.update(end.offset)
+        self._closed = False
+
+    @classmethod
+    def create(
+        cls,
+        directory: Path,
+        environment: LogEnvironment,
+        config: LogConfig,
+        *,
+        initial_offset: int = 1,
+        metadata: dict[str, Any] | None = None,
+    ) -> Log:
+        """Make a new, empty log. Durable on return. Raises StorageError, DiskFull."""
+        fs = environment.fs
+        with storage_errors(f"creating {directory.name}"):
+            fs.make_directory(directory)
+            fs.fsync_directory(directory.parent)
+            entry = SegmentEntry(base_offset=initial_offset, next_offset=initial_offset)
+            file = fs.open(directory / entry.file_name, create=True)
+            manifest = Manifest(
+                incarnation=uuid.uuid4().hex,
+                leader_epoch=1,
+                log_start_offset=initial_offset,
+                reserved_offset=initial_offset + RESERVE_STEP,
+                high_watermark=initial_offset,
+                segments=(entry,),
+                epochs=((1, initial_offset),),
+                metadata=metadata or {},
+            )
+            manifest.write(fs, directory)
+            segment = Segment(directory, entry, sealed=False)
+            index = SparseIndex(initial_offset)
+            return cls(directory, environment, config, manifest, [segment], file, index)
+
+    # --- what is known ---
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._manifest.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The next offset to assign."""
+        return self._log_end.offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Everything below it is committed; readers never see more."""
+        return self._committed.offset
+
+    @property
+    def durable_end_offset(self) -> int:
+        """Everything below it was fsynced."""
+        return self._durable.offset
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._manifest.leader_epoch
+
+    @property
+    def incarnation(self) -> str:
+        return self._manifest.incarnation
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._manifest.metadata
+
+    @property
+    def quarantined(self) -> tuple[QuarantinedRange, ...]:
+        return self._manifest.quarantined
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """A snapshot, oldest first; the last one is active."""
+        return self._segments
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def commit_group(self) -> int:
+        """The number that batches encoded for the next append must carry."""
+        return self._commit_group
+
+    @property
+    def max_timestamp_ns(self) -> int:
+        return max(segment.max_timestamp_ns for segment in self._segments)
+
+    # --- writing ---
+
+    def append(self, batches: Sequence[EncodedBatch]) -> None:
+        """Write batches at the end: all of them or, on an error, none.
+
+        Not durable before `sync`. Raises DiskFull, StorageError.
+        """
+        if batches[0].base_offset != self._log_end.offset:
+            raise ValueError(
+                f"batch at offset {batches[0].base_offset}, the log ends at {self._log_end.offset}"
+            )
+        size = sum([len(batch.data) for batch in batches])
+        with storage_errors(f"appending to {self.directory.name}"):
+            if self._must_roll(size, batches[-1].next_offset):
+                self._roll()
+            if batches[-1].next_offset > self._manifest.reserved_offset:
+                self._reserve(batches[-1].next_offset)
+            position = self._segments[-1].size_bytes
+            try:
+                for i in range(0, len(batches), _MAX_BUFFERS):
+                    buffers = [batch.data for batch in batches[i : i + _MAX_BUFFERS]]
+                    position += write_all(self._file, buffers, position)
+            except OSError:
+                self._roll_back_append()
+                raise
+        self._account(batches)
+
+    def _account(self, batches: Sequence[EncodedBatch]) -> None:
+        active = self._segments[-1]
+        position = active.size_bytes
+        newest = active.max_timestamp_ns
+        add = self._index.maybe_add
+        for data, base_offset, _, count, _, stamp in batches:
+            if stamp > newest:
+                newest = stamp
+            add(base_offset, position, newest)
+            position += len(data)
+            active.record_count += count
+        active.max_timestamp_ns = newest
+        active.created_ns = active.created_ns or batches[0].base_timestamp_ns
+        active.next_offset = batches[-1].next_offset
+        active.size_bytes = position
+        self._log_end = _End(active.next_offset, active.base_offset, position)
+        self._appended.append(self._log_end)
+
+    def _roll_back_append(self) -> None:
+        size = self._segments[-1].size_bytes
+        try:
+            self._file.truncate(size)
+        except OSError as error:
+            # Harmless: the next append writes at the same position, and recovery cuts what is
+            # past the last whole batch.
+            logger.warning(
+                "append-rollback-failed stream=%s position=%d error=%s",
+                self.directory.name,
+                size,
+                error,
+            )
+
+    def sync(self) -> int:
+        """Make everything appended durable; returns the durable end offset.
+
+        When fdatasync fails, nothing past the last successful one can be trusted: the caller
+        must nack what waited for it and call `abandon_tail`. Raises StorageError.
+        """
+        end = self._log_end
+        if end.offset != self._durable.offset:
+            with storage_errors(f"fdatasync of {self.directory.name}"):
+                self._file.fdatasync()
+            self.fsync_count += 1
+            self._durable = end
+            self._commit_group = (self._commit_group + 1) & 0xFFFF
+        return end.offset
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Declare everything below `offset` committed: readers see it, acks may leave.
+
+        `offset` is the end of an append. Who decides it lies outside the log: on one node its
+        own fsync, later the replicas.
+        """
+        if offset <= self._committed.offset:
+            return
+        kept = []
+        for end in self._appended:
+            if end.offset <= offset:
+                self._committed = end
+            else:
+                kept.append(end)
+        self._appended = kept
+        self._slot.update(self._committed.offset)
+
+    def abandon_tail(self, *, keep_offsets: bool) -> None:
+        """After a failed sync: go on in a new segment from the last durable position.
+
+        With `keep_offsets` the abandoned offsets had been acked (durability below fsync); they
+        are recorded as lost and never used again. Raises StorageError when that fails too.
+        """
+        durable, end = self._durable, self._log_end
+        with self._lock, storage_errors(f"abandoning the tail of {self.directory.name}"):
+            active = self._segments[-1]
+            manifest = self._manifest
+            if keep_offsets and end.offset > durable.offset:
+                lost = QuarantinedRange(
+                    durable.offset,
+                    end.offset,
+                    active.path.name,
+                    durable.position,
+                    durable.position,
+                    "fdatasync failed before these records were durable",
+                )
+                manifest = manifest.with_changes(quarantined=(*manifest.quarantined, lost))
+            self._index.truncate(durable.position)
+            # The record count below the durable end is the count minus what came after it; with
+            # no holes in an active segment that is the number of offsets.
+            active.record_count -= end.offset - durable.offset
+            active.size_bytes = durable.position
+            active.next_offset = durable.offset
+            self._manifest = manifest
+            self._start_segment(end.offset if keep_offsets else durable.offset)
+            self._appended.clear()
+
+    def skip_to(self, offset: int) -> None:
+        """Go on at a later offset in a new segment; the manifest must already say why."""
+        with self._lock, storage_errors(f"continuing {self.directory.name}"):
+            self._start_segment(offset)
+            self._committed = self._log_end
+            self._slot.update(offset)
+
+    def _must_roll(self, size: int, next_offset: int) -> bool:
+        active = self._segments[-1]
+        if active.size_bytes == 0:
+            return False
+        return (
+            active.size_bytes + size > self.config.segment_max_bytes
+            or active.size_bytes + size > MAX_POSITION
+            or next_offset - active.base_offset > 0xFFFF_FFFF
+            or self._is_too_old(active)
+        )
+
+    def _is_too_old(self, active: Segment) -> bool:
+        limit = self.config.segment_max_age_ns
+        if limit is None or not active.created_ns:
+            return False
+        return self.environment.clock.now_ns() - active.created_ns >= limit
+
+    def roll_if_due(self) -> bool:
+        """Roll an idle active segment whose age is over the limit. Called by the writer."""
+        active = self._segments[-1]
+        if active.size_bytes == 0 or not self._is_too_old(active):
+            return False
+        with storage_errors(f"rolling {self.directory.name}"):
+            self._roll()
+        return True
+
+    def _roll(self) -> None:
+        """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
+        with self._lock:
+            if self._durable.offset != self._log_end.offset:
+                self._file.fdatasync()
+                self.fsync_count += 1
+                self._durable = self._log_end
+            self._start_segment(self._log_end.offset)
+
+    def _start_segment(self, base_offset: int) -> None:
+        """New active segment; the manifest write inside is what makes it so.
+
+        If the machine stops before the rename, the new file is garbage and the old segment is
+        still active; after it, the index and the data that it lists are on disk.
+        """
+        fs = self.environment.fs
+        old = self._segments[-1]
+        entry = SegmentEntry(base_offset=base_offset, next_offset=base_offset)
+        if old.size_bytes == 0:  # an empty segment is replaced, not kept
+            kept = self._segments[:-1]
+            entry = SegmentEntry(
+                base_offset=base_offset,
+                next_offset=base_offset,
+                generation=old.generation + 1 if base_offset == old.base_offset else 0,
+            )
+        else:
+            kept = self._segments
+            write_index(fs, old.path, self._index, sealed=True)
+        file = fs.open(self.directory / entry.file_name, create=True)
+        manifest = self._manifest.with_changes(
+            segments=(*(segment.entry() for segment in kept), entry),
+            high_watermark=self._committed.offset,
+            reserved_offset=max(self._manifest.reserved_offset, base_offset + RESERVE_STEP),
+        )
+        manifest.write(fs, self.directory)
+        self._manifest = manifest
+        if old.size_bytes:
+            old.sealed = True
+            self.environment.indexes.put(old, self._index)
+        self._file.close()
+        self._file = file
+        self._index = SparseIndex(base_offset)
+        self._segments = (*kept, Segment(self.directory, entry, sealed=False))
+        end = _End(base_offset, base_offset, 0)
+        self._log_end = end
+        self._durable = end
+        if self._committed.offset == base_offset:
+            self._committed = end
+
+    def _reserve(self, next_offset: int) -> None:
+        with self._lock:
+            manifest = self._manifest.with_changes(reserved_offset=next_offset + RESERVE_STEP)
+            manifest.write(self.environment.fs, self.directory)
+            self._manifest = manifest
+
+    # --- reading ---
+
+    def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
+        """Whole batches from the one that holds `offset` on, at least one, never past HW.
+
+        None when `offset` lies between HW and the log end: nothing to read yet. The slice must be
+        released. In a hole it begins with what follows. Raises OffsetOutOfRange, CorruptRange,
+        StorageError.
+        """
+        committed, segments, manifest = self._committed, self._segments, self._manifest
+        if offset < manifest.log_start_offset or offset > max(
+            self._log_end.offset, committed.offset
+        ):
+            raise OffsetOutOfRange(
+                f"offset {offset} is outside [{manifest.log_start_offset}, "
+                f"{self._log_end.offset}] of stream {self.directory.name}",
+                hint="start at `earliest` or `latest`, or at an offset inside the range",
+                log_start_offset=manifest.log_start_offset,
+                log_end_offset=self._log_end.offset,
+            )
+        i = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+        i = max(i, 0)
+        while offset < committed.offset and i < len(segments):
+            segment = segments[i]
+            limit = (
+                committed.position
+                if segment.base_offset == committed.segment_base
+                else segment.size_bytes
+            )
+            end_offset = min(segment.next_offset, committed.offset)
+            try:
+                with storage_errors(f"reading {self.directory.name}"):
+                    found = slice_segment(
+                        self.environment.pool,
+                        segment,
+                        self._index_of,
+                        [q for q in manifest.quarantined if q.segment == segment.path.name],
+                        offset=offset,
+                        limit=limit,
+                        end_offset=end_offset,
+                        max_bytes=max_bytes,
+                        max_records=max_records,
+                    )
+            except StorageError as error:
+                if isinstance(error.__cause__, FileNotFoundError) and manifest != self._manifest:
+                    # Retention removed the file between our snapshot and the open.
+                    return self.read(offset, max_bytes, max_records)
+                raise
+            if found is not None:
+                return found
+            i += 1
+            if i < len(segments):
+                offset = max(offset, segments[i].base_offset)
+        return None
+
+    def _index_of(self, segment: Segment, file: File) -> SparseIndex:
+        index = self._index
+        if not segment.sealed and index.base_offset == segment.base_offset:
+            return index
+        return self.environment.indexes.get(segment, file)
+
+    def offset_for_timestamp(self, timestamp_ns: int) -> int:
+        """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
+        committed, segments = self._committed, self._segments
+        for segment in segments:
+            if segment.max_timestamp_ns < timestamp_ns:
+                continue
+            with storage_errors(f"reading {self.directory.name}"):
+                found = find_time_in_segment(
+                    self.environment.pool, segment, self._index_of, timestamp_ns
+                )
+            if found is not None:
+                return max(min(found, committed.offset), self.log_start_offset)
+        return committed.offset
+
+    # --- structure ---
+
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        """Replace what the layer above keeps in the manifest; durable on return."""
+        with self._lock, storage_errors(f"updating {self.directory.name}"):
+            manifest = self._manifest.with_changes(metadata=metadata)
+            manifest.write(self.environment.fs, self.directory)
+            self._manifest = manifest
+
+    def remove_before(self, log_start_offset: int, delete_segments: int) -> int:
+        """Move the log start and drop the oldest sealed segments; returns the bytes freed.
+
+        The manifest comes first: a crash in between leaves files that nothing lists, and the next
+        start removes them. Files with readers go when the last reader lets go.
+        """
+        with self._lock, storage_errors(f"retention of {self.directory.name}"):
+            gone = self._segments[:delete_segments]
+            kept = self._segments[delete_segments:]
+            if not kept or any(not segment.sealed for segment in gone):
+                raise ValueError("the active segment cannot be deleted")
+            start = max(log_start_offset, self._manifest.log_start_offset)
+            if start > self._committed.offset:
+                raise ValueError("the log start cannot pass the high watermark")
+            manifest = self._manifest.with_changes(
+                log_start_offset=start,
+                high_watermark=self._committed.offset,
+                segments=tuple(segment.entry() for segment in kept),
+                quarantined=tuple(q for q in self._manifest.quarantined if q.next_offset > start),
+            )
+            manifest.write(self.environment.fs, self.directory)
+            self._manifest = manifest
+            self._segments = kept
+            for segment in gone:
+                self.environment.indexes.drop(segment.path)
+                index_file = segment.path.with_suffix(".index")
+                self.environment.pool.doom(segment.path)
+                if self.environment.fs.exists(index_file):
+                    self.environment.fs.unlink(index_file)
+            return sum(segment.size_bytes for segment in gone)
+
+    def active_state(self) -> ActiveState:
+        """The active segment up to the durable end, for recovery points and the clean marker."""
+        with self._lock:
+            active, durable = self._segments[-1], self._durable
+            behind = self._log_end.offset - durable.offset
+            return ActiveState(
+                base_offset=active.base_offset,
+                position=durable.position,
+                next_offset=durable.offset,
+                record_count=active.record_count - behind,
+                max_timestamp_ns=active.max_timestamp_ns,
+                created_ns=active.created_ns,
+                leader_epoch=self.leader_epoch,
+                commit_group=self._commit_group,
+            )
+
+    def checkpoint(self) -> ActiveState:
+        """Store the active index and return the state that a recovery point may claim."""
+        with self._lock, storage_errors(f"checkpoint of {self.directory.name}"):
+            state = self.active_state()
+            write_index(
+                self.environment.fs, self._segments[-1].path, self._index.copy(), sealed=False
+            )
+            return state
+
+    def close(self) -> ActiveState | None:
+        """Sync, store the active index, close the files. None when the sync failed."""
+        if self._closed:
+            return None
+        self._closed = True
+        state: ActiveState | None = None
+        try:
+            self.sync()
+            self.advance_high_watermark(self._log_end.offset)
+            state = self.checkpoint()
+        except StorageError as error:
+            logger.error("close-failed stream=%s error=%s", self.directory.name, error)  # noqa: TRY400
+        finally:
+            self._slot.close()
+            self._file.close()
+        return state

@@ -1,0 +1,115 @@
+"""The manifest: what a stream consists of. The commit point of roll, retention and swap.
+
+A file in the stream's directory that the manifest does not list is garbage. `metadata` belongs
+to the layer above (the stream's settings, for one); the log carries it and never looks inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptMetadata
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.filesystem import FileSystem
+
+MANIFEST_NAME = "manifest"
+KIND = "manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """One listed segment. The last one is active; of it only base and generation are meant."""
+
+    base_offset: int
+    generation: int = 0
+    size_bytes: int = 0
+    next_offset: int = 0
+    record_count: int = 0
+    max_timestamp_ns: int = 0
+    delete_horizon_ns: int | None = None
+
+    @property
+    def file_name(self) -> str:
+        stem = f"{self.base_offset:020d}"
+        return f"{stem}.{self.generation}.log" if self.generation else f"{stem}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRange:
+    """Offsets that are gone: [first_offset, next_offset), and where their bytes lie, if they do."""
+
+    first_offset: int
+    next_offset: int
+    segment: str
+    position: int
+    end_position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    incarnation: str
+    leader_epoch: int
+    log_start_offset: int
+    reserved_offset: int
+    segments: tuple[SegmentEntry, ...]
+    epochs: tuple[tuple[int, int], ...]  # (epoch, its first offset), ascending
+    high_watermark: int = 0
+    quarantined: tuple[QuarantinedRange, ...] = ()
+    tombstones_removed_below: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def with_changes(self, **changes: Any) -> Manifest:
+        return replace(self, **changes)
+
+    def write(self, fs: FileSystem, directory: Path) -> None:
+        """Make this the manifest of `directory`; durable on return. Raises OSError."""
+        content = {
+            "incarnation": self.incarnation,
+            "leader_epoch": self.leader_epoch,
+            "log_start_offset": self.log_start_offset,
+            "reserved_offset": self.reserved_offset,
+            "high_watermark": self.high_watermark,
+            "tombstones_removed_below": self.tombstones_removed_below,
+            "epochs": [list(entry) for entry in self.epochs],
+            "segments": [
+                {"file": s.file_name} | {name: getattr(s, name) for name in SegmentEntry.__slots__}
+                for s in self.segments
+            ],
+            "quarantined": [
+                {name: getattr(q, name) for name in QuarantinedRange.__slots__}
+                for q in self.quarantined
+            ],
+            "metadata": self.metadata,
+        }
+        write_checkpoint_file(fs, directory / MANIFEST_NAME, KIND, content)
+
+
+def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
+    """The manifest of `directory`, None when there is none; raises CorruptMetadata."""
+    content = read_checkpoint_file(fs, directory / MANIFEST_NAME, KIND)
+    if content is None:
+        return None
+    try:
+        return Manifest(
+            incarnation=content["incarnation"],
+            leader_epoch=content["leader_epoch"],
+            log_start_offset=content["log_start_offset"],
+            reserved_offset=content["reserved_offset"],
+            high_watermark=content["high_watermark"],
+            tombstones_removed_below=content["tombstones_removed_below"],
+            epochs=tuple((epoch, offset) for epoch, offset in content["epochs"]),
+            segments=tuple(
+                SegmentEntry(**{name: entry[name] for name in SegmentEntry.__slots__})
+                for entry in content["segments"]
+            ),
+            quarantined=tuple(
+                QuarantinedRange(**{name: entry[name] for name in QuarantinedRange.__slots__})
+                for entry in content["quarantined"]
+            ),
+            metadata=content["metadata"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptMetadata(f"the manifest in {directory.name} lacks a field: {error}") from error

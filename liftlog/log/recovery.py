@@ -1,0 +1,221 @@
+"""What is left of the active segment after a stop that was not clean.
+
+A scan from the recovery point accepts batches as long as each is whole and continues the one
+before. Where it stops there is either nothing more, or a bad tail, and the question is whether
+that tail can have been acked. The reasoning, case by case, stands in `judge_tail`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.log.filesystem import File
+from liftlog.log.slot import SlotState
+from liftlog.records.format import ALIGNMENT, HEADER_SIZE, MAGIC
+from liftlog.records.header import BatchHeader, parse_header, verify_body
+
+_WINDOW_BYTES = 4 * 1024 * 1024
+_MIN_RECORD_BYTES = 4  # a record costs at least its entry in the value offsets
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveState:
+    """How far the active segment is known to be good; also what clean marker and recovery
+    points store. `position` is the size in bytes up to there."""
+
+    base_offset: int
+    position: int
+    next_offset: int
+    record_count: int
+    max_timestamp_ns: int
+    created_ns: int
+    leader_epoch: int
+    commit_group: int
+
+    @classmethod
+    def empty(cls, base_offset: int, leader_epoch: int) -> ActiveState:
+        return cls(base_offset, 0, base_offset, 0, 0, 0, leader_epoch, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The scan stopped at `position`, where the batch of `offset` should begin."""
+
+    position: int
+    offset: int
+    reason: str
+    header: BatchHeader | None  # when it could be read and continues the log
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Good batches go on at `position`."""
+
+    position: int
+    offset: int
+    commit_groups: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do about a damage.
+
+    `cut`: the tail was never acked; drop it and go on at `log_end_offset`.
+    otherwise: it was (or may have been) acked; keep it and quarantine up to `quarantine_end`.
+    """
+
+    cut: bool
+    quarantine_end: int
+    log_end_offset: int
+
+
+class _Window:
+    """A sliding view over the file, so that a scan reads each byte once."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._start = 0
+        self._buffer = b""
+
+    def view(self, position: int, length: int) -> memoryview:
+        """Up to `length` bytes at `position`; fewer only at the end of the file."""
+        length = min(length, self._size - position)
+        at = position - self._start
+        if at < 0 or at + length > len(self._buffer):
+            self._start, at = position, 0
+            self._buffer = self._file.pread(
+                min(max(length, _WINDOW_BYTES), self._size - position), position
+            )
+        return memoryview(self._buffer)[at : at + length]
+
+
+def scan(
+    file: File,
+    state: ActiveState,
+    size: int,
+    on_batch: Callable[[int, BatchHeader], None],
+) -> tuple[ActiveState, Damage | None]:
+    """Accept whole batches from `state` on, each continuing the one before.
+
+    Calls `on_batch(position, header)` for each. Raises OSError (an unreadable file is not the
+    end of the data) and UnsupportedFormat.
+    """
+    window = _Window(file, size)
+    position, offset = state.position, state.next_offset
+    count, newest, created = state.record_count, state.max_timestamp_ns, state.created_ns
+    epoch, group = state.leader_epoch, state.commit_group
+    damage = None
+    while position < size:
+        header = None
+        try:
+            header = parse_header(window.view(position, HEADER_SIZE))
+            if header.base_offset != offset or header.leader_epoch < epoch:
+                reason = f"the batch there continues offset {header.base_offset}, not {offset}"
+                damage = Damage(position, offset, reason, None)
+                break
+            verify_body(window.view(position, header.length), header)
+        except CorruptBatch as error:
+            damage = Damage(position, offset, str(error), header)
+            break
+        on_batch(position, header)
+        position += header.length
+        offset = header.next_offset
+        count += header.record_count
+        newest = max(newest, header.max_timestamp_ns)
+        created = created or header.base_timestamp_ns
+        epoch, group = header.leader_epoch, header.commit_group
+    good = ActiveState(state.base_offset, position, offset, count, newest, created, epoch, group)
+    return good, damage
+
+
+def find_resync(file: File, damage: Damage, good: ActiveState, size: int) -> Resync | None:
+    """The first place behind the damage from which an unbroken chain leads to the file's end.
+
+    Only batches count whose offset and epoch can continue the log: a value may contain the
+    bytes of a whole foreign batch, but then the chain breaks where the value ends.
+    """
+    raw = file.pread(size - damage.position, damage.position)
+    view = memoryview(raw)
+    at = raw.find(MAGIC, ALIGNMENT)
+    while at >= 0:
+        if at % ALIGNMENT == 0:
+            groups = _chain_groups(view, at, damage.offset, good.leader_epoch)
+            if groups:
+                offset = parse_header(view, at).base_offset
+                return Resync(damage.position + at, offset, frozenset(groups))
+        at = raw.find(MAGIC, at + 1)
+    return None
+
+
+def _chain_groups(view: memoryview, at: int, after: int, epoch: int) -> set[int]:
+    """Commit groups of the chain that starts at `at`; empty when it does not reach the end.
+
+    A last batch that is cut by the end of the file does not break the chain: that is the torn
+    tail which a crash leaves behind good batches.
+    """
+    groups: set[int] = set()
+    expected: int | None = None
+    start = at
+    while at < len(view):
+        try:
+            header = parse_header(view, at)
+            if at + header.length > len(view) and groups:
+                break
+            verify_body(view, header, at)
+        except (CorruptBatch, UnsupportedFormat):
+            return set() if len(view) - at >= HEADER_SIZE or not groups else groups
+        if expected is None:
+            if not after < header.base_offset <= after + start // _MIN_RECORD_BYTES:
+                return set()
+        elif header.base_offset != expected:
+            return set()
+        if header.leader_epoch < epoch:
+            return set()
+        groups.add(header.commit_group)
+        expected, epoch = header.next_offset, header.leader_epoch
+        at += header.length
+    return groups
+
+
+def judge_tail(
+    damage: Damage,
+    resync: Resync | None,
+    *,
+    recovery_point: int,
+    slot: SlotState | None,
+    reserved_offset: int,
+) -> Verdict:
+    """Decide what a damaged tail means.
+
+    One write is in flight per stream, so at most one commit group, the last, can be un-acked.
+    """
+    acked_end = max(recovery_point, slot.acked_end if slot else 0)
+    exact = slot is not None and slot.exact
+    if damage.offset < acked_end:
+        # Acked for sure: never cut. Where it ends is known only from what follows it, or from
+        # a slot that no reboot lies behind; else go on where no offset was ever handed out.
+        if resync is not None:
+            return Verdict(False, resync.offset, resync.offset)
+        end = acked_end if exact else max(acked_end, reserved_offset)
+        return Verdict(False, end, end)
+    if resync is not None:
+        # The slot is exact and lies at or before the damage: nothing from here on was acked.
+        # Or the damaged batch says that it belongs to the very group that lies behind it: then
+        # that group never was fsynced as a whole.
+        same_group = damage.header is not None and resync.commit_groups == {
+            damage.header.commit_group
+        }
+        if exact or same_group:
+            return Verdict(True, damage.offset, damage.offset)
+        # Another commit group behind it was written after this one was fsynced, so it was acked.
+        return Verdict(False, resync.offset, resync.offset)
+    if exact or damage.header is not None:
+        # Exact: as above. A readable header whose body is torn: the write was in flight, and
+        # its offsets were never acked.
+        return Verdict(True, damage.offset, damage.offset)
+    # A torn tail that tells nothing, after a power cut. It cannot have been acked unless the
+    # disk lost more than it may; costing some offsets is cheaper than handing one out twice.
+    return Verdict(True, damage.offset, max(damage.offset, reserved_offset))

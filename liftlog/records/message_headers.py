@@ -1,0 +1,80 @@
+"""The header block of a NATS message, read-only and parsed when first looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+PREAMBLE = b"NATS/1.0"
+_CRLF = b"\r\n"
+
+
+def header_lines(block: bytes) -> list[tuple[bytes, bytes]]:
+    """Name and value of every well-formed line, in order; never raises.
+
+    The first line is the version (and perhaps a status) and is skipped whatever it says.
+    """
+    found = []
+    for line in block.split(_CRLF)[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name:
+            found.append((name, value.strip(b" \t")))
+    return found
+
+
+def build_block(lines: list[tuple[bytes, bytes]]) -> bytes:
+    """A header block with these lines; names and values must be free of CR and LF."""
+    if not lines:
+        return b""
+    body = b"".join(b"%b: %b\r\n" % line for line in lines)
+    return PREAMBLE + _CRLF + body + _CRLF
+
+
+def extend_block(block: bytes, lines: list[tuple[bytes, bytes]]) -> bytes:
+    """`block` with `lines` added at its end, otherwise verbatim."""
+    if not block:
+        return build_block(lines)
+    stem = block[:-2] if block.endswith(b"\r\n\r\n") else block + _CRLF
+    return stem + b"".join(b"%b: %b\r\n" % line for line in lines) + _CRLF
+
+
+class MessageHeaders(Mapping[str, str]):
+    """Headers by name, ignoring case; the first of several equal names wins, as in nats-py.
+
+    Bytes that are not UTF-8 become U+FFFD here; `raw` has the block verbatim.
+    """
+
+    __slots__ = ("_items", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._items: dict[str, tuple[str, str]] | None = None
+
+    def _parsed(self) -> dict[str, tuple[str, str]]:
+        if self._items is None:
+            self._items = {}
+            if self.raw:
+                for name, value in header_lines(self.raw):
+                    text = name.decode("utf-8", "replace")
+                    self._items.setdefault(text.lower(), (text, value.decode("utf-8", "replace")))
+        return self._items
+
+    def __getitem__(self, name: str) -> str:
+        return self._parsed()[name.lower()][1]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._parsed().values())
+
+    def __len__(self) -> int:
+        return len(self._parsed())
+
+    def get_all(self, name: str) -> list[str]:
+        """Every value of a name that occurs more than once."""
+        wanted = name.lower().encode()
+        return [
+            value.decode("utf-8", "replace")
+            for found, value in header_lines(self.raw)
+            if found.lower() == wanted
+        ]
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
