@@ -1,0 +1,92 @@
+"""NATS subject patterns.
+
+A subject is a list of non-empty tokens joined by dots. In a pattern `*` stands for exactly
+one token and `>`, as the last token only, for one or more tokens:
+https://docs.nats.io/nats-concepts/subjects
+
+NATS lets `orders*` pass as a literal token. In a pattern that somebody wrote it is nearly
+always a mistake for `orders.*`, so `is_valid_pattern` refuses it; `matches` still compares
+such a token literally when a publisher used it in a subject.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_PATTERN_BYTES = 1024
+"""NATS allows 4096 bytes for a whole control line; a pattern needs room beside it."""
+
+_WILDCARD = re.compile(r"[*>]")
+
+
+def is_valid_pattern(pattern: str) -> bool:
+    """Whether `pattern` can be subscribed to: printable tokens, wildcards that stand alone."""
+    return why_invalid(pattern) is None
+
+
+def why_invalid(pattern: str) -> str | None:
+    """What is wrong with `pattern`, or None when nothing is."""
+    if not pattern:
+        return "it is empty"
+    if any(char.isspace() or not char.isprintable() for char in pattern):
+        return "blanks and control characters are not allowed"
+    if len(pattern.encode("utf-8", "surrogatepass")) > MAX_PATTERN_BYTES:
+        return f"it is longer than {MAX_PATTERN_BYTES} bytes"
+    tokens = pattern.split(".")
+    if "" in tokens:
+        return "it has an empty token (a dot at an end, or two dots in a row)"
+    for token in tokens:
+        if len(token) > 1 and _WILDCARD.search(token):
+            return f"a wildcard must be a whole token, unlike in {token!r}"
+    if ">" in tokens[:-1]:
+        return "'>' must be the last token"
+    return None
+
+
+def is_literal(subject: str) -> bool:
+    """Whether `subject` is valid and holds no wildcard, so that it can be published to."""
+    return _WILDCARD.search(subject) is None and is_valid_pattern(subject)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a message on the literal `subject` reaches a subscription to `pattern`."""
+    wanted = pattern.split(".")
+    given = subject.split(".")
+    if "" in given:
+        return False
+    if wanted[-1] == ">":
+        if len(given) < len(wanted):
+            return False
+        wanted.pop()
+    elif len(given) != len(wanted):
+        return False
+    return all(want in ("*", have) for want, have in zip(wanted, given, strict=False))
+
+
+def overlaps(first: str, second: str) -> bool:
+    """Whether some subject matches both patterns."""
+    left = first.split(".")
+    right = second.split(".")
+    for a, b in zip(left, right, strict=False):
+        if a == ">" or b == ">":
+            return True
+        if a != b and a != "*" and b != "*":
+            return False
+    return len(left) == len(right)
+
+
+def is_subset(inner: str, outer: str) -> bool:
+    """Whether every subject that matches `inner` matches `outer` too."""
+    small = inner.split(".")
+    large = outer.split(".")
+    for index, wide in enumerate(large):
+        if index >= len(small):
+            return False
+        if wide == ">":
+            return True
+        narrow = small[index]
+        if narrow == ">":
+            return False
+        if wide not in ("*", narrow):
+            return False
+    return len(small) == len(large)

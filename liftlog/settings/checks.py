@@ -1,0 +1,119 @@
+"""Checks across fields. They see valid fields only and never raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from acl.subjects import overlaps
+
+from .addresses import parse_host_port, parse_listen
+from .daemon import Settings
+from .findings import Finding, Path
+from .stream import StreamSettings
+
+
+def check_stream(stream: StreamSettings, at: Path = ()) -> Iterator[Finding]:
+    reserved = _reserved(stream.subject)
+    if reserved is not None and stream.acks != "off":
+        # Our ack would race the answer that the requester waits for, or ack our own acks.
+        yield Finding(
+            (*at, "acks"),
+            f"{stream.acks!r}: expected off, since the subject {stream.subject!r} "
+            f"can match {reserved}",
+            involved=((*at, "subject"),),
+        )
+    if stream.max_message_bytes > stream.max_pending_bytes:
+        yield Finding(
+            (*at, "max_message_bytes"),
+            f"{stream.max_message_bytes}: expected at most max_pending_bytes "
+            f"({stream.max_pending_bytes}), else such a message can never be accepted",
+            involved=((*at, "max_pending_bytes"),),
+        )
+
+
+def _reserved(subject: str) -> str | None:
+    first = subject.partition(".")[0]
+    if overlaps(subject, "_INBOX.>"):
+        return "_INBOX.>"
+    if overlaps(subject, "liftlog.>"):
+        return "liftlog.>"
+    if first in ("*", ">") or first.startswith("$"):
+        return "$*.>"
+    return None
+
+
+def check_settings(settings: Settings) -> Iterator[Finding]:
+    yield from _check_nats(settings)
+    yield from _check_listening(settings)
+    pull = settings.pull
+    for small, large in (
+        ("default_fetch_bytes", "max_fetch_bytes"),
+        ("max_hello_frame_bytes", "max_frame_bytes"),
+    ):
+        low, high = getattr(pull, small), getattr(pull, large)
+        if low > high:
+            yield Finding(
+                ("pull", small),
+                f"{low}: expected at most pull.{large} ({high})",
+                involved=(("pull", large),),
+            )
+    for name, stream in settings.streams.items():
+        at: Path = ("streams", name)
+        yield from check_stream(stream, at)
+        if stream.max_message_bytes > settings.ingest.max_pending_bytes:
+            yield Finding(
+                (*at, "max_message_bytes"),
+                f"{stream.max_message_bytes}: expected at most ingest.max_pending_bytes "
+                f"({settings.ingest.max_pending_bytes})",
+                involved=(("ingest", "max_pending_bytes"),),
+            )
+
+
+def _check_nats(settings: Settings) -> Iterator[Finding]:
+    nats = settings.nats
+    ways = [
+        key for key in ("user", "token", "credentials", "nkey") if getattr(nats, key) is not None
+    ]
+    if len(ways) > 1:
+        yield Finding(
+            ("nats", ways[-1]),
+            f"expected one way to authenticate, got {' and '.join(ways)}",
+            involved=tuple(("nats", key) for key in ways[:-1]),
+        )
+    if nats.password is not None and nats.user is None:
+        yield Finding(
+            ("nats", "password"), "expected nats.user beside it", involved=(("nats", "user"),)
+        )
+    if (nats.tls.cert is None) != (nats.tls.key is None):
+        there, absent = ("cert", "key") if nats.tls.key is None else ("key", "cert")
+        yield Finding(
+            ("nats", "tls", there),
+            f"expected nats.tls.{absent} beside it",
+            involved=(("nats", "tls", absent),),
+        )
+
+
+def _check_listening(settings: Settings) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, url in enumerate(settings.pull.listen):
+        if url in seen and not url.endswith(":0"):
+            yield Finding(("pull", "listen", index), f"{url!r} stands here twice")
+        seen.add(url)
+    if settings.allow_anonymous or settings.acl.file is not None:
+        return
+    addresses = [
+        (("pull", "listen", index), url, parse_listen(url))
+        for index, url in enumerate(settings.pull.listen)
+    ]
+    places: list[tuple[Path, str, bool]] = [(p, text, a.is_local) for p, text, a in addresses]
+    if settings.http.listen is not None:
+        local = parse_host_port(settings.http.listen).is_local
+        places.append((("http", "listen"), settings.http.listen, local))
+    for path, text, is_local in places:
+        if not is_local:
+            yield Finding(
+                path,
+                f"{text!r} can be reached from other machines: "
+                "set acl.file, or allow_anonymous: true, or listen on 127.0.0.1",
+                involved=(("acl", "file"), ("allow_anonymous",)),
+            )

@@ -1,0 +1,230 @@
+"""The settings of the daemon. Every field has a default, so `Settings()` is a working daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from .addresses import HostPort, ListenUrl, NatsUrl
+from .base import STREAM_NAME_HELP, SettingsModel, is_valid_stream_name
+from .stream import StreamSettings
+from .units import Count, Duration, Flag, PositiveDuration, Size
+
+
+def _split_commas(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part for part in (part.strip() for part in value.split(",")) if part]
+    return value
+
+
+def _not_empty(value: list[str]) -> list[str]:
+    if not value:
+        raise ValueError("expected at least one address")
+    return value
+
+
+def _name(value: str) -> str:
+    if not is_valid_stream_name(value):
+        raise ValueError(STREAM_NAME_HELP)
+    return value
+
+
+def _real_path(value: Path) -> Path:
+    if "\0" in str(value) or value == Path():
+        raise ValueError("expected the path of a file or directory")
+    return value
+
+
+def _path_text(value: Any) -> Any:
+    if value == "":
+        raise ValueError("expected the path of a file or directory")
+    return value
+
+
+FilePath = Annotated[Path, BeforeValidator(_path_text)]
+DataDir = Annotated[FilePath, AfterValidator(_real_path)]
+Name = Annotated[str, AfterValidator(_name)]
+ListenUrls = Annotated[list[ListenUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
+NatsUrls = Annotated[list[NatsUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
+
+
+class NatsTlsSettings(SettingsModel):
+    """TLS is used when any of these is set, or a server's URL begins with tls://."""
+
+    ca: FilePath | None = Field(
+        default=None, description="File of CA certificates; default: those of the system."
+    )
+    cert: FilePath | None = Field(default=None, description="Client certificate file.")
+    key: FilePath | None = Field(
+        default=None, description="Private key file of the client certificate."
+    )
+    hostname: str | None = Field(
+        default=None,
+        description="Name to expect in the server's certificate instead of the URL's host.",
+    )
+    handshake_first: Flag = Field(
+        default=False,
+        description="TLS before the server's INFO line, as `handshake_first` in nats-server.",
+    )
+
+
+class NatsSettings(SettingsModel):
+    servers: NatsUrls = Field(
+        default=["nats://127.0.0.1:4222"],
+        description="NATS servers, as a list or as text with commas.",
+        validate_default=True,
+    )
+    embedded: Flag = Field(
+        default=False, description="Start a nats-server of our own (extra `embedded`) and use that."
+    )
+    name: str = Field(default="liftlog", description="Connection name that NATS shows.")
+    user: str | None = Field(default=None, description="User name.")
+    password: SecretStr | None = Field(default=None, description="Password of `user`.")
+    token: SecretStr | None = Field(default=None, description="Authentication token.")
+    credentials: FilePath | None = Field(default=None, description="`.creds` file (JWT and seed).")
+    nkey: FilePath | None = Field(default=None, description="File with an nkey seed.")
+    tls: NatsTlsSettings = NatsTlsSettings()
+    seam: Literal["auto", "parser", "client"] = Field(
+        default="auto",
+        description="How messages leave nats-py: `parser` in batches, `client` one by one "
+        "(slower); `auto` takes the first that fits the installed nats-py.",
+    )
+    connect_timeout_seconds: PositiveDuration = Field(
+        default=2.0, alias="connect_timeout", description="Time for one connection attempt."
+    )
+    reconnect_wait_seconds: PositiveDuration = Field(
+        default=0.5, alias="reconnect_wait", description="Pause between attempts; they never end."
+    )
+    ping_interval_seconds: PositiveDuration = Field(
+        default=10.0, alias="ping_interval", description="How often to ping the server."
+    )
+    max_outstanding_pings: Count = Field(
+        default=2, description="Unanswered pings after which the connection counts as dead."
+    )
+
+
+class PullSettings(SettingsModel):
+    """The socket that consumers read from."""
+
+    listen: ListenUrls = Field(
+        default=["tcp://127.0.0.1:9292"],
+        description="Addresses: `tcp://HOST:PORT` (port 0: any free one), `unix:///PATH`.",
+    )
+    max_connections: Count = Field(default=1024, description="Connections at the same time.")
+    hello_timeout_seconds: PositiveDuration = Field(
+        default=5.0, alias="hello_timeout", description="Time to say hello and authenticate."
+    )
+    max_hello_frame_bytes: Size = Field(
+        default=4 * 2**10, description="Largest frame before authentication."
+    )
+    max_frame_bytes: Size = Field(default=2**20, description="Largest frame after authentication.")
+    max_in_flight: Count = Field(
+        default=64,
+        description="Unanswered requests of one connection; beyond it we stop reading it.",
+    )
+    max_unsent_bytes: Size = Field(
+        default=16 * 2**20,
+        description="Unsent answers of one connection; beyond it we stop reading it.",
+    )
+    default_fetch_bytes: Size = Field(
+        default=2**20, description="Answer size when a fetch names none."
+    )
+    max_fetch_bytes: Size = Field(
+        default=8 * 2**20, description="Largest answer size a fetch can ask for."
+    )
+    max_wait_seconds: PositiveDuration = Field(
+        default=60.0, alias="max_wait", description="Longest time a fetch can wait for new records."
+    )
+
+
+class HttpSettings(SettingsModel):
+    listen: HostPort | None = Field(
+        default="127.0.0.1:8292",
+        description="`HOST:PORT` for /livez, /readyz and /metrics; `null` switches it off.",
+    )
+
+
+class AclSettings(SettingsModel):
+    file: FilePath | None = Field(
+        default=None, description="ACL file. With one, whatever it does not allow is denied."
+    )
+
+
+class LoggingSettings(SettingsModel):
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level that is logged."
+    )
+    format: Literal["auto", "pretty", "json"] = Field(
+        default="auto", description="`auto`: pretty on a terminal, else JSON lines."
+    )
+
+
+class CommitSettings(SettingsModel):
+    """When a commit runs inside the event loop and when in a writer thread."""
+
+    inline_max_messages: Annotated[int, Field(strict=True, ge=0, le=65_535)] = Field(
+        default=64, description="Groups up to this size may be committed inline; 0: never."
+    )
+    inline_budget_seconds: Duration = Field(
+        default=0.001,
+        alias="inline_budget",
+        description="Time for inline commits in one loop turn.",
+    )
+    writer_threads: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
+        default=4, description="Threads that write and sync larger groups."
+    )
+
+
+class IngestSettings(SettingsModel):
+    max_pending_bytes: Size = Field(
+        default=256 * 2**20,
+        description="Received but not yet committed, all streams together; "
+        "beyond it we stop reading from NATS.",
+    )
+
+
+class LogSettings(SettingsModel):
+    """The storage under all streams."""
+
+    index_cache_segments: Count = Field(
+        default=64, description="Indexes of sealed segments kept in memory."
+    )
+    max_open_files: Count = Field(default=256, description="Segment files kept open.")
+    recovery_checkpoint_interval_seconds: PositiveDuration = Field(
+        default=30.0,
+        alias="recovery_checkpoint_interval",
+        description="How often recovery points are saved; recovery scans what came after.",
+    )
+    retention_interval_seconds: PositiveDuration = Field(
+        default=30.0,
+        alias="retention_interval",
+        description="How often retention and rolls are checked.",
+    )
+
+
+class Settings(SettingsModel):
+    """The whole configuration. Build it with `load_settings`, which also checks across fields."""
+
+    data_dir: DataDir = Field(default=Path("./data"), description="Directory of all data.")
+    name: Name = Field(
+        default="liftlog", description="Name of this daemon in NATS subjects, metrics and logs."
+    )
+    drain_timeout_seconds: PositiveDuration = Field(
+        default=5.0,
+        alias="drain_timeout",
+        description="Time to commit and ack on SIGTERM or SIGINT.",
+    )
+    allow_anonymous: Flag = Field(
+        default=False, description="Allow listening beyond loopback without an ACL file."
+    )
+    nats: NatsSettings = NatsSettings()
+    pull: PullSettings = PullSettings()
+    http: HttpSettings = HttpSettings()
+    acl: AclSettings = AclSettings()
+    commit: CommitSettings = CommitSettings()
+    ingest: IngestSettings = IngestSettings()
+    log: LogSettings = LogSettings()
+    logging: LoggingSettings = LoggingSettings()
+    streams: dict[Name, StreamSettings] = Field(default={}, description="Streams by name.")

@@ -1,0 +1,205 @@
+"""Findings: everything that is wrong with a configuration, worded for the person who wrote it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+Path = tuple[str | int, ...]
+
+_MAX_SHOWN = 80
+_PLAIN_KEY = re.compile(r"[\w-]{1,128}")
+_SECRET_WORDS = ("password", "token", "secret", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`problem` names the bad value and what is accepted instead; `origin` may be empty.
+
+    `involved` are the other paths that a cross check looked at.
+    """
+
+    path: Path
+    problem: str
+    origin: str = ""
+    involved: tuple[Path, ...] = ()
+    is_missing: bool = False
+
+    @property
+    def dotted(self) -> str:
+        return dotted(self.path)
+
+    def __str__(self) -> str:
+        text = f"{self.dotted}: {self.problem}" if self.path else self.problem
+        return f"{text} [{self.origin}]" if self.origin else text
+
+
+def dotted(path: Path) -> str:
+    """`streams.orders.subject`, `nats.servers[1]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            word = part if _PLAIN_KEY.fullmatch(part) else repr(part[:_MAX_SHOWN])
+            text += f".{word}" if text else word
+    return text
+
+
+def message_of(findings: Iterable[Finding], subject: str) -> str:
+    """One text for all of them."""
+    lines = [str(finding) for finding in findings]
+    head = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    return "\n  ".join([f"{head} in {subject}:", *lines])
+
+
+def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) -> Iterator[Finding]:
+    """pydantic's errors in our words."""
+    for item in error.errors(include_url=False, include_context=True):
+        path: Path = tuple(item["loc"])
+        kind = item["type"]
+        if path[-1:] == ("[key]",):  # pydantic's mark for the key of a mapping
+            path = path[:-1]
+            value = path[-1]
+        else:
+            value = _value_at(raw, path)
+        if kind == "extra_forbidden":
+            yield Finding(path, unknown_key(path, model))
+        elif kind == "missing":
+            yield Finding(path, "missing, and it has no default", is_missing=True)
+        else:
+            section = kind in ("model_type", "model_attributes_type", "dict_type")
+            # Text where a section belongs was never meant to be shown.
+            shown = "text" if section and isinstance(value, str) else show(path, value)
+            yield Finding(path, f"{shown}: {_accepted(item)}")
+
+
+def _accepted(item: Any) -> str:
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return f"expected {context['expected']}".replace("'", "")
+    if kind in ("greater_than_equal", "less_than_equal"):
+        bound = "at least" if kind == "greater_than_equal" else "at most"
+        return f"expected {bound} {context.get('ge', context.get('le'))}"
+    return {
+        "bool_type": "expected true or false",
+        "int_type": "expected a whole number",
+        "string_type": "expected text (put it in quotes)",
+        "path_type": "expected a path",
+        "list_type": "expected a list",
+        "dict_type": "expected a mapping",
+        "model_type": "expected a mapping",
+        "model_attributes_type": "expected a mapping",
+    }.get(kind, str(item["msg"]))
+
+
+def unknown_key(path: Path, model: type[BaseModel]) -> str:
+    """Worded without the value: a misspelt `password` must not print one."""
+    known = known_keys(model, path[:-1])
+    close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
+    if close:
+        return f"unknown key; did you mean {close[0]!r}?"
+    return f"unknown key; known here: {', '.join(sorted(known))}" if known else "unknown key"
+
+
+def show(path: Path, value: Any) -> str:
+    """The bad value, shortened, and masked where it could be a secret."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    words = [part for part in path if isinstance(part, str)]
+    if words and any(secret in words[-1].lower() for secret in _SECRET_WORDS):
+        return "********"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        if "@" in value and ("servers" in words or "://" in value):
+            return "********"  # credentials inside a URL
+        return repr(value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "...")
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a very long number"
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def _value_at(raw: Any, path: Path) -> Any:
+    for part in path:
+        if isinstance(raw, str):
+            return raw  # a list written as text with commas
+        try:
+            raw = raw[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
+# --- walking the model by path ------------------------------------------------
+
+
+def known_keys(model: type[BaseModel], path: Path) -> list[str]:
+    """The keys that the section at `path` has; empty when there is no such section."""
+    section = _section(model, path)
+    return [] if section is None else [info.alias or name for name, info in fields_of(section)]
+
+
+def fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    return list(model.model_fields.items())
+
+
+def is_text_field(model: type[BaseModel], path: Path) -> bool:
+    """Whether what stands at `path` is text, so that `012` there is not a number."""
+    field = _field(model, path)
+    if field is None:
+        return False
+    return any(
+        isinstance(kind, type) and issubclass(kind, (str, SecretStr, PurePath)) for kind in field
+    )
+
+
+def _section(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    if not path:
+        return model
+    for kind in _field(model, path) or ():
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _field(model: type[BaseModel], path: Path) -> tuple[Any, ...] | None:
+    """The plain types that the value at `path` may have."""
+    annotation: Any = model
+    for part in path:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found = [i for n, i in fields_of(annotation) if (i.alias or n) == part]
+            if not found:
+                return None
+            annotation = found[0].annotation
+        elif get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        else:
+            return None
+    return tuple(_plain_types(annotation))
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _plain_types(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _plain_types(part)
+    else:
+        yield annotation

@@ -1,0 +1,128 @@
+"""From sources to checked settings, or to an error that lists everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from liftlog.errors import ConfigError, InvalidArgument
+
+from .base import SettingsModel
+from .checks import check_settings, check_stream
+from .daemon import Settings
+from .findings import Finding, Path, from_validation, message_of
+from .sources import Sources
+from .stream import StreamSettings
+
+_Model = TypeVar("_Model", bound=SettingsModel)
+
+_MAX_ROUNDS = 4
+_MAX_KEYS = 256
+
+
+def load_settings(
+    path: FilePath | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
+) -> Settings:
+    """The settings of the YAML file `path` < `environ` < `overrides` (`a.b=c`).
+
+    Raises ConfigError with every finding, each with its path and origin; no value that may be
+    a secret is in it. `details["findings"]` holds the same as dicts.
+    """
+    sources = Sources(Settings)
+    if path is not None:
+        sources.add_file(path)
+    sources.add_environment(environ)
+    sources.add_overrides(overrides)
+    settings, found = _validate(Settings, sources.tree, check_settings)
+    findings = list(sources.findings)
+    for item in found:
+        origin = next(filter(None, map(sources.origin_of, (item.path, *item.involved))), "")
+        findings.append(replace(item, origin=origin))
+    if findings or settings is None:
+        raise ConfigError(message_of(findings, "the configuration"), findings=_as_dicts(findings))
+    return settings
+
+
+def parse_stream_settings(values: Mapping[str, Any]) -> StreamSettings:
+    """The settings of one stream from the keys of the YAML file.
+
+    Raises InvalidArgument with every finding.
+    """
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise InvalidArgument("the settings of a stream must be a mapping with text as keys")
+    if len(values) > _MAX_KEYS:
+        raise InvalidArgument("too many settings")
+    settings, findings = _validate(StreamSettings, dict(values), check_stream)
+    if findings or settings is None:
+        raise InvalidArgument(
+            message_of(findings, "the stream settings"), findings=_as_dicts(findings)
+        )
+    return settings
+
+
+def _validate(
+    model: type[_Model], raw: dict[str, Any], cross_check: Callable[[_Model], Iterator[Finding]]
+) -> tuple[_Model | None, list[Finding]]:
+    """Cross checks need a whole model, so bad values are left out and the rest is looked at again.
+
+    What a later round says about a value that was left out is an echo and not reported.
+    """
+    findings: list[Finding] = []
+    left_out: set[Path] = set()
+    current: Any = raw
+    for _ in range(_MAX_ROUNDS):
+        try:
+            settings = model.model_validate(current)
+        except ValidationError as error:
+            wrong = list(from_validation(error, model, current))
+            findings += [finding for finding in wrong if not _echo(finding, findings)]
+            fresh = {_removable(finding) for finding in wrong} - left_out
+            if not fresh or () in fresh:
+                return None, findings
+            left_out |= fresh
+            current = _without(current, left_out, ())
+        else:
+            findings += [f for f in cross_check(settings) if not _echo(f, findings)]
+            return (None if findings else settings), findings
+    return None, findings
+
+
+def _removable(finding: Finding) -> Path:
+    """What to leave out so that the rest can be judged."""
+    if finding.is_missing:
+        return finding.path[:-1]  # the section that lacks it
+    for index, part in enumerate(finding.path):
+        if isinstance(part, int):
+            return finding.path[:index]  # the whole list: other items keep their numbers
+    return finding.path
+
+
+def _echo(finding: Finding, earlier: Sequence[Finding]) -> bool:
+    return any(
+        _related(path, known.path)
+        for path in (finding.path, *finding.involved)
+        for known in earlier
+    )
+
+
+def _related(first: Path, second: Path) -> bool:
+    shorter = min(len(first), len(second))
+    return first[:shorter] == second[:shorter]
+
+
+def _without(value: Any, left_out: set[Path], at: Path) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _without(item, left_out, (*at, key))
+        for key, item in value.items()
+        if (*at, key) not in left_out
+    }
+
+
+def _as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    return [{"path": f.dotted, "problem": f.problem, "origin": f.origin} for f in findings]

@@ -1,0 +1,117 @@
+"""The reference page of all settings, made from the model.
+
+python -m liftlog.settings.reference > docs/reference/settings.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from .base import SettingsModel
+from .daemon import Settings
+from .findings import Path, dotted, fields_of
+from .stream import StreamSettings
+
+_HEAD = """\
+# Settings
+
+<!-- Made by `python -m liftlog.settings.reference`; a test fails when this page is out of date. -->
+
+A setting comes from the YAML file, the environment, or `--set`; the later one wins.
+
+| source | how `nats.servers` is set |
+|---|---|
+| YAML file (`liftlog serve -c FILE`) | `nats: {servers: ["nats://127.0.0.1:4222"]}` |
+| environment | `LIFTLOG_NATS__SERVERS=nats://a:4222,nats://b:4222` (`__` separates levels) |
+| command line | `--set nats.servers=nats://a:4222` |
+
+Values in the environment and in `--set` are read as YAML, except that a setting that holds text
+takes it as it stands (a password `0123` is not a number). A section given there as a whole
+replaces that section. Unknown keys, duplicate keys and bad values are refused, all at once, each
+with its path and where it came from. Relative paths start at the working directory.
+
+Durations: `250ms`, `1s`, `2m`, `1h30m`, `7d`; a bare number is seconds. Sizes: `4096`, `64KiB`,
+`8MiB`, `1GB`.
+"""
+
+_STREAMS_HEAD = """\
+## streams.NAME
+
+One section per stream; the same keys are taken by `client.create_stream` and
+`liftlog stream create`. A name has 1 to 128 letters, digits, `_` or `-` and begins with a letter
+or a digit.
+
+A subject that can match `_INBOX.>`, `$*.>` or `liftlog.>` needs `acks: off`.
+"""
+
+
+def render() -> str:
+    """The page as Markdown."""
+    sections: list[str] = [_HEAD, "## Top level\n", _table(Settings, ())]
+    for path, model in _sections(Settings, ()):
+        sections += [f"## {dotted(path)}\n", *_summary(model), _table(model, path)]
+    at: Path = ("streams", "NAME")
+    sections += [_STREAMS_HEAD, _table(StreamSettings, at)]
+    for path, model in _sections(StreamSettings, at):
+        sections += [f"### {dotted(path)}\n", *_summary(model), _table(model, path)]
+    return "\n".join(sections)
+
+
+def _summary(model: type[BaseModel]) -> list[str]:
+    own = vars(model).get("__doc__")
+    return [f"{own.strip().splitlines()[0]}\n"] if own else []
+
+
+def _sections(model: type[BaseModel], at: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
+    for name, info in fields_of(model):
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            path = (*at, info.alias or name)
+            yield path, annotation
+            yield from _sections(annotation, path)
+
+
+def _table(model: type[BaseModel], at: Path) -> str:
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, info in fields_of(model):
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            continue
+        key = info.alias or name
+        if (*at, key) == ("streams",):
+            continue
+        default = "required" if info.is_required() else f"`{_default(model, name)}`"
+        meaning = info.description or ""
+        choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
+        if choices:
+            meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+        rows.append(f"| `{key}` | {default} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _default(model: type[BaseModel], name: str) -> str:
+    info = model.model_fields[name]
+    value: Any = _sample(model).to_yaml_dict()[info.alias or name]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(str(item) for item in value)}]"
+    return str(value)
+
+
+def _sample(model: type[BaseModel]) -> SettingsModel:
+    given = {"subject": "x"} if model is StreamSettings else {}
+    sample = model.model_validate(given)
+    if not isinstance(sample, SettingsModel):
+        raise TypeError(f"{model.__name__} is not a settings model")
+    return sample
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

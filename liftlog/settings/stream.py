@@ -1,0 +1,158 @@
+"""The settings of one stream: the same keys in the YAML file and over the API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+
+from acl.subjects import why_invalid
+
+from .base import SettingsModel
+from .units import Count, Duration, Flag, PositiveDuration, Size
+
+MAX_SEGMENT_BYTES = 2**32 - 1
+MAX_BATCH_RECORDS = 65_535
+MAX_BATCH_BYTES = 16 * 2**20
+# nats-server refuses a larger max_payload.
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+Acks = Literal["on", "off", "envelope"]
+Durability = Literal["fsync", "interval", "os"]
+
+
+def _subject(text: str) -> str:
+    problem = why_invalid(text)
+    if problem is not None:
+        raise ValueError(f"not a NATS subject: {problem}")
+    return text
+
+
+def _queue_group(text: str) -> str:
+    if not text or len(text) > 255 or any(c.isspace() or not c.isprintable() for c in text):
+        raise ValueError("expected a queue group name without blanks")
+    return text
+
+
+def _on_or_off(value: Any) -> Any:
+    # YAML 1.1 reads the words on and off as booleans.
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _only_one(value: int) -> int:
+    if value != 1:
+        raise ValueError("expected 1: replication is reserved and not built yet")
+    return value
+
+
+def _at_most(limit: int, text: str) -> AfterValidator:
+    def check(value: int) -> int:
+        if value > limit:
+            raise ValueError(f"expected at most {text}")
+        return value
+
+    return AfterValidator(check)
+
+
+OnlyOne = Annotated[int, Strict(), AfterValidator(_only_one)]
+
+
+class FlushSettings(SettingsModel):
+    messages: Count = Field(
+        default=1000, description="`durability: interval` syncs after this many messages."
+    )
+    interval_seconds: PositiveDuration = Field(
+        default=1.0, alias="interval", description="`durability: interval` syncs after this long."
+    )
+
+
+class DedupeSettings(SettingsModel):
+    max_ids: Count = Field(
+        default=1_000_000,
+        description="Message ids remembered at most; beyond it the oldest go early.",
+    )
+
+
+class RetentionSettings(SettingsModel):
+    max_age_seconds: PositiveDuration | None = Field(
+        default=None, alias="max_age", description="Records older than this go. `null`: no limit."
+    )
+    max_bytes: Size | None = Field(
+        default=None, description="The oldest segments go while at least this much remains."
+    )
+    max_messages: Count | None = Field(
+        default=None, description="Exactly this many newest records stay readable."
+    )
+
+
+class SegmentSettings(SettingsModel):
+    max_bytes: Annotated[Size, _at_most(MAX_SEGMENT_BYTES, "4 GiB - 1")] = Field(
+        default=256 * 2**20, description="A segment file rolls at this size (below 4 GiB)."
+    )
+    max_age_seconds: PositiveDuration | None = Field(
+        default=86_400.0,
+        alias="max_age",
+        description="A segment rolls at this age, also when idle.",
+    )
+
+
+class BatchSettings(SettingsModel):
+    max_records: Annotated[Count, _at_most(MAX_BATCH_RECORDS, "65535")] = Field(
+        default=4096, description="Records in one record batch at most (up to 65535)."
+    )
+    max_bytes: Annotated[Size, _at_most(MAX_BATCH_BYTES, "16MiB")] = Field(
+        default=2**20,
+        description="Size of one record batch, the unit that one bad bit costs "
+        "(up to 16MiB; a larger message gets a batch of its own).",
+    )
+
+
+class StreamSettings(SettingsModel):
+    """One stream. Build it with `parse_stream_settings`, which also checks across fields."""
+
+    subject: Annotated[str, Strict(), AfterValidator(_subject)] = Field(
+        description="NATS subject to record; wildcards `*` and `>` are allowed."
+    )
+    queue_group: Annotated[str, Strict(), AfterValidator(_queue_group)] | None = Field(
+        default=None,
+        description="Share the subject's messages with the other members of this group.",
+    )
+    acks: Annotated[Acks, BeforeValidator(_on_or_off)] = Field(
+        default="on",
+        description="`on`: JetStream-style acks to reply subjects; `envelope`: only to the ack "
+        "subject inside an envelope; `off`: a silent witness.",
+    )
+    durability: Durability = Field(
+        default="fsync",
+        description="`fsync`: ack after fdatasync; `interval`: ack after write, fdatasync by "
+        "`flush`; `os`: leave it to the kernel.",
+    )
+    flush: FlushSettings = FlushSettings()
+    dedupe_window_seconds: Duration = Field(
+        default=120.0,
+        alias="dedupe_window",
+        description="A `Nats-Msg-Id` seen within this time is a duplicate; `0s` switches it off.",
+    )
+    dedupe: DedupeSettings = DedupeSettings()
+    max_message_bytes: Annotated[Size, _at_most(MAX_MESSAGE_BYTES, "64MiB")] = Field(
+        default=8 * 2**20, description="Larger messages are refused (up to 64MiB)."
+    )
+    max_pending_bytes: Size = Field(
+        default=64 * 2**20,
+        description="Received but not yet committed; beyond it this stream alone refuses.",
+    )
+    retention: RetentionSettings = RetentionSettings()
+    segment: SegmentSettings = SegmentSettings()
+    batch: BatchSettings = BatchSettings()
+    initial_offset: Count = Field(
+        default=1,
+        description="Offset of the first record of a new stream.",
+    )
+    envelope: Flag = Field(
+        default=True,
+        description="Recognise liftlog envelopes; `false` stores them as plain messages.",
+    )
+    paused: Flag = Field(default=False, description="Refuse new messages for now.")
+    read_only: Flag = Field(default=False, description="Refuse new messages for good.")
+    replicas: OnlyOne = Field(default=1, description="Reserved: only 1.")
+    min_isr: OnlyOne = Field(default=1, description="Reserved: only 1.")

@@ -1,0 +1,71 @@
+from typing import Any
+
+import pytest
+
+from liftlog.errors import InvalidArgument
+from liftlog.settings import StreamSettings, parse_stream_settings
+
+
+def test_defaults() -> None:
+    stream = parse_stream_settings({"subject": "orders.>"})
+    assert stream == StreamSettings(subject="orders.>")
+    assert (stream.acks, stream.durability, stream.initial_offset) == ("on", "fsync", 1)
+    assert stream.retention.max_age_seconds is None
+    assert stream.dedupe.max_ids == 1_000_000
+    assert stream.max_pending_bytes == 64 * 2**20
+    assert (stream.batch.max_records, stream.batch.max_bytes) == (4096, 2**20)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"acks": "off", "queue_group": "g", "retention": {"max_age": 0.1, "max_messages": 7}},
+        {"segment": {"max_bytes": 4097, "max_age": None}, "dedupe_window": "1h1s", "paused": True},
+    ],
+)
+def test_the_yaml_dict_reads_back_as_the_same_settings(given: dict[str, Any]) -> None:
+    stream = parse_stream_settings({"subject": "a", **given})
+    written = stream.to_yaml_dict()
+    assert parse_stream_settings(written) == stream
+    assert parse_stream_settings(written).to_yaml_dict() == written
+
+
+def test_the_yaml_dict_has_the_users_keys_and_values() -> None:
+    written = parse_stream_settings(
+        {"subject": "a", "acks": True, "retention": {"max_bytes": 10 * 2**30}}
+    ).to_yaml_dict()
+    assert written["acks"] == "on"
+    assert written["dedupe_window"] == "2m"
+    assert written["retention"] == {"max_age": None, "max_bytes": "10GiB", "max_messages": None}
+    assert written["segment"] == {"max_bytes": "256MiB", "max_age": "1d"}
+
+
+def test_all_findings_at_once() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_stream_settings(
+            {"subject": 5, "retension": {}, "flush": {"interval": -1}, "replicas": True}
+        )
+    found = {item["path"]: item["problem"] for item in caught.value.details["findings"]}
+    assert set(found) == {"subject", "retension", "flush.interval", "replicas"}
+    assert "did you mean 'retention'" in found["retension"]
+
+
+@pytest.mark.parametrize("given", [None, [], "x", {1: 2}, {b"subject": "a"}, {"x" * 5000: 1}])
+def test_hostile_input_is_an_invalid_argument(given: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_stream_settings(given)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"a": {}}, {"subject": {"a": 1}}, {"subject": b"a"}, {"flush": [1]}, {"flush": {1: 2}}]
+)
+def test_wrong_shapes(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_stream_settings({"subject": "a"} | bad)
+
+
+def test_a_reserved_subject_needs_acks_off() -> None:
+    with pytest.raises(InvalidArgument, match="expected off"):
+        parse_stream_settings({"subject": "$JS.>"})
+    parse_stream_settings({"subject": "$JS.>", "acks": "off"})
