@@ -1,0 +1,191 @@
+"""`encode` and `decode`.
+
+`decode` sits on the path of every message of a stream, and its input is whatever somebody
+published. So it answers None for anything that is not exactly an envelope, never raises, and
+costs no more than a small multiple of the input's size whatever lengths and nesting it declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgpack
+from crc32c import crc32c
+
+from . import fields as check
+from .fields import NO_HEADERS, AckPolicy, Envelope
+from .format import (
+    COOKIE,
+    CRC,
+    FLAG_CRC,
+    HEADER,
+    HEADER_SIZE,
+    HEADER_SIZE_WITH_CRC,
+    MAX_HEADERS,
+    MAX_KEY_BYTES,
+    VERSION,
+)
+
+_KEYS = frozenset("kvhacpie")
+_MAX_MAPS = 2  # `h` and the body itself
+_SMALL = 8192
+
+_packb = msgpack.packb
+_unpackb = msgpack.unpackb
+_unpack_header = HEADER.unpack_from
+_unpack_crc = CRC.unpack_from
+_new = tuple.__new__
+
+
+def encode(
+    value: bytes | str | None,
+    *,
+    key: bytes | str | None = None,
+    headers: Mapping[str, str] | None = None,
+    ack_subject: str | None = None,
+    correlation_id: str | None = None,
+    ack_policy: AckPolicy | None = None,
+    message_id: str | None = None,
+    expected_last_offset: int | None = None,
+    crc: bool = True,
+) -> bytes:
+    """One envelope, ready to be published.
+
+    `value` None is a tombstone and needs a `key`; text is taken as UTF-8. Equal arguments give
+    equal bytes. Raises ValueError for a field that `decode` would not accept, TypeError for a
+    value or key that is neither bytes nor text.
+    """
+    body: dict[str, Any] = {}
+    if key is not None:
+        raw_key = _to_bytes(key, "key")
+        _demand(check.wrong_key(raw_key))
+        body["k"] = raw_key
+    elif value is None:
+        raise ValueError("a tombstone (value None) needs a key")
+    body["v"] = None if value is None else _to_bytes(value, "value")
+    if headers:
+        _demand(check.wrong_headers(headers))
+        body["h"] = dict(headers)
+    for name, given, wrong in (
+        ("a", ack_subject, check.wrong_ack_subject),
+        ("c", correlation_id, check.wrong_id),
+        ("p", ack_policy, check.wrong_ack_policy),
+        ("i", message_id, check.wrong_id),
+        ("e", expected_last_offset, check.wrong_offset),
+    ):
+        if given is not None:
+            _demand(wrong(given))
+            body[name] = given
+    packed = cast(bytes, _packb(body, use_bin_type=True))
+    if not crc:
+        return HEADER.pack(COOKIE, VERSION, 0, HEADER_SIZE) + packed
+    head = HEADER.pack(COOKIE, VERSION, FLAG_CRC, HEADER_SIZE_WITH_CRC)
+    return head + CRC.pack(crc32c(packed)) + packed
+
+
+def decode(data: bytes) -> Envelope | None:
+    """The envelope in `data`, or None when `data` is a plain message. Never raises."""
+    if data[:4] != COOKIE or len(data) <= HEADER_SIZE:
+        return None
+    _, version, flags, header_size = _unpack_header(data)
+    if version != VERSION or header_size < HEADER_SIZE or header_size >= len(data):
+        return None
+    # Copying a small body is cheaper than a view of it.
+    whole = data if len(data) <= _SMALL else memoryview(data)
+    body = whole[header_size:]
+    if flags == FLAG_CRC:
+        if header_size < HEADER_SIZE_WITH_CRC or crc32c(body) != _unpack_crc(data, HEADER_SIZE)[0]:
+            return None
+    elif flags:
+        return None
+    try:
+        return _decode_body(body)
+    except (ValueError, msgpack.UnpackException):
+        # Broken msgpack, bad UTF-8, too much nesting, trailing bytes.
+        return None
+
+
+def _decode_body(body: bytes | memoryview) -> Envelope | None:
+    maps = 0
+
+    def on_map(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        # A pair of two bytes becomes a tuple of 56, so what may be built is bounded here:
+        # at most two maps are ever finished, of at most MAX_HEADERS pairs each.
+        nonlocal maps
+        maps += 1
+        if maps > _MAX_MAPS:
+            raise ValueError("more maps than an envelope has")
+        return pairs
+
+    # Pairs and not dicts, so that equal keys can be seen. With `use_list=False` an array is a
+    # tuple, so a list is always a map. Lengths of text and bytes are bounded by the input's.
+    # Text must be UTF-8 and keys text or bytes: both are msgpack's defaults.
+    pairs = _unpackb(
+        body,
+        use_list=False,
+        object_pairs_hook=on_map,
+        max_array_len=0,
+        max_map_len=MAX_HEADERS,
+        max_ext_len=0,
+    )
+    if type(pairs) is not list:
+        return None
+    fields = dict(pairs)
+    if len(fields) != len(pairs) or not _KEYS.issuperset(fields) or "v" not in fields:
+        return None
+    return _checked(fields)
+
+
+def _checked(fields: dict[str, Any]) -> Envelope | None:
+    value = fields["v"]
+    if type(value) is str:
+        value = value.encode()
+    elif value is not None and type(value) is not bytes:
+        return None
+    key = fields.get("k")
+    if type(key) is str:
+        key = key.encode()
+    if key is None:
+        if value is None:
+            return None
+    elif type(key) is not bytes or len(key) > MAX_KEY_BYTES:
+        return None
+
+    headers: Mapping[str, str] = NO_HEADERS
+    pairs = fields.get("h")
+    if pairs is not None:
+        if type(pairs) is not list:
+            return None
+        headers = dict(pairs)
+        if len(headers) != len(pairs) or check.wrong_headers(headers):
+            return None
+
+    get = fields.get
+    ack_subject, correlation_id, ack_policy = get("a"), get("c"), get("p")
+    message_id, expected = get("i"), get("e")
+    if (
+        (ack_subject is not None and check.wrong_ack_subject(ack_subject))
+        or (correlation_id is not None and check.wrong_id(correlation_id))
+        or (ack_policy is not None and check.wrong_ack_policy(ack_policy))
+        or (message_id is not None and check.wrong_id(message_id))
+        or (expected is not None and check.wrong_offset(expected))
+    ):
+        return None
+    return _new(
+        Envelope,
+        (value, key, headers, ack_subject, correlation_id, ack_policy, message_id, expected),
+    )
+
+
+def _to_bytes(value: object, what: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"the {what} must be bytes or text, not {type(value).__name__}")
+
+
+def _demand(problem: str | None) -> None:
+    if problem is not None:
+        raise ValueError(problem)

@@ -1,0 +1,115 @@
+import re
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envelope import ACK_POLICIES, Envelope, decode, encode
+
+line_chars = st.characters(codec="utf-8", categories=["L", "N", "P", "S"], include_characters=" ")
+lines = st.text(line_chars, max_size=60).filter(lambda text: text == text.strip(" "))
+names = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20).map(
+    lambda name: name.replace(":", "-")
+)
+tokens = st.from_regex(re.compile(r"[A-Za-z0-9_-]{1,10}"), fullmatch=True)
+subjects = (
+    st.lists(tokens, min_size=1, max_size=5)
+    .map(".".join)
+    .filter(lambda subject: not subject.startswith("liftlog."))
+)
+
+arguments = st.fixed_dictionaries(
+    {"value": st.binary(max_size=300)},
+    optional={
+        "key": st.binary(max_size=40),
+        "headers": st.dictionaries(names, lines, max_size=8),
+        "ack_subject": subjects,
+        "correlation_id": lines.filter(bool),
+        "ack_policy": st.sampled_from(ACK_POLICIES),
+        "message_id": lines.filter(bool),
+        "expected_last_offset": st.integers(0, 2**63 - 1),
+    },
+)
+
+
+@given(arguments, st.booleans())
+def test_what_is_encoded_is_decoded(given: dict[str, Any], crc: bool) -> None:
+    data = encode(**given, crc=crc)
+    assert decode(data) == Envelope(**given)
+    assert encode(**given, crc=crc) == data
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise(data: bytes) -> None:
+    decode(data)
+
+
+@given(st.binary(max_size=200))
+def test_no_body_raises(body: bytes) -> None:
+    found = decode(b"\xb9\x0e\x4c\x4c\x01\x00\x08\x00" + body)
+    if found is not None:
+        # Whatever was accepted can be said again.
+        again = encode(
+            found.value,
+            key=found.key,
+            headers=found.headers,
+            ack_subject=found.ack_subject,
+            correlation_id=found.correlation_id,
+            ack_policy=found.ack_policy,
+            message_id=found.message_id,
+            expected_last_offset=found.expected_last_offset,
+        )
+        assert decode(again) == found
+
+
+SAMPLES = [
+    {"value": b"hello"},
+    {"value": None, "key": b"k"},
+    {
+        "value": b"v" * 40,
+        "key": b"key",
+        "headers": {"Trace": "abc", "b": ""},
+        "ack_subject": "acks.me",
+        "correlation_id": "c",
+        "ack_policy": "leader",
+        "message_id": "m",
+        "expected_last_offset": 7,
+    },
+]
+
+
+def test_every_changed_byte_is_noticed() -> None:
+    for sample in SAMPLES:
+        expected = Envelope(**sample)  # type: ignore[arg-type]
+        for crc in (True, False):
+            data = encode(**sample, crc=crc)  # type: ignore[arg-type]
+            unnoticed = []
+            for position in range(len(data)):
+                for value in range(256):
+                    if value == data[position]:
+                        continue
+                    found = decode(data[:position] + bytes([value]) + data[position + 1 :])
+                    if found is not None:
+                        unnoticed.append((position, value))
+                        # Without a checksum a changed value is another value.
+                        assert found == expected or not crc
+            if crc:
+                # Only the flag "no checksum" leaves a valid envelope, of the same content.
+                assert unnoticed == [(5, 0)]
+
+
+def test_every_truncation_is_a_plain_message() -> None:
+    for sample in SAMPLES:
+        for crc in (True, False):
+            data = encode(**sample, crc=crc)  # type: ignore[arg-type]
+            assert [n for n in range(len(data)) if decode(data[:n]) is not None] == []
+            assert decode(data + b"\xc0") is None
+
+
+@settings(max_examples=300)
+@given(arguments, st.data())
+def test_damage_in_several_places_never_raises(given: dict[str, Any], data: st.DataObject) -> None:
+    raw = bytearray(encode(**given, crc=False))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(4, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    decode(bytes(raw))
