@@ -99,7 +99,7 @@ class DataDir:
         names = []
         with storage_errors("listing the streams"):
             for name in fs.list_directory(self.path / STREAMS_NAME):
-                if self._is_unfinished(name):
+                if name.startswith(".deleted-") or self._is_unfinished(name):
                     self._remove_directory(name)
                 else:
                     names.append(name)
@@ -136,8 +136,8 @@ class DataDir:
         )
 
     def delete_log(self, name: str) -> None:
-        """Remove the stream's files. The manifest goes last but one, so that a crash in between
-        leaves either a stream or an unfinished directory, which the next start removes."""
+        """Remove the stream's files. The directory is renamed first: a crash in between leaves
+        one whose name cannot be a stream's, and the next start removes it."""
         self._recovery_points.pop(name, None)
         with storage_errors(f"deleting {name}"):
             self._remove_directory(name)
@@ -147,10 +147,12 @@ class DataDir:
         directory = self.stream_path(name)
         doomed = directory.with_name(f".deleted-{name}") if not name.startswith(".") else directory
         if doomed != directory:
+            self.environment.pool.forget_directory(directory)
+            self.environment.indexes.drop_directory(directory)
             fs.rename(directory, doomed)
             fs.fsync_directory(directory.parent)
         for file in fs.list_directory(doomed):
-            self.environment.pool.doom(doomed / file)
+            self.environment.pool.remove(doomed / file)
         fs.remove_directory(doomed)
 
     # --- shared checkpoint files ---

@@ -1,7 +1,7 @@
 """Open files shared by readers, bounded in number, closed when nobody holds them.
 
 A segment file that retention removed stays readable until its last reader lets go: unlinking
-does not touch an open descriptor, and a doomed file is unlinked only after its last release.
+does not touch an open descriptor.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from liftlog.log.filesystem import File, FileSystem
 class PooledFile:
     """A file with a count of its holders."""
 
-    __slots__ = ("doomed", "file", "holders")
+    __slots__ = ("detached", "file", "holders")
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.holders = 0
-        self.doomed = False
+        self.detached = False  # no longer in the pool: close it when the last holder lets go
 
 
 class FilePool:
@@ -52,29 +52,37 @@ class FilePool:
     def release(self, pooled: PooledFile) -> None:
         with self._lock:
             pooled.holders -= 1
-            if pooled.holders == 0 and pooled.doomed:
-                self._remove(pooled)
+            if pooled.holders == 0 and pooled.detached:
+                pooled.file.close()
             else:
                 self._shrink()
 
-    def doom(self, path: Path) -> None:
-        """Unlink `path` now, or after its last holder released it. Raises OSError."""
+    def remove(self, path: Path) -> None:
+        """Unlink `path`; holders of the open file keep it. Raises OSError."""
         with self._lock:
-            pooled = self._files.pop(path, None)
-            if pooled is not None and pooled.holders:
-                pooled.doomed = True
-                return
-            if pooled is not None:
-                pooled.file.close()
+            self._detach(path)
             if self._fs.exists(path):
                 self._fs.unlink(path)
+
+    def forget_directory(self, directory: Path) -> None:
+        """Let go of all files in a directory that is about to be removed or renamed."""
+        with self._lock:
+            for path in [path for path in self._files if path.parent == directory]:
+                self._detach(path)
+
+    def _detach(self, path: Path) -> None:
+        pooled = self._files.pop(path, None)
+        if pooled is None:
+            return
+        pooled.detached = True
+        if not pooled.holders:
+            pooled.file.close()
 
     def close(self) -> None:
         """Close every idle file; held ones close when they are released."""
         with self._lock:
-            for path in [p for p, pooled in self._files.items() if not pooled.holders]:
-                self._files.pop(path).file.close()
-            self._limit = 0
+            for path in list(self._files):
+                self._detach(path)
 
     def _shrink(self) -> None:
         excess = len(self._files) - self._limit
@@ -83,8 +91,3 @@ class FilePool:
         idle = [path for path, pooled in self._files.items() if not pooled.holders]
         for path in idle[:excess]:
             self._files.pop(path).file.close()
-
-    def _remove(self, pooled: PooledFile) -> None:
-        pooled.file.close()
-        if self._fs.exists(pooled.file.path):
-            self._fs.unlink(pooled.file.path)

@@ -20,7 +20,7 @@ from liftlog.errors import OffsetOutOfRange, StorageError
 from liftlog.log.clock import Clock
 from liftlog.log.file_pool import FilePool
 from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
-from liftlog.log.index import SparseIndex, write_index
+from liftlog.log.index import SparseIndex, index_path, write_index
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.reader import LogSlice, find_time_in_segment, slice_segment
 from liftlog.log.recovery import ActiveState
@@ -502,7 +502,7 @@ class Log:
         """Move the log start and drop the oldest sealed segments; returns the bytes freed.
 
         The manifest comes first: a crash in between leaves files that nothing lists, and the next
-        start removes them. Files with readers go when the last reader lets go.
+        start removes them. Whoever reads a removed file keeps it until the answer is sent.
         """
         with self._lock, storage_errors(f"retention of {self.directory.name}"):
             gone = self._segments[:delete_segments]
@@ -523,10 +523,8 @@ class Log:
             self._segments = kept
             for segment in gone:
                 self.environment.indexes.drop(segment.path)
-                index_file = segment.path.with_suffix(".index")
-                self.environment.pool.doom(segment.path)
-                if self.environment.fs.exists(index_file):
-                    self.environment.fs.unlink(index_file)
+                self.environment.pool.remove(segment.path)
+                self.environment.pool.remove(index_path(segment.path))
             return sum(segment.size_bytes for segment in gone)
 
     def active_state(self) -> ActiveState:

@@ -128,3 +128,8 @@ class IndexCache:
     def drop(self, path: Path) -> None:
         with self._lock:
             self._indexes.pop(path, None)
+
+    def drop_directory(self, directory: Path) -> None:
+        with self._lock:
+            for path in [path for path in self._indexes if path.parent == directory]:
+                del self._indexes[path]

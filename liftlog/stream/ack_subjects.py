@@ -1,0 +1,55 @@
+"""Which subjects an ack may be sent to.
+
+An ack is a message that a publisher makes us send, so its subject must not reach anybody else:
+not JetStream's API ($JS...), not the system ($SYS...), not our own subjects, and not a subject
+that a stream records (an ack would be recorded and acked for ever).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from acl.subjects import matches, overlaps
+
+MAX_LENGTH = 255
+_LITERAL = re.compile(rb"[!-)+-=?-~]+")  # printable ASCII without blank, `*` and `>`
+_INBOX_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
+_CACHED = 10_000
+
+
+class AckSubjects:
+    """Decides per subject, and for whole runs of ordinary inboxes in a few C calls."""
+
+    def __init__(self, attached: Iterable[str] = ()) -> None:
+        self._attached = tuple(attached)
+        self._inbox_is_ordinary = not any(
+            overlaps(pattern, "_INBOX.>") for pattern in self._attached
+        )
+        self._cached = lru_cache(maxsize=_CACHED)(self._decide)
+
+    def allows(self, subject: bytes) -> bool:
+        return self._cached(subject)
+
+    def _decide(self, subject: bytes) -> bool:
+        if len(subject) > MAX_LENGTH or not _LITERAL.fullmatch(subject):
+            return False
+        text = subject.decode("ascii")
+        if text.startswith(("$", "liftlog.")) or "" in text.split("."):
+            return False
+        return not any(matches(pattern, text) for pattern in self._attached)
+
+    def all_allowed(self, subjects: Sequence[bytes]) -> bool:
+        """True only if every one may be acked to; False means: ask one by one."""
+        if not self._inbox_is_ordinary:
+            return False
+        joined = b"\n" + b"\n".join(subjects)
+        return (
+            joined.count(b"\n_INBOX.") == len(subjects)
+            and not joined.translate(None, _INBOX_BYTES + b"\n")
+            and b".." not in joined
+            and b".\n" not in joined
+            and not joined.endswith(b".")
+            and max(map(len, subjects)) <= MAX_LENGTH
+        )

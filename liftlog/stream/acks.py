@@ -1,0 +1,62 @@
+"""Acks: what they say and the bytes of the NATS `PUB` commands that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from liftlog.stream.refusals import to_json
+
+Answer = tuple[bytes, bytes]
+"""(subject, body) of one answer."""
+
+
+class AckFormat:
+    """The ack of one stream. `durability` is named in it when it is weaker than fsync."""
+
+    def __init__(self, stream: str, durability: str) -> None:
+        self._stream = stream
+        self._extra = {} if durability == "fsync" else {"durability": durability}
+        body = self.body(0)
+        head, _, tail = body.partition(b'"seq":0')
+        self._head = head + b'"seq":'
+        self._tail = tail
+
+    def body(
+        self, offset: int, *, duplicate: bool = False, correlation_id: str | None = None
+    ) -> bytes:
+        """The JSON of one ack."""
+        document: dict[str, Any] = {"stream": self._stream, "seq": offset}
+        if duplicate:
+            document["duplicate"] = True
+        document |= self._extra
+        if correlation_id is not None:
+            document["correlation_id"] = correlation_id
+        return to_json(document)
+
+    def commands(self, replies: Sequence[bytes], first_offset: int) -> bytes:
+        """`PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.
+
+        One format string serves all offsets with the same number of digits.
+        """
+        end = first_offset + len(replies)
+        parts = []
+        start = first_offset
+        while start < end:
+            digits = len(str(start))
+            stop = min(end, 10**digits)
+            size = len(self._head) + digits + len(self._tail)
+            form = b"PUB %%b %d\r\n%b%%d%b\r\n" % (size, self._head, self._tail)
+            chosen = replies[start - first_offset : stop - first_offset]
+            parts += [
+                form % pair for pair in zip(chosen, range(start, stop), strict=True) if pair[0]
+            ]
+            start = stop
+        return b"".join(parts)
+
+
+def publish_commands(answers: Iterable[Answer]) -> bytes:
+    """`PUB` commands for answers that are already worded."""
+    return b"".join(
+        [b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body) for subject, body in answers]
+    )

@@ -1,0 +1,140 @@
+"""A commit group: what one write and one fsync make durable, and who is to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from liftlog.records.encode import encode_batch
+from liftlog.stream.acks import Answer
+
+
+class CommitGroup:
+    """Records in offset order as columns, and the answers that wait for them.
+
+    `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
+    record, b"" for no ack. `answers` are worded already: duplicates, refusals, acks with a
+    correlation id; `waiting` names who is to be nacked in their place if the group fails.
+    """
+
+    __slots__ = (
+        "ack_replies",
+        "answers",
+        "base_offset",
+        "has_acks",
+        "has_tombstones",
+        "headers",
+        "keys",
+        "last_message_id_before",
+        "message_ids",
+        "received",
+        "size_bytes",
+        "stamps",
+        "subjects",
+        "values",
+        "waiting",
+    )
+
+    def __init__(self, base_offset: int, last_message_id: bytes) -> None:
+        self.base_offset = base_offset
+        self.last_message_id_before = last_message_id
+        self.subjects: list[bytes] = []
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[bytes] | None = None
+        self.has_tombstones = False
+        self.stamps: list[tuple[int, int]] = []
+        self.ack_replies: list[bytes] = []
+        self.has_acks = False
+        self.answers: list[Answer] = []
+        self.waiting: list[tuple[bytes, str | None]] = []
+        self.message_ids: list[bytes] = []
+        self.received = 0
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + len(self.values)
+
+    @property
+    def last_timestamp_ns(self) -> int:
+        return self.stamps[-1][0] if self.stamps else 0
+
+    def add_stamp(self, timestamp_ns: int, count: int) -> None:
+        """`count` more records bear this stamp."""
+        if self.stamps and self.stamps[-1][0] == timestamp_ns:
+            count += self.stamps.pop()[1]
+        self.stamps.append((timestamp_ns, count))
+
+    def pad_headers(self) -> list[bytes]:
+        """The header column, filled up to the present length; made when first needed."""
+        if self.headers is None:
+            self.headers = []
+        self.headers += [b""] * (len(self.values) - len(self.headers))
+        return self.headers
+
+    def pad_keys(self) -> list[bytes | None]:
+        if self.keys is None:
+            self.keys = []
+        self.keys += [None] * (len(self.values) - len(self.keys))
+        return self.keys
+
+    def encode(
+        self, *, leader_epoch: int, commit_group: int, max_records: int, max_bytes: int
+    ) -> Iterator[tuple[bytearray, int, int, int, int, int]]:
+        """Batches as (bytes, base offset, next offset, record count, first and largest stamp)."""
+        if self.headers is not None:
+            self.pad_headers()
+        if self.keys is not None:
+            self.pad_keys()
+        count = len(self.values)
+        single = count <= max_records and self.size_bytes <= max_bytes
+        bounds = [(0, count)] if single else self._split(max_records, max_bytes)
+        for lo, hi in bounds:
+            whole = lo == 0 and hi == count
+            stamps = self.stamps if whole else _slice_stamps(self.stamps, lo, hi)
+            data = encode_batch(
+                base_offset=self.base_offset + lo,
+                leader_epoch=leader_epoch,
+                commit_group=commit_group,
+                stamps=stamps,
+                subjects=self.subjects if whole else self.subjects[lo:hi],
+                values=self.values if whole else self.values[lo:hi],
+                keys=self.keys[lo:hi] if self.keys is not None else None,
+                headers=self.headers[lo:hi] if self.headers is not None else None,
+                has_tombstones=self.has_tombstones,
+            )
+            first, largest = stamps[0][0], max(stamps)[0]
+            yield data, self.base_offset + lo, self.base_offset + hi, hi - lo, first, largest
+
+    def _split(self, max_records: int, max_bytes: int) -> list[tuple[int, int]]:
+        """Where to cut so that no batch passes the limits, unless a single record does."""
+        sizes = [len(value or b"") for value in self.values]
+        for column in (self.headers, self.keys):
+            if column is not None:
+                sizes = [size + len(item or b"") for size, item in zip(sizes, column, strict=True)]
+        bounds = []
+        lo = 0
+        ends = list(accumulate(sizes))
+        budget = max_bytes
+        for i, end in enumerate(ends):
+            if i > lo and (end > budget or i - lo >= max_records):
+                bounds.append((lo, i))
+                lo = i
+                budget = ends[i - 1] + max_bytes
+        bounds.append((lo, len(sizes)))
+        return bounds
+
+
+def _slice_stamps(stamps: list[tuple[int, int]], lo: int, hi: int) -> list[tuple[int, int]]:
+    found = []
+    at = 0
+    for stamp, count in stamps:
+        overlap = min(hi, at + count) - max(lo, at)
+        if overlap > 0:
+            found.append((stamp, overlap))
+        at += count
+    return found

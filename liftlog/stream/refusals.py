@@ -1,0 +1,80 @@
+"""Why a message is not stored, in the codes that JetStream uses.
+
+Source: nats-server's server/errors.json (2.15). Clients switch on `err_code`, so a refusal uses
+the code whose meaning is closest even where JetStream itself has the feature and we do not.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+
+class Refusal(NamedTuple):
+    """`reason` is the label of the metric; the rest goes into the nack."""
+
+    reason: str
+    code: int
+    err_code: int
+    description: str
+
+
+TOO_LARGE = Refusal("too_large", 400, 10054, "message size exceeds maximum allowed")
+WRONG_STREAM = Refusal("wrong_stream", 400, 10060, "expected stream does not match")
+OVERLOADED = Refusal("overloaded", 429, 10167, "too many requests")
+STORE_FAILED = Refusal("store_failed", 503, 10077, "the message could not be stored")
+DISK_FULL = Refusal("disk_full", 503, 10077, "no space left on the disk of the log")
+SHUTTING_DOWN = Refusal("shutting_down", 503, 10077, "the log is shutting down")
+TOMBSTONE_WITHOUT_KEY = Refusal("bad_tombstone", 400, 10003, "a tombstone needs a key")
+BAD_TOMBSTONE = Refusal("bad_tombstone", 400, 10003, "Liftlog-Tombstone must be true or false")
+BAD_ENVELOPE_HEADERS = Refusal("bad_headers", 400, 10003, "the header block is not well-formed")
+
+_SCHEDULES = Refusal("unsupported_header", 400, 10188, "message schedules is disabled")
+_BATCHES = Refusal("unsupported_header", 400, 10174, "atomic publish is disabled")
+_SUBJECT_SEQUENCE = Refusal(
+    "unsupported_header", 400, 10164, "wrong last sequence: not kept per subject"
+)
+
+UNSUPPORTED_HEADERS: dict[bytes, Refusal] = {
+    b"Nats-TTL": Refusal("unsupported_header", 400, 10166, "per-message TTL is disabled"),
+    b"Nats-Rollup": Refusal("unsupported_header", 500, 10111, "rollup not permitted"),
+    b"Nats-Incr": Refusal("unsupported_header", 400, 10168, "message counters is disabled"),
+    b"Nats-Expected-Last-Subject-Sequence": _SUBJECT_SEQUENCE,
+    b"Nats-Expected-Last-Subject-Sequence-Subject": _SUBJECT_SEQUENCE,
+    b"Nats-Required-Api-Level": Refusal(
+        "unsupported_header", 412, 10185, "JetStream minimum api level required"
+    ),
+}
+UNSUPPORTED_FAMILIES: tuple[tuple[bytes, Refusal], ...] = (
+    (b"Nats-Schedule", _SCHEDULES),
+    (b"Nats-Batch-", _BATCHES),
+)
+
+
+def wrong_last_sequence(last: int) -> Refusal:
+    return Refusal("wrong_last_sequence", 400, 10071, f"wrong last sequence: {last}")
+
+
+def wrong_last_message_id(last: bytes) -> Refusal:
+    text = last.decode("utf-8", "replace")
+    return Refusal("wrong_last_msg_id", 400, 10070, f"wrong last msg ID: {text}")
+
+
+def to_json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def refusal_body(stream: str, refusal: Refusal, correlation_id: str | None = None) -> bytes:
+    """The JSON of a nack, in the shape of a JetStream publish error."""
+    document: dict[str, Any] = {
+        "error": {
+            "code": refusal.code,
+            "err_code": refusal.err_code,
+            "description": refusal.description,
+        },
+        "stream": stream,
+        "seq": 0,
+    }
+    if correlation_id is not None:
+        document["correlation_id"] = correlation_id
+    return to_json(document)

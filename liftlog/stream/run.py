@@ -1,0 +1,35 @@
+"""Messages as they come from NATS: columns, because everything after is done by column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MessageRun:
+    """Consecutive messages of one subscription, in the order in which NATS delivered them.
+
+    `replies` holds b"" where there was no reply subject. `headers` is None when no message had
+    any, else one raw block per message, b"" for none. `has_cookie` may be true when no payload is
+    an envelope, but is never false when one is.
+    """
+
+    __slots__ = ("has_cookie", "headers", "payloads", "replies", "size_bytes", "subjects")
+
+    def __init__(
+        self,
+        subjects: Sequence[bytes],
+        replies: Sequence[bytes],
+        payloads: Sequence[bytes],
+        headers: Sequence[bytes] | None = None,
+        *,
+        has_cookie: bool = True,
+    ) -> None:
+        self.subjects = subjects
+        self.replies = replies
+        self.payloads = payloads
+        self.headers = headers
+        self.has_cookie = has_cookie
+        self.size_bytes = sum(map(len, payloads)) + sum(map(len, headers or ()))
+
+    def __len__(self) -> int:
+        return len(self.payloads)

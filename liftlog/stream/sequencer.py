@@ -1,0 +1,349 @@
+"""What one stream does with messages: judge, number, group; then acks or nacks.
+
+Pure: runs of messages and the outcome of commits go in, groups to write and bytes to send come
+out. Judging runs ahead of the disk on a speculative tail; every answer that depends on it stays
+with its group until that group is durable, and when a group fails, everything judged since the
+last commit is taken back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import envelope
+from liftlog.stream.ack_subjects import AckSubjects
+from liftlog.stream.acks import AckFormat, publish_commands
+from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
+from liftlog.stream.dedupe import DedupeWindow
+from liftlog.stream.enveloped import unwrap
+from liftlog.stream.group import CommitGroup
+from liftlog.stream.refusals import (
+    TOMBSTONE_WITHOUT_KEY,
+    TOO_LARGE,
+    WRONG_STREAM,
+    Refusal,
+    refusal_body,
+    wrong_last_message_id,
+    wrong_last_sequence,
+)
+from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.stream")
+
+_CLOCK_TOLERANCE_NS = 60 * 1_000_000_000
+_NO_REPLY = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SequencerConfig:
+    """What of a stream's settings decides about messages; sizes in bytes."""
+
+    stream: str
+    acks: str = "on"
+    durability: str = "fsync"
+    max_message_bytes: int = 8 * 1024 * 1024
+    group_max_bytes: int = 8 * 1024 * 1024
+    recognise_envelopes: bool = True
+
+
+class Sequencer:
+    """Not thread-safe: lives on the event loop."""
+
+    def __init__(
+        self,
+        config: SequencerConfig,
+        dedupe: DedupeWindow,
+        ack_subjects: AckSubjects,
+        *,
+        next_offset: int,
+        last_timestamp_ns: int = 0,
+        last_message_id: bytes = b"",
+    ) -> None:
+        self.config = config
+        self.dedupe = dedupe
+        self.ack_subjects = ack_subjects
+        self.format = AckFormat(config.stream, config.durability)
+        self.next_offset = next_offset
+        self.last_timestamp_ns = last_timestamp_ns
+        self.last_message_id = last_message_id
+        self.sibling_streams: frozenset[bytes] = frozenset()
+        self.refused: Counter[str] = Counter()
+        self.duplicates = 0
+        self.acks_suppressed = 0
+        self.pending_bytes = 0
+        self._groups: deque[CommitGroup] = deque()
+        self._open = self._new_group()
+
+    def _new_group(self) -> CommitGroup:
+        return CommitGroup(self.next_offset, self.last_message_id)
+
+    # --- judging ---
+
+    def judge(self, run: MessageRun, now_ns: int) -> None:
+        """Number what is to be stored, word what is to be answered. Order is kept."""
+        if self._open.size_bytes >= self.config.group_max_bytes:
+            self._groups.append(self._open)
+            self._open = self._new_group()
+        group = self._open
+        before = group.size_bytes
+        group.received += len(run)
+        stamp = self._stamp(now_ns)
+        if self._is_plain(run):
+            self._take_all(group, run, stamp)
+        else:
+            self.dedupe.expire(stamp)
+            headers = run.headers or [b""] * len(run)
+            rows = zip(run.subjects, run.replies, headers, run.payloads, strict=True)
+            for subject, reply, block, payload in rows:
+                self._judge_one(group, subject, reply, block, payload, stamp)
+        self.pending_bytes += group.size_bytes - before
+
+    def _stamp(self, now_ns: int) -> int:
+        """max(previous, now), unless the previous one lies more than a minute ahead: then the
+        clock was wrong before, and following it would pin the log to that time."""
+        previous = self.last_timestamp_ns
+        if previous > now_ns + _CLOCK_TOLERANCE_NS:
+            logger.warning(
+                "clock-stepped-back stream=%s previous_ns=%d now_ns=%d",
+                self.config.stream,
+                previous,
+                now_ns,
+            )
+            previous = 0
+        self.last_timestamp_ns = max(previous, now_ns)
+        return self.last_timestamp_ns
+
+    def _is_plain(self, run: MessageRun) -> bool:
+        """Nothing in the run needs a look of its own."""
+        if run.size_bytes > self.config.max_message_bytes and (
+            max(map(len, run.payloads)) > self.config.max_message_bytes
+        ):
+            return False
+        if self.config.acks == "off":
+            return run.headers is None
+        if run.headers is not None:
+            return False
+        return not (run.has_cookie and self.config.recognise_envelopes)
+
+    def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
+        count = len(run)
+        group.subjects += run.subjects
+        group.values += run.payloads
+        group.add_stamp(stamp, count)
+        group.size_bytes += run.size_bytes
+        if self.config.acks == "on" and any(run.replies):
+            group.has_acks = True
+            if self.ack_subjects.all_allowed(run.replies):
+                group.ack_replies += run.replies
+            else:
+                group.ack_replies += [self._checked(reply) for reply in run.replies]
+        else:
+            group.ack_replies += [_NO_REPLY] * count
+        self.next_offset += count
+        self.last_message_id = b""
+
+    def _checked(self, reply: bytes) -> bytes:
+        """The reply subject, or b"" when no ack may be sent there."""
+        if not reply or self.ack_subjects.allows(reply):
+            return reply
+        self.acks_suppressed += 1
+        return _NO_REPLY
+
+    def _judge_one(
+        self,
+        group: CommitGroup,
+        subject: bytes,
+        reply: bytes,
+        block: bytes,
+        payload: bytes,
+        stamp: int,
+    ) -> None:
+        acks = self.config.acks
+        if acks != "on":
+            reply = _NO_REPLY
+        reply = self._checked(reply)
+        if len(payload) + len(block) > self.config.max_message_bytes:
+            self._refuse(group, reply, TOO_LARGE)
+            return
+        if acks == "off":
+            self._store(group, subject, payload, block, NO_CONTROL, reply, None, stamp)
+            return
+        control: Control | Refusal = NO_CONTROL
+        if block and may_control(block):
+            control = parse_control(block)
+            if acks == "envelope":
+                control = _own_headers_only(control)
+        value: bytes | None = payload
+        correlation_id = None
+        if payload.startswith(envelope.COOKIE) and self.config.recognise_envelopes:
+            opened = envelope.decode(payload)
+            if opened is not None and not isinstance(control, Refusal):
+                value, block, control = unwrap(opened, block, control)
+                correlation_id = opened.correlation_id
+                if opened.ack_subject is not None:
+                    reply = self._checked(opened.ack_subject.encode("ascii"))
+                if opened.ack_policy == "none":
+                    reply = _NO_REPLY
+        if isinstance(control, Refusal):
+            self._refuse(group, reply, control)
+            return
+        if control.tombstone and value is not None:
+            if control.key is None:
+                self._refuse(group, reply, TOMBSTONE_WITHOUT_KEY)
+                return
+            value = None
+        if control is not NO_CONTROL and self._settled(group, reply, control, correlation_id):
+            return
+        self._store(group, subject, value, block, control, reply, correlation_id, stamp)
+
+    def _settled(
+        self, group: CommitGroup, reply: bytes, control: Control, correlation_id: str | None
+    ) -> bool:
+        """True when the message is answered without being stored.
+
+        In the order of nats-server: stream, dedupe, preconditions.
+        """
+        expected = control.expected_stream
+        if expected and expected != self.config.stream.encode():
+            # Another stream on this subject bears that name: the message is meant for it.
+            silent = expected in self.sibling_streams
+            self._refuse(group, _NO_REPLY if silent else reply, WRONG_STREAM, correlation_id)
+            return True
+        if control.message_id:
+            original = self.dedupe.lookup(control.message_id)
+            if original is not None:
+                self.duplicates += 1
+                if reply:
+                    body = self.format.body(original, duplicate=True, correlation_id=correlation_id)
+                    group.answers.append((reply, body))
+                    group.waiting.append((reply, correlation_id))
+                return True
+        last = self.next_offset - 1
+        if control.expected_last_sequence not in (None, last):
+            self._refuse(group, reply, wrong_last_sequence(last), correlation_id)
+            return True
+        wanted = control.expected_last_message_id
+        if wanted and wanted != self.last_message_id:
+            refusal = wrong_last_message_id(self.last_message_id)
+            self._refuse(group, reply, refusal, correlation_id)
+            return True
+        return False
+
+    def _refuse(
+        self,
+        group: CommitGroup,
+        reply: bytes,
+        refusal: Refusal,
+        correlation_id: str | None = None,
+    ) -> None:
+        self.refused[refusal.reason] += 1
+        if reply:
+            body = refusal_body(self.config.stream, refusal, correlation_id)
+            group.answers.append((reply, body))
+            group.waiting.append((reply, correlation_id))
+
+    def _store(
+        self,
+        group: CommitGroup,
+        subject: bytes,
+        value: bytes | None,
+        block: bytes,
+        control: Control,
+        reply: bytes,
+        correlation_id: str | None,
+        stamp: int,
+    ) -> None:
+        if block:
+            group.pad_headers().append(block)
+        if control.key is not None:
+            group.pad_keys().append(control.key)
+            group.size_bytes += len(control.key)
+        if value is None:
+            group.has_tombstones = True
+        group.subjects.append(subject)
+        group.values.append(value)
+        group.add_stamp(stamp, 1)
+        group.size_bytes += len(value or b"") + len(block)
+        offset = self.next_offset
+        if reply and correlation_id is not None:
+            body = self.format.body(offset, correlation_id=correlation_id)
+            group.answers.append((reply, body))
+            group.waiting.append((reply, correlation_id))
+            reply = _NO_REPLY
+        if reply:
+            group.has_acks = True
+        group.ack_replies.append(reply)
+        if control.message_id and self.dedupe.window_ns:
+            self.dedupe.add(control.message_id, offset, stamp)
+            group.message_ids.append(control.message_id)
+        self.last_message_id = control.message_id
+        self.next_offset = offset + 1
+
+    # --- groups ---
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages judged since the last group was taken, answers to refusals included."""
+        return self._open.received + sum(group.received for group in self._groups)
+
+    def take_group(self) -> CommitGroup | None:
+        """The next group to commit, None when nothing waits. At most one is out at a time."""
+        if self._groups:
+            return self._groups.popleft()
+        group = self._open
+        if not group.received:
+            return None
+        self._open = self._new_group()
+        return group
+
+    def committed(self, group: CommitGroup) -> bytes:
+        """The group is committed: the NATS commands that answer everyone who waited for it."""
+        self.pending_bytes -= group.size_bytes
+        out = b""
+        if group.has_acks:
+            out = self.format.commands(group.ack_replies, group.base_offset)
+        if group.answers:
+            out += publish_commands(group.answers)
+        return out
+
+    def failed(self, group: CommitGroup, refusal: Refusal, next_offset: int | None = None) -> bytes:
+        """The group could not be committed: everything judged since the last commit is undone.
+
+        Returns the nacks. `next_offset` overrides where numbering goes on.
+        """
+        undone = [group, *self._groups, self._open]
+        self._groups.clear()
+        nacks = []
+        for lost in reversed(undone):
+            self.dedupe.forget_newest(lost.message_ids)
+        for lost in undone:
+            waiting: list[tuple[bytes, str | None]] = [
+                (reply, None) for reply in lost.ack_replies if reply
+            ]
+            for reply, correlation_id in waiting + lost.waiting:
+                nacks.append((reply, refusal_body(self.config.stream, refusal, correlation_id)))
+            self.refused[refusal.reason] += len(lost)
+        self.pending_bytes = 0
+        self.next_offset = group.base_offset if next_offset is None else next_offset
+        self.last_message_id = group.last_message_id_before
+        self._open = self._new_group()
+        return publish_commands(nacks)
+
+    def refuse_run(self, run: MessageRun, refusal: Refusal) -> bytes:
+        """Nack a whole run without judging it: the stream cannot take anything now."""
+        self.refused[refusal.reason] += len(run)
+        if self.config.acks != "on":
+            return b""
+        body = refusal_body(self.config.stream, refusal)
+        return publish_commands(
+            [(reply, body) for reply in map(self._checked, run.replies) if reply]
+        )
+
+
+def _own_headers_only(control: Control | Refusal) -> Control | Refusal:
+    """With `acks: envelope` the NATS headers may be meant for somebody else: only ours count."""
+    if isinstance(control, Refusal):
+        return control if control.reason == "bad_tombstone" else NO_CONTROL
+    return NO_CONTROL._replace(key=control.key, tombstone=control.tombstone)
