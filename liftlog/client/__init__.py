@@ -1,0 +1,32 @@
+"""Reading streams from a liftlog daemon, from asyncio (`connect`) or blocking (`connect_sync`).
+
+    async with connect("tcp://127.0.0.1:9292") as client:
+        async for record in client.read("orders", start="earliest", until="end"):
+            print(record.offset, record.value)
+
+Importing this package loads no server dependency. Both clients are thin shells over
+`liftlog.protocol` and `read_ahead`, which hold all the logic.
+"""
+
+from __future__ import annotations
+
+from liftlog.client.asynchronous import BatchReader, Client, connect
+from liftlog.client.batches import FetchAnswer
+from liftlog.client.positions import Start, Until
+from liftlog.client.synchronous import SyncClient, connect_sync
+from liftlog.protocol.messages import StreamInfo
+from liftlog.records.decode import Record, RecordBatch
+
+__all__ = [
+    "BatchReader",
+    "Client",
+    "FetchAnswer",
+    "Record",
+    "RecordBatch",
+    "Start",
+    "StreamInfo",
+    "SyncClient",
+    "Until",
+    "connect",
+    "connect_sync",
+]

@@ -6,6 +6,7 @@ The shell moves bytes: it receives into `get_buffer()`, says `buffer_updated(n)`
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from liftlog.errors import (
     Unauthenticated,
 )
 from liftlog.protocol.failures import exception_from
-from liftlog.protocol.frames import FrameReader, encode_frame
+from liftlog.protocol.frames import LENGTH, FrameReader, encode_frame
 from liftlog.protocol.limits import ANSWER_BODY_BYTES, ANSWER_FRAME_BYTES, SUPPORTED_VERSIONS
 from liftlog.protocol.messages import (
     ANONYMOUS,
@@ -68,7 +69,11 @@ class Exchange:
 
 
 class ClientConnection:
-    """The client's end. Ids are given out here; answers find their `Exchange` by id alone."""
+    """Ids are given out here; an answer finds its `Exchange` by id alone.
+
+    What is to be written collects in `take_outgoing()`; requests beyond the server's bound on
+    those in flight wait here until an answer makes room.
+    """
 
     def __init__(
         self,
@@ -89,16 +94,22 @@ class ClientConnection:
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
         self._exchanges: dict[int, Exchange | None] = {}  # None: given up, answer still to come
+        self._backlog: deque[tuple[Exchange, bytes]] = deque()
+        self._outgoing: list[bytes] = []
         self._last_id = 0
         self._awaiting_body: tuple[int, FetchHeader] | None = None
 
-    def hello(self) -> bytes:
-        self._move("send hello")
-        greeting = Hello(list(SUPPORTED_VERSIONS), self._nonce, self._software)
-        return encode_frame(greeting.to_map(self._next_id()))
+    @property
+    def in_flight(self) -> int:
+        return len(self._exchanges)
 
-    def authenticate(self, token: str | None) -> bytes:
-        """The auth frame; Unauthenticated when the server wants what we do not have."""
+    def greet(self) -> None:
+        """Say hello; the answer is a challenge."""
+        self._move("send hello")
+        self._send(self._next_id(), Hello(list(SUPPORTED_VERSIONS), self._nonce, self._software))
+
+    def authenticate(self, token: str | None) -> None:
+        """Answer the challenge; Unauthenticated when the server wants what we do not have."""
         if self.challenge is None:
             raise LocalProtocolError("the server has sent no challenge yet")
         methods = self.challenge.methods
@@ -106,40 +117,50 @@ class ClientConnection:
             proof = Auth(ANONYMOUS)  # a secret that nobody asked for stays here
         elif TOKEN in methods and token is not None:
             proof = Auth(TOKEN, token)
+        elif TOKEN in methods:
+            raise Unauthenticated("the server asks for a token")
         else:
             raise Unauthenticated(
-                f"the server accepts {', '.join(methods) or 'no known method'} only"
+                f"the server accepts {', '.join(methods) or 'nothing'} only",
+                hint="this client can send tokens; a newer one may know more",
             )
         self._move("send auth")
-        return encode_frame(proof.to_map(self._next_id()))
+        self._send(self._next_id(), proof)
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._exchanges)
+    def request(self, message: Message, exchange: Exchange) -> None:
+        """Send `message` as soon as the server's bound allows; `exchange` hears the answer.
 
-    def request(self, message: Message, exchange: Exchange) -> bytes:
-        """Register `exchange` for the answer and return the frame to send."""
+        Raises LimitExceeded when it is longer than the server accepts.
+        """
         if self.state is not State.READY:
             raise LocalProtocolError(f"a request cannot be sent while {self.state.value}")
-        if len(self._exchanges) >= self.welcome.max_in_flight:
-            raise LocalProtocolError("too many requests in flight")
-        request_id = self._next_id()
+        request_id = exchange.request_id = self._next_id()
         frame = encode_frame(message.to_map(request_id))
-        if len(frame) - 4 > self.welcome.max_request_bytes:
-            limit = self.welcome.max_request_bytes
+        limit = self.welcome.max_request_bytes
+        if len(frame) - LENGTH.size > limit:
             raise LimitExceeded(f"the request is longer than the server's limit of {limit} bytes")
-        self._exchanges[request_id] = exchange
-        exchange.request_id = request_id
-        return frame
+        if len(self._exchanges) < self.welcome.max_in_flight:
+            self._exchanges[request_id] = exchange
+            self._outgoing.append(frame)
+        else:
+            self._backlog.append((exchange, frame))
 
-    def give_up(self, exchange: Exchange) -> bytes:
-        """Drop the answer of `exchange` when it comes; returns the cancel frame, maybe empty."""
-        if self._exchanges.get(exchange.request_id) is not exchange:
+    def give_up(self, exchange: Exchange) -> None:
+        """Cancel; the answer that may still come is dropped. Does nothing when it is done."""
+        if self._exchanges.get(exchange.request_id) is exchange:
+            self._exchanges[exchange.request_id] = None
+            if self.state is State.READY:
+                self._send(exchange.request_id, Cancel())
+        else:
+            self._backlog = deque(one for one in self._backlog if one[0] is not exchange)
+
+    def take_outgoing(self) -> bytes:
+        """What is to be written now, once."""
+        if not self._outgoing:
             return b""
-        self._exchanges[exchange.request_id] = None
-        if self.state is not State.READY:
-            return b""
-        return encode_frame(Cancel().to_map(exchange.request_id))
+        outgoing = self._outgoing
+        self._outgoing = []
+        return outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
 
     def receive(self) -> bool:
         """Handle everything that has arrived; True when a challenge or the welcome was in it.
@@ -163,10 +184,16 @@ class ClientConnection:
     def close(self, error: LiftlogError) -> None:
         """Nothing more will come: every exchange still open ends with `error`."""
         self.state = State.CLOSED
-        open_exchanges, self._exchanges = self._exchanges, {}
-        for exchange in open_exchanges.values():
-            if exchange is not None:
-                exchange.finish(None, error)
+        waiting = [exchange for exchange, _ in self._backlog]
+        waiting += [exchange for exchange in self._exchanges.values() if exchange is not None]
+        self._exchanges = {}
+        self._backlog.clear()
+        self._outgoing.clear()
+        for exchange in waiting:
+            exchange.finish(None, error)
+
+    def _send(self, request_id: int, message: Message) -> None:
+        self._outgoing.append(encode_frame(message.to_map(request_id)))
 
     def _next_id(self) -> int:
         self._last_id += 1
@@ -229,6 +256,10 @@ class ClientConnection:
         if request_id not in self._exchanges:
             raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
         exchange = self._exchanges.pop(request_id)
+        if self._backlog:
+            waiting, frame = self._backlog.popleft()
+            self._exchanges[waiting.request_id] = waiting
+            self._outgoing.append(frame)
         if exchange is None:
             return
         if isinstance(message, ErrorAnswer):

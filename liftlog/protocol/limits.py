@@ -39,5 +39,5 @@ class WireLimits:
 
     max_request_bytes: int = 1 * MIB
     max_in_flight: int = 64
-    max_fetch_bytes: int = 16 * MIB
+    max_fetch_bytes: int = 8 * MIB
     max_wait_ms: int = 60_000

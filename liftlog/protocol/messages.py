@@ -94,7 +94,7 @@ class Fetch(Message):
     stream: str = key("s", _NAME)
     start: int | str | None = key("o", one_of(uint(), text(16)), default=None)
     timestamp_ns: int | None = key("t", uint(), default=None)
-    max_bytes: int = key("m", uint(), default=1024 * 1024)
+    max_bytes: int | None = key("m", uint(), default=None)
     max_records: int | None = key("c", uint(), default=None)
     min_bytes: int = key("n", uint(), default=1)
     max_wait_ms: int = key("w", uint(), default=0)

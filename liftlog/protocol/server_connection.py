@@ -26,11 +26,11 @@ class ServerConnection:
     or None. It raises what ends the connection: tell the client with `error(0, ...)`.
     """
 
-    def __init__(self, limits: WireLimits) -> None:
+    def __init__(self, limits: WireLimits, *, max_hello_bytes: int = HELLO_FRAME_BYTES) -> None:
         self.state = State.NEW
         self.limits = limits
         self._frames = FrameReader(
-            max_frame_bytes=HELLO_FRAME_BYTES, max_body_bytes=0, buffer_bytes=HELLO_FRAME_BYTES
+            max_frame_bytes=max_hello_bytes, max_body_bytes=0, buffer_bytes=HELLO_FRAME_BYTES
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated

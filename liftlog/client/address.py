@@ -1,0 +1,47 @@
+"""Addresses of a daemon: `tcp://host:port` and `unix:///path`."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from liftlog.errors import InvalidArgument
+
+DEFAULT_ADDRESS = "tcp://127.0.0.1:9292"
+DEFAULT_PORT = 9292
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`path` is set for a Unix socket, `host` and `port` for TCP."""
+
+    text: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Raises InvalidArgument."""
+        try:
+            parts = urlsplit(text)
+            if parts.scheme == "unix" and parts.path and not parts.netloc:
+                return cls(text, path=parts.path)
+            if parts.scheme == "tcp" and parts.hostname and not parts.path.strip("/"):
+                return cls(text, host=parts.hostname, port=parts.port or DEFAULT_PORT)
+        except ValueError:
+            pass  # a port that is no number
+        raise InvalidArgument(
+            f"{text!r} is not the address of a liftlog daemon",
+            hint="use tcp://host:port or unix:///path",
+        )
+
+
+def tune(sock: socket.socket) -> None:
+    """Small requests leave at once; a peer that vanished is noticed."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # The receive buffer is left to the kernel, which grows it further than we may set it.

@@ -1,0 +1,57 @@
+"""What both clients share: arguments -> requests, answers -> results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import liftlog
+from liftlog.client.positions import Start, start_fields
+from liftlog.errors import ConnectionLost, InvalidArgument, LiftlogError, ProtocolViolation
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import CreateStream, Fetch, Message
+
+SOFTWARE = f"liftlog-python/{liftlog.__version__}"
+
+CONNECT_TIMEOUT_SECONDS = 10.0
+REQUEST_TIMEOUT_SECONDS = 30.0
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+def create_request(name: str, subject: str | None, settings: Mapping[str, Any]) -> CreateStream:
+    wanted = dict(settings)
+    if subject is not None:
+        wanted["subject"] = subject
+    for key in wanted:
+        if not isinstance(key, str):
+            raise InvalidArgument(f"setting names are strings, not {key!r}")
+    return CreateStream(name, wanted)
+
+
+def fetch_request(stream: str, start: Start, **options: Any) -> Fetch:
+    return Fetch(stream, **start_fields(start), **options)
+
+
+def result_of(exchange: Exchange, expected: type[Answer]) -> Answer:
+    """The answer, or the error raised."""
+    if exchange.error is not None:
+        raise exchange.error
+    if not isinstance(exchange.answer, expected):
+        raise ProtocolViolation(f"expected {expected.KIND!r} as the answer")
+    return exchange.answer
+
+
+def lost(address: str, reason: object) -> LiftlogError:
+    """The connection's last error, for everyone who still waits."""
+    if isinstance(reason, LiftlogError):
+        return reason
+    return ConnectionLost(f"the connection to {address} is lost: {reason}", address=address)
+
+
+def unreachable(address: str, reason: object) -> ConnectionLost:
+    return ConnectionLost(
+        f"cannot connect to {address}: {reason}",
+        hint="check that the daemon runs and listens there",
+        address=address,
+    )

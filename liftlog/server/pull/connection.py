@@ -1,0 +1,368 @@
+"""One connected client: bytes in, requests out to the daemon, answers back in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+import liftlog
+from liftlog.errors import (
+    InternalError,
+    LiftlogError,
+    LimitExceeded,
+    RequestTimeout,
+    ShuttingDown,
+    Unauthenticated,
+)
+from liftlog.protocol.limits import ANSWER_FRAME_BYTES
+from liftlog.protocol.messages import (
+    NONCE_BYTES,
+    TOKEN,
+    Auth,
+    Cancel,
+    CreateStream,
+    DeleteStream,
+    DescribeStream,
+    Done,
+    Fetch,
+    FetchHeader,
+    Hello,
+    ListStreams,
+    Message,
+    Ping,
+    Pong,
+    StreamAnswer,
+    StreamsAnswer,
+)
+from liftlog.protocol.server_connection import ServerConnection
+from liftlog.protocol.states import State
+from liftlog.server.pull.fetches import FetchQueue
+from liftlog.server.pull.gate import CREATE, DELETE, READ
+from liftlog.server.pull.limits import LINGER_BYTES, LINGER_SECONDS
+from liftlog.server.pull.outbox import Outbox
+from liftlog.server.pull.seams import LogSlice, ReadableStream
+from liftlog.server.pull.transport import Transport
+
+if TYPE_CHECKING:
+    from liftlog.server.pull.server import PullServer
+
+log = logging.getLogger("liftlog.pull")
+
+_SOFTWARE = f"liftlog/{liftlog.__version__}"
+
+
+class PullConnection:
+    """Belongs to the loop's thread. Ends in `_close`, which releases everything it holds."""
+
+    def __init__(self, server: PullServer, transport: Transport, peer: str) -> None:
+        self.loop = server.loop
+        self.cold_readers: Executor = server.cold_readers
+        self.peer = peer
+        self.principal: str | None = None
+        self._server = server
+        self._transport = transport
+        self._limits = server.limits
+        self._protocol = ServerConnection(
+            server.limits.wire, max_hello_bytes=server.limits.max_hello_bytes
+        )
+        self._outbox = Outbox(
+            self.loop, transport, server.cold_readers, self._on_progress, self._on_send_failure
+        )
+        self._fetches: dict[str, FetchQueue] = {}
+        self._reading = False
+        self._closed = False
+        self._last_words = False  # nothing but what is in the outbox will be sent
+        self._linger_left = LINGER_BYTES
+        self._timer: asyncio.TimerHandle | None = self.loop.call_later(
+            self._limits.hello_timeout_seconds, self._hello_timed_out
+        )
+        self._start_reading()
+
+    # --- the socket ---
+
+    def _start_reading(self) -> None:
+        if not self._reading and not self._closed:
+            self._reading = True
+            self.loop.add_reader(self._transport.fileno(), self._on_readable)
+
+    def _stop_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self.loop.remove_reader(self._transport.fileno())
+
+    def _on_readable(self) -> None:
+        if self._last_words:
+            self._drop_input()
+            return
+        try:
+            received = self._transport.recv_into(self._protocol.get_buffer())
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._close(f"receiving failed: {error}")
+            return
+        if received == 0:
+            self._close("closed by the client")
+            return
+        self._protocol.buffer_updated(received)
+        self.settle()
+
+    def settle(self) -> None:
+        """Handle requests received so far, within the bounds, and send what there is to send."""
+        if self._closed:
+            return
+        self._take_requests()
+        self._outbox.flush()
+        if not self._closed and not self._last_words:
+            if self._held_back:
+                self._stop_reading()
+            else:
+                self._start_reading()
+
+    @property
+    def _held_back(self) -> bool:
+        return self._protocol.saturated or not self.may_produce
+
+    def _take_requests(self) -> None:
+        try:
+            while not self._held_back and not self._last_words and not self._closed:
+                event = self._protocol.next_event()
+                if event is None:
+                    return
+                request_id, message = event
+                if isinstance(message, Message):
+                    self._dispatch(request_id, message)
+                else:
+                    self.refuse(request_id, message)
+        except LiftlogError as error:
+            self._end_with(error)
+
+    def _on_progress(self) -> None:
+        if self._last_words:
+            if not self._outbox.unsent_bytes:
+                self._finish_sending()
+            return
+        if self.may_produce:
+            for queue in list(self._fetches.values()):
+                queue.pump()
+            self.settle()
+
+    def _on_send_failure(self, error: Exception) -> None:
+        self._close(f"sending failed: {error}", unexpected=not isinstance(error, OSError))
+
+    # --- requests ---
+
+    def _dispatch(self, request_id: int, message: Message) -> None:
+        if isinstance(message, Fetch):
+            self._fetch(request_id, message)
+        elif isinstance(message, Cancel):
+            for queue in list(self._fetches.values()):
+                if queue.cancel(request_id):
+                    break
+        elif isinstance(message, Ping):
+            self._answer(request_id, Pong())
+        elif isinstance(message, Hello):
+            self._greet(request_id)
+        elif isinstance(message, Auth):
+            self._server.spawn(self._authenticate(request_id, message))
+        else:
+            self._server.spawn(self._serve(request_id, message))
+
+    def _greet(self, request_id: int) -> None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        methods = self._server.gate.methods
+        server_id = self._server.broker.server_id
+        self._outbox.put(self._protocol.challenge(request_id, server_id, nonce, methods))
+
+    async def _authenticate(self, request_id: int, proof: Auth) -> None:
+        try:
+            self.principal = await self._server.authenticate(proof.token, proof.method == TOKEN)
+        except LiftlogError as error:
+            await asyncio.sleep(self._limits.auth_failure_delay_seconds)
+            if not self._closed:
+                log.warning("authentication failed peer=%s reason=%s", self.peer, error.name)
+                self._end_with(error, request_id)
+            return
+        if self._closed or self._last_words:
+            return
+        self._cancel_timer()
+        self._outbox.put(self._protocol.welcome(self.principal, _SOFTWARE))
+        self.settle()
+
+    def _fetch(self, request_id: int, fetch: Fetch) -> None:
+        try:
+            self._server.gate.authorize(self.principal, READ, fetch.stream)
+        except LiftlogError as error:
+            self.refuse(request_id, error)
+            return
+        queue = self._fetches.get(fetch.stream)
+        if queue is None:
+            # Queues that have run empty are dropped here, so their number stays bounded by
+            # that of the requests in flight.
+            for name in [name for name, idle in self._fetches.items() if not idle]:
+                del self._fetches[name]
+            queue = FetchQueue(self, fetch.stream, self._limits)
+            self._fetches[fetch.stream] = queue
+        queue.add(request_id, fetch)
+
+    async def _serve(self, request_id: int, message: Message) -> None:
+        """Requests that wait for the daemon. They run to their end even if the client goes."""
+        answer: Message | None = None
+        try:
+            answer = await self._perform(message)
+        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
+            self.refuse(request_id, error)
+        if answer is not None:
+            self._answer(request_id, answer)
+        self.settle()
+
+    async def _perform(self, message: Message) -> Message:
+        gate, broker = self._server.gate, self._server.broker
+        if isinstance(message, CreateStream):
+            gate.authorize(self.principal, CREATE, message.stream)
+            created = await broker.create_stream(message.stream, message.settings)
+            return StreamAnswer(created.to_wire())
+        if isinstance(message, DescribeStream):
+            gate.authorize(self.principal, READ, message.stream)
+            return StreamAnswer((await broker.describe_stream(message.stream)).to_wire())
+        if isinstance(message, DeleteStream):
+            gate.authorize(self.principal, DELETE, message.stream)
+            await broker.delete_stream(message.stream)
+            return Done()
+        if isinstance(message, ListStreams):
+            infos = await broker.list_streams()
+            readable = [one for one in infos if gate.may_read(self.principal, one.name)]
+            return StreamsAnswer([one.to_wire() for one in readable])
+        raise InternalError(f"no code answers the request {message.KIND!r}")
+
+    # --- what a fetch queue asks of its host ---
+
+    @property
+    def may_produce(self) -> bool:
+        return self._outbox.unsent_bytes < self._limits.max_unsent_bytes
+
+    def open_stream(self, name: str) -> ReadableStream:
+        return self._server.broker.stream(name)
+
+    def answer_fetch(self, request_id: int, header: FetchHeader, piece: LogSlice | None) -> None:
+        if self._closed or self._last_words:
+            if piece is not None:
+                piece.release()
+            return
+        self._outbox.put(self._protocol.answer(request_id, header))
+        if piece is not None:
+            self._outbox.put_slice(piece)
+        self._server.counters.fetch(header)
+
+    # --- answers ---
+
+    def _answer(self, request_id: int, message: Message) -> None:
+        if self._closed or self._last_words:
+            return
+        frame = self._protocol.answer(request_id, message)
+        if len(frame) > ANSWER_FRAME_BYTES:
+            self.refuse(request_id, LimitExceeded("the answer is longer than a frame may be"))
+            return
+        self._outbox.put(frame)
+
+    def refuse(self, request_id: int, error: Exception) -> None:
+        if self._closed or self._last_words:
+            return
+        if not isinstance(error, LiftlogError):
+            log.error("request failed peer=%s", self.peer, exc_info=error)
+            error = InternalError("the daemon failed to answer this request")
+        elif not error.code:
+            log.error("request failed peer=%s error=%s", self.peer, error, exc_info=error)
+        self._server.counters.refusal(error)
+        self._outbox.put(self._protocol.error(request_id, error))
+
+    # --- the end ---
+
+    def shut_down(self) -> None:
+        """Refuse what waits, send what is there, then close."""
+        error = ShuttingDown("the daemon is shutting down")
+        for queue in self._fetches.values():
+            queue.close(error)
+        self._end_with(error)
+
+    def check_stalled(self, now: float) -> None:
+        waited = now - self._outbox.progress_at
+        if self._outbox.unsent_bytes and waited > self._limits.write_stall_seconds:
+            self._close("the client takes nothing")
+
+    def close(self) -> None:
+        self._close("the daemon closed it")
+
+    def _hello_timed_out(self) -> None:
+        self._timer = None
+        seconds = self._limits.hello_timeout_seconds
+        self._end_with(RequestTimeout(f"no complete hello and auth within {seconds:g} s"))
+
+    def _end_with(self, error: LiftlogError, request_id: int = 0) -> None:
+        """Tell the client why, and close once it was sent."""
+        if self._closed or self._last_words:
+            return
+        if not isinstance(error, ShuttingDown | Unauthenticated):
+            log.warning(
+                "connection refused peer=%s error=%s message=%s",
+                self.peer,
+                error.name,
+                error.message,
+            )
+        self._server.counters.refusal(error)
+        for queue in self._fetches.values():
+            queue.close()
+        self._outbox.put(self._protocol.error(request_id, error))
+        self._last_words = True
+        self._cancel_timer()
+        self._timer = self.loop.call_later(
+            self._limits.write_stall_seconds, self._close, "its last answer was not taken"
+        )
+        self._start_reading()
+        self._outbox.flush()
+
+    def _finish_sending(self) -> None:
+        """All was sent: end our side and wait a moment for the client to have read it."""
+        self._cancel_timer()
+        try:
+            self._transport.end_sending()
+        except OSError:
+            self._close("gone")
+            return
+        self._timer = self.loop.call_later(LINGER_SECONDS, self._close, "ended")
+
+    def _drop_input(self) -> None:
+        try:
+            received = self._transport.recv_into(memoryview(bytearray(65536)))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            received = 0
+        self._linger_left -= received
+        if received == 0 or self._linger_left <= 0:
+            self._close("ended")
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _close(self, reason: str, *, unexpected: bool = False) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        level = logging.ERROR if unexpected else logging.DEBUG
+        log.log(level, "connection closed peer=%s reason=%s", self.peer, reason)
+        self._cancel_timer()
+        self._stop_reading()
+        for queue in self._fetches.values():
+            queue.close()
+        self._fetches.clear()
+        self._outbox.close()
+        if self._protocol.state is not State.CLOSED:
+            self._protocol.close()
+        self._transport.close()
+        self._server.forget(self)

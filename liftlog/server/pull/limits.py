@@ -1,0 +1,34 @@
+"""Bounds of the pull server: what clients together and alone may cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from liftlog.protocol.limits import HELLO_FRAME_BYTES, MIB, WireLimits
+
+
+@dataclass(frozen=True, slots=True)
+class PullLimits:
+    """`wire` is told to every client; the rest is the server's own business."""
+
+    wire: WireLimits = field(default_factory=WireLimits)
+    max_connections: int = 1024
+    hello_timeout_seconds: float = 5.0
+    max_hello_bytes: int = HELLO_FRAME_BYTES
+    default_fetch_bytes: int = 1 * MIB
+    max_unsent_bytes: int = 16 * MIB
+    """Per connection: past it no fetch is answered and the socket is not read."""
+    write_stall_seconds: float = 60.0
+    """A client that takes nothing for this long while bytes wait for it is cut off."""
+    auth_failure_delay_seconds: float = 0.25
+    max_pending_auths: int = 64
+
+
+TURN_BYTES = 1 * MIB
+"""Sent to one connection before the event loop gets to do something else (about 0.3 ms)."""
+
+LINGER_SECONDS = 1.0
+"""How long a refused client gets to read why, before the socket is closed for good."""
+
+LINGER_BYTES = 1 * MIB
+"""What is read and dropped meanwhile, so that the kernel does not reset the connection."""

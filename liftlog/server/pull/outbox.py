@@ -1,0 +1,199 @@
+"""What waits to be sent on one connection: frames, and slices of log files.
+
+Everything leaves in the order it was put in. A slice is released as soon as its last byte
+was handed to the socket, or when the outbox is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from liftlog.server.pull.limits import TURN_BYTES
+from liftlog.server.pull.page_cache import is_resident, make_resident
+from liftlog.server.pull.seams import LogSlice
+from liftlog.server.pull.transport import Transport
+
+
+class ShortFile(Exception):
+    """The file ended before the bytes that were promised; the client cannot be told."""
+
+
+class _FilePart:
+    """The rest of a slice. `resident_until` is the position below which pages are in memory."""
+
+    __slots__ = ("position", "remaining", "resident_until", "slice")
+
+    def __init__(self, piece: LogSlice) -> None:
+        self.slice = piece
+        self.position = piece.position
+        self.remaining = piece.length
+        self.resident_until = piece.position
+
+
+class Outbox:
+    """Not thread-safe: belongs to the loop's thread.
+
+    `on_progress` runs after bytes left; `on_failure` once, with the reason, when sending
+    cannot go on (the owner then closes).
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: Transport,
+        cold_readers: Executor,
+        on_progress: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._cold_readers = cold_readers
+        self._on_progress = on_progress
+        self._on_failure = on_failure
+        self._items: deque[bytes | memoryview | _FilePart] = deque()
+        self._writing = False  # the loop calls us when the socket can take more
+        self._warming: _FilePart | None = None
+        self._closed = False
+        self._sending = False
+        self.unsent_bytes = 0
+        self.sent_bytes = 0
+        self.progress_at = loop.time()
+
+    def put(self, frame: bytes) -> None:
+        if self._closed:
+            return
+        self._note_start()
+        self._items.append(frame)
+        self.unsent_bytes += len(frame)
+
+    def put_slice(self, piece: LogSlice) -> None:
+        """Takes over `piece`, closed or not."""
+        if self._closed:
+            piece.release()
+            return
+        self._note_start()
+        self._items.append(_FilePart(piece))
+        self.unsent_bytes += piece.length
+
+    def flush(self) -> None:
+        """Send what the socket takes now; the rest goes when it can take more."""
+        if self._writing or self._warming is not None or self._closed:
+            return
+        self._send()
+
+    def close(self) -> None:
+        """Forget what is unsent and release every slice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_writing()
+        items, self._items = self._items, deque()
+        for item in items:
+            # A slice that a thread is reading is released when the thread is done with it.
+            if isinstance(item, _FilePart) and item is not self._warming:
+                item.slice.release()
+        self.unsent_bytes = 0
+
+    def _note_start(self) -> None:
+        if not self._items:
+            self.progress_at = self._loop.time()
+
+    def _send(self) -> None:
+        if self._sending:
+            return  # the owner put more in while we were telling it about progress
+        self._sending = True
+        try:
+            self._send_items(TURN_BYTES)
+        except (OSError, ShortFile) as error:
+            self._fail(error)
+            return
+        finally:
+            self._sending = False
+        if self._items and self._warming is None:
+            self._start_writing()
+        else:
+            self._stop_writing()
+
+    def _send_items(self, budget: int) -> None:
+        items = self._items
+        before = self.sent_bytes
+        try:
+            while items and self.sent_bytes - before < budget:
+                item = items[0]
+                if isinstance(item, _FilePart):
+                    if not self._may_send(item):
+                        break
+                    sent = self._send_file(item)
+                else:
+                    sent = self._send_bytes(item)
+                self.unsent_bytes -= sent
+                self.sent_bytes += sent
+        except BlockingIOError:
+            pass
+        if self.sent_bytes > before:
+            self.progress_at = self._loop.time()
+            self._on_progress()
+
+    def _send_bytes(self, data: bytes | memoryview) -> int:
+        items = self._items
+        sent = self._transport.send(data, len(items) > 1)
+        items.popleft()
+        if sent < len(data):
+            items.appendleft(memoryview(data)[sent:])
+        return sent
+
+    def _send_file(self, part: _FilePart) -> int:
+        fd = part.slice.fd
+        count = min(part.remaining, part.resident_until - part.position)
+        sent = self._transport.sendfile(fd, part.position, count)
+        if sent == 0:
+            raise ShortFile(f"the file ends {part.remaining} bytes before its slice does")
+        part.position += sent
+        part.remaining -= sent
+        if part.remaining == 0:
+            self._items.popleft()
+            part.slice.release()
+        return sent
+
+    def _may_send(self, part: _FilePart) -> bool:
+        """False when the next bytes are not in memory: a thread fetches them meanwhile."""
+        if part.position < part.resident_until:
+            return True
+        length = min(part.remaining, TURN_BYTES)
+        if is_resident(part.slice.fd, part.position, length):
+            part.resident_until = part.position + length
+            return True
+        self._warming = part
+        job = self._loop.run_in_executor(
+            self._cold_readers, make_resident, part.slice.fd, part.position, length
+        )
+        job.add_done_callback(lambda done: self._warmed(part, length, done))
+        return False
+
+    def _warmed(self, part: _FilePart, length: int, job: asyncio.Future[None]) -> None:
+        self._warming = None
+        error = None if job.cancelled() else job.exception()
+        if self._closed:
+            part.slice.release()
+        elif isinstance(error, Exception):
+            self._fail(error)
+        else:
+            part.resident_until = part.position + length
+            self._send()
+
+    def _fail(self, error: Exception) -> None:
+        self._stop_writing()
+        self._on_failure(error)
+
+    def _start_writing(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._transport.fileno(), self._send)
+
+    def _stop_writing(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._transport.fileno())

@@ -1,0 +1,49 @@
+"""Whether sending a slice of a file would wait for the disk.
+
+`sendfile` on a page that is not in memory blocks the whole event loop for as long as the
+disk takes. Linux can say beforehand: `preadv(RWF_NOWAIT)` of a byte refuses instead of
+waiting. One byte in 64 KiB is asked about, since the kernel reads ahead in larger steps. A
+range that is not there is read once by a thread (the bytes are thrown away), then sent from
+the loop like any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+STEP_BYTES = 64 * 1024
+_SCRATCH_BYTES = 256 * 1024
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+def is_resident(fd: int, position: int, length: int) -> bool:
+    """True when the sampled pages are in memory, or when the file system cannot say."""
+    if not _NOWAIT or length <= 0:
+        return True
+    byte = [bytearray(1)]
+    last = position + length - 1
+    try:
+        for at in range(position, last, STEP_BYTES):
+            os.preadv(fd, byte, at, _NOWAIT)
+        os.preadv(fd, byte, last, _NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+            return True  # tmpfs, for one: in memory anyway
+        raise
+    return True
+
+
+def make_resident(fd: int, position: int, length: int) -> None:
+    """Read the range and drop it. Blocks: for threads. A file that ends early is no error."""
+    os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
+    scratch = memoryview(bytearray(min(length, _SCRATCH_BYTES)))
+    end = position + length
+    while position < end:
+        count = os.preadv(fd, [scratch[: end - position]], position)
+        if count == 0:
+            return
+        position += count

@@ -1,0 +1,206 @@
+"""`PullServer`: listens, accepts, and keeps the connections."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from liftlog.errors import LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
+from liftlog.protocol.failures import answer_for
+from liftlog.protocol.frames import encode_frame
+from liftlog.server.pull.connection import PullConnection
+from liftlog.server.pull.counters import PullCounters
+from liftlog.server.pull.gate import Gate
+from liftlog.server.pull.limits import PullLimits
+from liftlog.server.pull.listener import Listener, open_listener
+from liftlog.server.pull.seams import Broker, Policy
+from liftlog.server.pull.transport import SocketTransport
+
+log = logging.getLogger("liftlog.pull")
+
+_ACCEPTS_PER_TURN = 32
+_ACCEPT_PAUSE_SECONDS = 0.5
+_COLD_READERS = 4
+_AUTH_THREADS = 2
+
+
+class PullServer:
+    """Serves the streams of `broker`. All methods belong to the loop that called `start`.
+
+    `policy` None means that no ACL is configured. `set_policy` swaps it for connections and
+    requests to come.
+    """
+
+    def __init__(
+        self, broker: Broker, limits: PullLimits | None = None, policy: Policy | None = None
+    ) -> None:
+        self.broker = broker
+        self.limits = limits or PullLimits()
+        self.gate = Gate(policy)
+        self.counters = PullCounters()
+        self.loop: asyncio.AbstractEventLoop
+        self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
+        self._authenticators = ThreadPoolExecutor(_AUTH_THREADS, "liftlog-auth")
+        self._pending_auths = 0
+        self._listeners: list[Listener] = []
+        self._connections: set[PullConnection] = set()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._idle: asyncio.Event | None = None
+        self._closing = False
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def set_policy(self, policy: Policy | None) -> None:
+        self.gate = Gate(policy)
+
+    async def start(self, listen: Sequence[str]) -> list[str]:
+        """Listen on every address or none; returns the real ones. Raises ConfigError."""
+        self.loop = asyncio.get_running_loop()
+        opened: list[Listener] = []
+        try:
+            for address in listen:
+                opened.append(open_listener(address))  # noqa: PERF401 - closed if one fails
+        except LiftlogError:
+            for listener in opened:
+                listener.close()
+            raise
+        for listener in opened:
+            self._listeners.append(listener)
+            self._listen(listener)
+        return [listener.address for listener in opened]
+
+    async def close(self, grace: float = 5.0) -> None:
+        """Stop listening, refuse what waits, let unsent answers leave for `grace` seconds."""
+        self._closing = True
+        for listener in self._listeners:
+            self.loop.remove_reader(listener.sock.fileno())
+            listener.close()
+        self._listeners.clear()
+        for connection in list(self._connections):
+            connection.shut_down()
+        self._idle = asyncio.Event()
+        if self._connections:
+            try:
+                await asyncio.wait_for(self._idle.wait(), grace)
+            except TimeoutError:
+                log.warning("connections cut off count=%d", len(self._connections))
+        for connection in list(self._connections):
+            connection.close()
+        for job in list(self._jobs):
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for pool in (self.cold_readers, self._authenticators):
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+
+    # --- for the connections ---
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    def forget(self, connection: PullConnection) -> None:
+        self._connections.discard(connection)
+        if self._idle is not None and not self._connections:
+            self._idle.set()
+
+    async def authenticate(self, token: str | None, with_token: bool) -> str | None:
+        """The principal, None for anonymous; raises Unauthenticated or LimitExceeded."""
+        policy = self.gate.policy
+        if policy is None:
+            return None
+        if not with_token or token is None:
+            raise Unauthenticated("a token is needed")
+        if self._pending_auths >= self.limits.max_pending_auths:
+            raise LimitExceeded("too many clients are authenticating at once", hint="try again")
+        self._pending_auths += 1
+        try:
+            principal = await self.loop.run_in_executor(
+                self._authenticators, policy.authenticate_token, token
+            )
+        finally:
+            self._pending_auths -= 1
+        if principal is None:
+            raise Unauthenticated("the token is not valid")
+        return principal
+
+    # --- accepting ---
+
+    def _listen(self, listener: Listener) -> None:
+        self.loop.add_reader(listener.sock.fileno(), self._accept, listener)
+
+    def _accept(self, listener: Listener) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, where = listener.sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause_accepting(listener, error)
+                return
+            self._admit(sock, _peer_name(listener, where))
+
+    def _pause_accepting(self, listener: Listener, error: OSError) -> None:
+        """Out of file descriptors, most likely: the same error would come at once again."""
+        name = errno.errorcode.get(error.errno or 0, "?")
+        log.error("accepting failed listen=%s error=%s", listener.address, name)
+        self.loop.remove_reader(listener.sock.fileno())
+        self.loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, listener)
+
+    def _accept_again(self, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listen(listener)
+
+    def _admit(self, sock: socket.socket, peer: str) -> None:
+        self.counters.connections_total += 1
+        limit = self.limits.max_connections
+        if self._closing or len(self._connections) >= limit:
+            self.counters.connections_refused_total += 1
+            refusal: LiftlogError = ShuttingDown("the daemon is shutting down")
+            if not self._closing:
+                refusal = LimitExceeded(f"the daemon serves at most {limit} connections")
+            log.warning("connection refused peer=%s error=%s", peer, refusal.name)
+            with sock:
+                sock.setblocking(False)
+                try:
+                    sock.send(encode_frame(answer_for(refusal).to_map(0)))
+                except OSError:
+                    pass
+            return
+        try:
+            transport = SocketTransport(sock)
+        except OSError:
+            sock.close()  # gone before it was served
+            return
+        self._connections.add(PullConnection(self, transport, peer))
+        if self._sweep is None:
+            self._schedule_sweep()
+
+    def _schedule_sweep(self) -> None:
+        """Look for stalled clients, only while there are clients."""
+        seconds = max(self.limits.write_stall_seconds / 4, 0.05)
+        self._sweep = self.loop.call_later(seconds, self._sweep_stalled)
+
+    def _sweep_stalled(self) -> None:
+        self._sweep = None
+        now = self.loop.time()
+        for connection in list(self._connections):
+            connection.check_stalled(now)
+        if self._connections:
+            self._schedule_sweep()
+
+
+def _peer_name(listener: Listener, where: Any) -> str:
+    if listener.socket_file is not None:
+        return f"unix:{listener.socket_file.name}"
+    return f"{where[0]}:{where[1]}"

@@ -1,0 +1,214 @@
+"""Real logs behind the pull server's seam, without NATS: for tests of server and clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from liftlog.errors import Conflict, StreamNotFound
+from liftlog.log import EncodedBatch, Log, LogConfig, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.protocol import StreamInfo
+from liftlog.records.encode import encode_batch
+from liftlog.records.header import parse_header
+from liftlog.server.pull import LogSlice, PullLimits, PullServer
+from liftlog.server.pull.seams import Policy
+
+
+class CountingLog:
+    """A real log that knows which of its slices are not released."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.unreleased: set[CountedSlice] = set()
+        self.reads = 0
+        self.promise_extra_bytes = 0
+
+    def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
+        self.reads += 1
+        piece = self._log.read(offset, max_bytes, max_records)
+        if piece is None:
+            return None
+        return CountedSlice(self, piece, piece.length + self.promise_extra_bytes)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._log, name)
+
+
+class CountedSlice:
+    def __init__(self, owner: CountingLog, piece: LogSlice, length: int) -> None:
+        self._owner = owner
+        self._piece = piece
+        self.length = length
+        self.position = piece.position
+        self.first_offset = piece.first_offset
+        self.next_offset = piece.next_offset
+        self.record_count = piece.record_count
+        owner.unreleased.add(self)
+
+    @property
+    def fd(self) -> int:
+        return self._piece.fd
+
+    def release(self) -> None:
+        if self not in self._owner.unreleased:
+            raise AssertionError("a slice was released twice")
+        self._owner.unreleased.remove(self)
+        self._piece.release()
+
+
+class LoggedStream:
+    """A stream of the test broker: append, and whoever waits is woken."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self.name = name
+        self.real_log = log
+        self.log = CountingLog(log)
+        self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    def append(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        timestamp_ns: int | None = None,
+        subject: bytes = b"orders.new",
+        keys: list[bytes | None] | None = None,
+        headers: list[bytes] | None = None,
+    ) -> None:
+        """One batch, durable and committed."""
+        items = list(values)
+        log = self.real_log
+        timestamp_ns = timestamp_ns or time.time_ns()
+        data = encode_batch(
+            base_offset=log.log_end_offset,
+            leader_epoch=log.leader_epoch,
+            commit_group=log.commit_group,
+            stamps=[(timestamp_ns, len(items))],
+            subjects=[subject] * len(items),
+            values=items,
+            keys=keys,
+            headers=headers,
+            has_tombstones=None in items,
+        )
+        header = parse_header(data)
+        log.append(
+            [
+                EncodedBatch(
+                    data,
+                    header.base_offset,
+                    header.next_offset,
+                    header.record_count,
+                    header.base_timestamp_ns,
+                    header.max_timestamp_ns,
+                )
+            ]
+        )
+        log.sync()
+        self.commit()
+
+    def commit(self) -> None:
+        self.real_log.advance_high_watermark(self.real_log.log_end_offset)
+        self.wake()
+
+    def wake(self, *, everyone: bool = False) -> None:
+        mark = self.real_log.high_watermark
+        for offset, future in list(self.waiters):
+            if (everyone or mark > offset) and not future.done():
+                future.set_result(None)
+        self.waiters = [waiter for waiter in self.waiters if not waiter[1].done()]
+
+    def wait_high_watermark(self, offset: int) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.real_log.high_watermark > offset:
+            future.set_result(None)
+        else:
+            self.waiters.append((offset, future))
+        return future
+
+
+class LogBroker:
+    """Conforms to `liftlog.server.pull.Broker`."""
+
+    server_id = "0123456789abcdef"
+
+    def __init__(self, directory: Path, *, segment_max_bytes: int = 256 * 1024 * 1024) -> None:
+        self.directory = directory
+        self.environment = LogEnvironment.create(OsFileSystem(), SystemClock())
+        self.config = LogConfig(segment_max_bytes=segment_max_bytes)
+        self.streams: dict[str, LoggedStream] = {}
+        self.settings: dict[str, dict[str, object]] = {}
+        self.gate: asyncio.Event | None = None  # when set, create waits for it
+
+    def add(self, name: str, **settings: object) -> LoggedStream:
+        log = Log.create(self.directory / name, self.environment, self.config)
+        self.streams[name] = LoggedStream(name, log)
+        self.settings[name] = settings
+        return self.streams[name]
+
+    async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
+        if self.gate is not None:
+            await self.gate.wait()
+        if name not in self.streams:
+            self.add(name, **settings)
+        elif self.settings[name] != dict(settings):
+            raise Conflict(f"stream {name!r} exists", differences=["subject"])
+        return await self.describe_stream(name)
+
+    async def describe_stream(self, name: str) -> StreamInfo:
+        log = self.stream(name).real_log
+        return StreamInfo(
+            name=name,
+            subject=str(self.settings[name].get("subject", f"{name}.>")),
+            state="attached",
+            incarnation=log.incarnation,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            log_end_offset=log.log_end_offset,
+            size_bytes=log.size_bytes,
+            segment_count=log.segment_count,
+            leader_epoch=log.leader_epoch,
+            settings=self.settings[name],
+        )
+
+    async def list_streams(self) -> list[StreamInfo]:
+        return [await self.describe_stream(name) for name in sorted(self.streams)]
+
+    async def delete_stream(self, name: str) -> None:
+        stream = self.stream(name)
+        del self.streams[name]
+        stream.wake(everyone=True)
+        stream.real_log.close()
+
+    def stream(self, name: str) -> LoggedStream:
+        try:
+            return self.streams[name]
+        except KeyError:
+            raise StreamNotFound(f"there is no stream {name!r}") from None
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            stream.real_log.close()
+        self.environment.pool.close()
+
+    @property
+    def unreleased(self) -> int:
+        return sum(len(stream.log.unreleased) for stream in self.streams.values())
+
+
+@asynccontextmanager
+async def pull_server(
+    broker: LogBroker,
+    *,
+    listen: str = "tcp://127.0.0.1:0",
+    limits: PullLimits | None = None,
+    policy: Policy | None = None,
+) -> AsyncIterator[tuple[PullServer, str]]:
+    """A server on a free port and its address; closed at the end."""
+    server = PullServer(broker, limits, policy)
+    (address,) = await server.start([listen])
+    try:
+        yield server, address
+    finally:
+        await server.close(grace=0.5)
