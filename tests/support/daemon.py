@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import yaml
+from support.processes import cpu_seconds, status_bytes, wrapped_pid
 
 from liftlog.server.embedded import tied_to_parent
 
@@ -189,10 +190,7 @@ class Daemon:
     @property
     def pid(self) -> int:
         """The daemon's own process, also under a wrapper."""
-        if not self.wrapper:
-            return self.process.pid
-        children = children_of(self.process.pid)
-        return children[0] if children else self.process.pid
+        return wrapped_pid(self.process.pid, self.wrapper)
 
     @property
     def running(self) -> bool:
@@ -291,36 +289,6 @@ class Daemon:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the daemon {complaint} in {timeout} s:\n{self.log_tail()}")
             time.sleep(0.01)
-
-
-def status_bytes(pid: int, field: str) -> int:
-    """A size of /proc/<pid>/status."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its ended and its living children."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return 0.0
-    fields = stat.rpartition(")")[2].split()
-    ticks = sum(int(field) for field in fields[11:15])
-    living = sum(cpu_seconds(child) for child in children_of(pid))
-    return ticks / os.sysconf("SC_CLK_TCK") + living
-
-
-def children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, path.read_text().split())
-        except OSError:  # the thread has just ended
-            continue
-    return found
 
 
 def _merge(into: dict[str, Any], settings: Mapping[str, Any]) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from support.processes import wrapped_pid
 
 from liftlog.server.embedded import (
     announced_port,
@@ -37,13 +42,16 @@ class NatsServer:
         jetstream: bool = False,
         sync_always: bool = False,
         max_payload: int | None = None,
+        wrapper: Sequence[str] = (),
         **config: Any,
     ) -> None:
+        """`wrapper` is put before the command (strace and its options, absolute path first)."""
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="nats-server-")
             directory = Path(self._temporary.name)
         self.directory = directory.absolute()
+        self._wrapper = list(wrapper)
         self._config = config
         if jetstream:
             store: dict[str, Any] = {"store_dir": str(self.directory / "jetstream")}
@@ -69,7 +77,7 @@ class NatsServer:
     @property
     def pid(self) -> int:
         assert self._process is not None, "not started"
-        return self._process.pid
+        return wrapped_pid(self._process.pid, self._wrapper)
 
     @property
     def running(self) -> bool:
@@ -86,8 +94,11 @@ class NatsServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         extra = {"log_file": str(self.directory / "nats-server.log"), **self._config}
         config = write_config(self.directory, port=self._port, extra=extra)
+        command = [str(find_nats_server()), "-c", str(config)]
+        if self._wrapper:  # which must not leave the server behind when it is killed
+            command = [*self._wrapper, *tied_to_parent(command, parent=0)]
         process = subprocess.Popen(
-            tied_to_parent([str(find_nats_server()), "-c", str(config)]),
+            tied_to_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -97,7 +108,7 @@ class NatsServer:
         self._finalizer = weakref.finalize(self, _end, process)
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
-            port = announced_port(self.directory, process.pid)
+            port = announced_port(self.directory, self.pid)
             if port is not None and _greets(port):
                 self._port = port
                 return self
@@ -130,11 +141,12 @@ class NatsServer:
         self._process.send_signal(signal.SIGCONT)
 
     def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            if self._finalizer is not None:
-                self._finalizer.detach()
-            _end(process, number)
+        if self._process is None:
+            return
+        pid, process, self._process = self.pid, self._process, None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        _end(process, number, pid)
 
     def __enter__(self) -> NatsServer:
         return self if self._process is not None else self.start()
@@ -150,14 +162,22 @@ class NatsServer:
             self._temporary.cleanup()
 
 
-def _end(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+def _end(
+    process: subprocess.Popen[bytes],
+    number: signal.Signals = signal.SIGKILL,
+    pid: int | None = None,
+) -> None:
+    """`pid` is the one to signal when it is not `process` itself."""
     if process.poll() is None:
-        process.send_signal(signal.SIGCONT)  # a frozen one would not hear SIGTERM
-        process.send_signal(number)
+        os.kill(pid or process.pid, signal.SIGCONT)  # a frozen one would not hear SIGTERM
+        os.kill(pid or process.pid, number)
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:
-        process.kill()
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

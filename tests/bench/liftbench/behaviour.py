@@ -1,0 +1,75 @@
+"""Two figures that are not speeds: what a flood without acks costs, and what idling costs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from liftlog.settings import Settings
+
+from .figures import Measurements
+from .processes import run_worker, settle_disk
+from .progress import Progress
+from .systems import DEFAULT, LIFTLOG, JetStream, Liftlog, wait_until_still
+
+FLOODS = (500_000, 1_000_000)
+_FLOOD_BYTES = 128
+_IDLE_STREAMS = 100
+_SETTLE_SECONDS = 5.0
+
+
+def flood(directory: Path, measured: Measurements, progress: Progress, *, repeats: int) -> None:
+    """One connection publishes without asking for acks as fast as nats-server takes it.
+
+    Counted through the client; the daemon is fresh, so that its peak memory is the flood's.
+    """
+    bound = Settings().ingest.max_pending_bytes
+    for count in FLOODS:
+        for number in range(repeats):
+            settle_disk()
+            with Liftlog(directory / f"flood-{count}-{number}") as system:
+                system.create("flood", "bench.flood")
+                before = system.daemon.rss_bytes
+                rate = _flood(system.port, count)
+                stored = wait_until_still(system, "flood")
+                growth = system.daemon.peak_rss_bytes - before
+                measured.add(LIFTLOG, f"flood-{count}", stored)
+                measured.add(LIFTLOG, f"flood-{count}-rate", rate)
+                measured.add(LIFTLOG, f"flood-{count}-peak-rss", system.daemon.peak_rss_bytes)
+                measured.add(LIFTLOG, f"flood-{count}-memory-share", growth / bound)
+                progress.say(
+                    f"flood {count:,} at {rate:,.0f}/s: {stored:,} stored, memory grew by "
+                    f"{growth / 2**20:.0f} MiB of the {bound / 2**20:.0f} MiB allowed"
+                )
+
+
+def flood_jetstream(directory: Path, measured: Measurements, progress: Progress) -> None:
+    """For comparison only: what JetStream keeps of the same flood."""
+    for count in FLOODS:
+        settle_disk()
+        with JetStream(directory / f"flood-jetstream-{count}", always=False) as system:
+            system.create("flood", "bench.flood")
+            rate = _flood(system.port, count)
+            stored = wait_until_still(system, "flood")
+            measured.add(DEFAULT, f"flood-{count}", stored)
+            measured.add(DEFAULT, f"flood-{count}-rate", rate)
+            progress.say(f"flood {count:,} at {rate:,.0f}/s: {DEFAULT} stored {stored:,}")
+
+
+def _flood(port: int, count: int) -> float:
+    spec = {"port": port, "subject": "bench.flood", "in_flight": 0, "count": count}
+    return float(run_worker("publisher", {**spec, "payload_bytes": _FLOOD_BYTES})["rate"])
+
+
+def idle(directory: Path, measured: Measurements, progress: Progress, *, seconds: float) -> None:
+    """CPU time of the daemon and its workers with 100 attached streams and no message."""
+    streams = {f"idle-{n:03d}": {"subject": f"bench.idle.{n}"} for n in range(_IDLE_STREAMS)}
+    with Liftlog(directory / "idle", streams=streams) as system:
+        time.sleep(_SETTLE_SECONDS)  # start-up work is not idling
+        before, started = system.daemon.cpu_seconds, time.monotonic()
+        time.sleep(seconds)
+        used = system.daemon.cpu_seconds - before
+        share = used / (time.monotonic() - started)
+        measured.add(LIFTLOG, "idle", share * 100)
+        measured.add(LIFTLOG, "idle-rss", system.daemon.rss_bytes)
+        progress.say(f"idle with {_IDLE_STREAMS} streams: {share:.2%} of a core")

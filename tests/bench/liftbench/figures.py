@@ -1,0 +1,192 @@
+"""The rows of the table: what is compared with what, what must be reached, and the verdict."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .systems import ALWAYS, DEFAULT, LIFTLOG
+
+SENDFILE = "sendfile"
+
+Series = tuple[str, str]
+"""Who, and what was measured: ("liftlog", "64x100")."""
+
+
+class Measurements:
+    """Samples of each series, one per round."""
+
+    def __init__(self) -> None:
+        self.samples: dict[Series, list[float]] = defaultdict(list)
+
+    def add(self, who: str, what: str, value: float) -> None:
+        self.samples[who, what].append(value)
+
+    def has(self, *series: Series) -> bool:
+        return all(self.samples.get(one) for one in series)
+
+    def median(self, series: Series) -> float:
+        return statistics.median(self.samples[series])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    key: str
+    title: str
+    needs: tuple[Series, ...]
+    value: Callable[[Measurements], float]
+    must: float
+    reach: float
+    lower_is_better: bool = False
+    unit: str = "x"
+
+    def verdict(self, value: float) -> str:
+        if self._meets(value, self.reach):
+            return "reached"
+        return "met" if self._meets(value, self.must) else "SHORT"
+
+    def _meets(self, value: float, bound: float) -> bool:
+        return value <= bound if self.lower_is_better else value >= bound
+
+
+SPREAD = {"1x128": (1, 128), "4x32": (4, 32), "16x8": (16, 8), "64x2": (64, 2), "128x1": (128, 1)}
+LOADS = {"1x1": (1, 1), "8x1": (8, 1), "1x100": (1, 100), "8x100": (8, 100), "64x100": (64, 100)}
+
+
+def _ratio(
+    key: str,
+    title: str,
+    over: Series,
+    under: Series,
+    must: float,
+    reach: float,
+    *,
+    lower_is_better: bool = False,
+) -> Row:
+    def value(measured: Measurements) -> float:
+        return measured.median(over) / measured.median(under)
+
+    return Row(key, title, (over, under), value, must, reach, lower_is_better)
+
+
+def _spread(measured: Measurements) -> float:
+    medians = [measured.median((LIFTLOG, load)) for load in SPREAD]
+    return min(medians) / max(medians)
+
+
+def _flood_value(measured: Measurements) -> float:
+    """The largest flood of which all was stored within the bound on memory."""
+    passed = [
+        count
+        for count in (500_000, 1_000_000)
+        if measured.has((LIFTLOG, f"flood-{count}"))
+        and min(measured.samples[LIFTLOG, f"flood-{count}"]) >= count
+        and max(measured.samples[LIFTLOG, f"flood-{count}-memory-share"]) <= 1
+    ]
+    return max(passed, default=0)
+
+
+ROWS = (
+    _ratio(
+        "64x100-vs-default",
+        "durable 64x100 / JetStream that does not fsync",
+        (LIFTLOG, "64x100"),
+        (DEFAULT, "64x100"),
+        0.8,
+        1.2,
+    ),
+    _ratio(
+        "8x100-vs-default",
+        "durable 8x100 / JetStream that does not fsync",
+        (LIFTLOG, "8x100"),
+        (DEFAULT, "8x100"),
+        0.6,
+        1.0,
+    ),
+    _ratio(
+        "64x100-vs-always",
+        "durable 64x100 / JetStream always",
+        (LIFTLOG, "64x100"),
+        (ALWAYS, "64x100"),
+        25,
+        50,
+    ),
+    _ratio(
+        "8x1-vs-always",
+        "8 synchronous publishers / JetStream always",
+        (LIFTLOG, "8x1"),
+        (ALWAYS, "8x1"),
+        1.3,
+        2,
+    ),
+    _ratio(
+        "lone-p50-vs-always",
+        "lone publisher's p50 / JetStream always",
+        (LIFTLOG, "1x1-p50"),
+        (ALWAYS, "1x1-p50"),
+        1.6,
+        1.0,
+        lower_is_better=True,
+    ),
+    Row(
+        "spread",
+        "128 in flight on 1, 4, 16, 64, 128 connections, worst / best",
+        tuple((LIFTLOG, load) for load in SPREAD),
+        _spread,
+        0.6,
+        0.8,
+    ),
+    _ratio(
+        "read-2k-vs-sendfile",
+        "read 2 KiB in batches / bare sendfile",
+        (LIFTLOG, "read-2k"),
+        (SENDFILE, "read-2k"),
+        0.35,
+        0.7,
+    ),
+    _ratio(
+        "read-2k-vs-ordered",
+        "read 2 KiB in batches / JetStream ordered consumer",
+        (LIFTLOG, "read-2k"),
+        (DEFAULT, "read-2k"),
+        5,
+        10,
+    ),
+    _ratio(
+        "read-256-vs-ordered",
+        "read 256 B in batches / JetStream ordered consumer",
+        (LIFTLOG, "read-256"),
+        (DEFAULT, "read-256"),
+        15,
+        30,
+    ),
+    _ratio(
+        "read-tiny-vs-ordered",
+        "the same from a log of 8 synchronous publishers",
+        (LIFTLOG, "read-tiny"),
+        (DEFAULT, "read-tiny"),
+        2,
+        5,
+    ),
+    Row(
+        "flood",
+        "un-acked flood of 128 B, nothing lost, memory within the bound",
+        ((LIFTLOG, "flood-500000"),),
+        _flood_value,
+        500_000,
+        1_000_000,
+        unit=" messages",
+    ),
+    Row(
+        "idle",
+        "idle daemon with 100 streams",
+        ((LIFTLOG, "idle"),),
+        lambda measured: measured.median((LIFTLOG, "idle")),
+        2,
+        0.5,
+        lower_is_better=True,
+        unit=" % of a core",
+    ),
+)

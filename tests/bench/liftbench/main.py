@@ -1,0 +1,140 @@
+"""Command line: which rows, how many rounds, where."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from support.daemon import REPOSITORY
+
+from . import behaviour, publishing, reading, report
+from .figures import LOADS, Measurements
+from .fsyncs import can_trace
+from .processes import WorkerFailed, is_real_disk
+from .progress import Progress
+from .systems import ALWAYS, DEFAULT, LIFTLOG
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tests/bench/run.py",
+        description="Measures liftlog beside JetStream on this machine and prints the ratios. "
+        "Ends with 1 when a figure falls short of its must.",
+        epilog=f"rows: {' '.join(report.row_keys())}",
+    )
+    parser.add_argument("--quick", action="store_true", help="a rough look: 2 short rounds")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (5; quick: 2)")
+    parser.add_argument("--seconds", type=float, help="of each publishing run (3; quick: 1)")
+    parser.add_argument(
+        "--only", action="append", choices=report.row_keys(), metavar="ROW", help="repeatable"
+    )
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        choices=(DEFAULT, ALWAYS, LIFTLOG),
+        default=(DEFAULT, ALWAYS, LIFTLOG),
+        help="leave others out; rows that need them are then not computed",
+    )
+    parser.add_argument("--no-fsyncs", action="store_true", help="do not count fsyncs (strace)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there too")
+    parser.add_argument(
+        "--dir", type=Path, help="where the data go, on a real disk (default: build/)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    options.seconds = options.seconds or (1.0 if options.quick else 3.0)
+    return options
+
+
+@contextmanager
+def scratch_directory(parent: Path | None) -> Iterator[Path]:
+    parent = parent or REPOSITORY / "build"
+    parent.mkdir(parents=True, exist_ok=True)
+    if not is_real_disk(parent):
+        raise SystemExit(f"{parent} lies in memory, where fsync costs nothing; choose --dir")
+    path = Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def measure(
+    options: argparse.Namespace, directory: Path, measured: Measurements, progress: Progress
+) -> None:
+    wanted = {series for row in report.rows(options.only or ()) for series in row.needs}
+    everything = not options.only
+    if everything:
+        wanted |= {(name, load) for name in (DEFAULT, ALWAYS, LIFTLOG) for load in LOADS}
+    wanted = {(who, what) for who, what in wanted if who in (*options.systems, "sendfile")}
+
+    def takers(what: str) -> list[str]:
+        return [who for who, series in wanted if series.removesuffix("-p50") == what]
+
+    loads = {load: takers(load) for load in publishing.ALL_LOADS if takers(load)}
+    if loads:
+        publishing.measure(
+            loads, directory, measured, progress, rounds=options.rounds, seconds=options.seconds
+        )
+        if options.no_fsyncs or not can_trace():
+            progress.say("fsyncs are not counted (strace missing, not permitted or not wanted)")
+        else:
+            publishing.count_fsyncs(loads, directory, measured, progress)
+    contents = {what: takers(what) for what in reading.CONTENTS if takers(what)}
+    if LIFTLOG not in options.systems:
+        contents = {what: [DEFAULT] for what, who in contents.items() if DEFAULT in who}
+    if contents:
+        share = 0.25 if options.quick else 1.0
+        reading.measure(contents, directory, measured, progress, rounds=options.rounds, share=share)
+    if (everything or "flood" in options.only) and DEFAULT in options.systems:
+        behaviour.flood_jetstream(directory, measured, progress)
+    if (LIFTLOG, "flood-500000") in wanted:
+        behaviour.flood(directory, measured, progress, repeats=1 if options.quick else 3)
+    if (LIFTLOG, "idle") in wanted:
+        behaviour.idle(directory, measured, progress, seconds=5 if options.quick else 20)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    progress = Progress(quiet=options.quiet)
+    measured = Measurements()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with scratch_directory(options.dir) as directory:
+            about = report.environment(directory)
+            measure(options, directory, measured, progress)
+    except WorkerFailed as error:
+        print(f"The figures are void: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted; servers stopped, files removed.", file=sys.stderr)
+        return 130
+    print(report.render(measured, about, options.rounds))
+    if options.json:
+        options.json.write_text(json.dumps(_as_json(measured, about, options.rounds), indent=2))
+    short = report.shortfalls(measured)
+    if short:
+        print(f"\nShort of their must: {', '.join(short)}")
+    return 1 if short else 0
+
+
+def _as_json(measured: Measurements, about: dict[str, Any], rounds: int) -> dict[str, Any]:
+    samples: dict[str, dict[str, list[float]]] = {}
+    for (who, what), values in measured.samples.items():
+        samples.setdefault(who, {})[what] = values
+    ratios = report.ratios(measured)
+    return {"environment": about, "rounds": rounds, "ratios": ratios, "samples": samples}
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,104 @@
+"""Publishing: messages per second, round trips, and fsyncs beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from .figures import LOADS, SPREAD, Measurements, Series
+from .fsyncs import FsyncTrace
+from .processes import WorkerFailed, run_worker, settle_disk
+from .progress import Progress
+from .systems import ALWAYS, DEFAULT, LIFTLOG, JetStream, Liftlog, System
+
+ALL_LOADS = LOADS | SPREAD
+SUBJECT = "bench.publish"
+_FSYNC_SECONDS = 1.0
+
+
+def build(name: str, directory: Path, wrapper: Sequence[str] = ()) -> System:
+    if name == LIFTLOG:
+        return Liftlog(directory, wrapper=wrapper)
+    return JetStream(directory, always=name == ALWAYS, wrapper=wrapper)
+
+
+def measure(
+    wanted: Mapping[str, Sequence[str]],
+    directory: Path,
+    measured: Measurements,
+    progress: Progress,
+    *,
+    rounds: int,
+    seconds: float,
+) -> None:
+    """`wanted`: load -> systems. Within a round the systems take turns at each load."""
+    names = [name for name in (DEFAULT, ALWAYS, LIFTLOG) if any(name in w for w in wanted.values())]
+    with ExitStack() as stack:
+        systems = {name: stack.enter_context(build(name, directory / name)) for name in names}
+        for number in range(rounds):
+            for load, takers in wanted.items():
+                ordered = [name for name in names if name in takers]
+                # Whoever went first in this round goes last in the next.
+                first = number % len(ordered)
+                for name in ordered[first:] + ordered[:first]:
+                    outcome = publish_once(systems[name], load, seconds=seconds)
+                    _record(measured, name, load, outcome)
+                    progress.say(
+                        f"round {number + 1}/{rounds} {load:>7} {name:<18} "
+                        f"{outcome['rate']:>10,.0f}/s  publisher {outcome['cpu']:.0%} of a core"
+                    )
+
+
+def publish_once(system: System, load: str, **more: Any) -> dict[str, Any]:
+    """A run on a fresh stream, which afterwards must hold exactly what was acked."""
+    stream = f"bench-{load}"
+    connections, in_flight = ALL_LOADS[load]
+    settle_disk()
+    system.create(stream, SUBJECT)
+    try:
+        spec = {"connections": connections, "in_flight": in_flight, **more}
+        outcome = run_worker("publisher", {"port": system.port, "subject": SUBJECT, **spec})
+        stored = system.stored(stream)
+        if stored != outcome["acked"]:
+            raise WorkerFailed(f"{system.name}: {outcome['acked']} acked, {stored} stored")
+        return outcome
+    finally:
+        system.delete(stream)
+
+
+def _record(measured: Measurements, name: str, load: str, outcome: Mapping[str, Any]) -> None:
+    measured.add(name, load, outcome["rate"])
+    measured.add(name, f"{load}-publisher-cpu", outcome["cpu"])
+    for figure in ("p50", "p99"):
+        if outcome[f"{figure}_us"] is not None:
+            measured.add(name, f"{load}-{figure}", outcome[f"{figure}_us"])
+
+
+def count_fsyncs(
+    wanted: Mapping[str, Sequence[str]],
+    directory: Path,
+    measured: Measurements,
+    progress: Progress,
+) -> None:
+    """Fsyncs per 1,000 acks, in short runs of their own on servers under strace."""
+    for name in (DEFAULT, ALWAYS, LIFTLOG):
+        spans: list[tuple[Series, float, float, int]] = []
+        trace = FsyncTrace(directory / f"{name}.strace")
+        with ExitStack() as stack:
+            system: System | None = None
+            for load in (load for load, takers in wanted.items() if name in takers):
+                if system is None:
+                    place = directory / f"{name}-traced"
+                    system = stack.enter_context(build(name, place, trace.wrapper))
+                since = time.time()
+                outcome = publish_once(system, load, seconds=_FSYNC_SECONDS, warmup_seconds=0.1)
+                spans.append(((name, f"{load}-fsyncs"), since, time.time(), outcome["acked"]))
+        for (who, what), since, until, acked in spans:
+            calls = trace.count(since, until)
+            measured.add(who, what, calls * 1000 / acked)
+            progress.say(
+                f"fsyncs {what.removesuffix('-fsyncs'):>7} {who:<18} {calls:>7,} / {acked:,}"
+            )

@@ -1,0 +1,115 @@
+"""The readers: each in a process of its own, over TCP on loopback.
+
+    python -m bench.liftbench.readers '{"mode": "liftlog", "address": ..., "stream": ...}'
+
+All print one JSON line: records, value bytes and seconds of each pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+Pass = tuple[int, int, float]
+"""Records, bytes, seconds."""
+
+
+def read_liftlog(spec: dict[str, Any]) -> Iterator[Pass]:
+    """Whole batches; the client verifies each checksum, `values()` copies each value out."""
+    from liftlog.client import connect_sync
+
+    with closing(connect_sync(spec["address"])) as client:
+        for _ in range(spec["passes"]):
+            records = value_bytes = 0
+            started = time.perf_counter()
+            for batch in client.read_batches(spec["stream"], start="earliest", until="end"):
+                values: list[Any] = batch.values()
+                records += len(values)
+                value_bytes += sum(map(len, values))
+            yield records, value_bytes, time.perf_counter() - started
+
+
+def read_jetstream(spec: dict[str, Any]) -> Iterator[Pass]:
+    """The ordered consumer of nats-py; a callback is the fastest of its ways to receive."""
+    for _ in range(spec["passes"]):
+        yield asyncio.run(_ordered_consumer(spec))
+
+
+async def _ordered_consumer(spec: dict[str, Any]) -> Pass:
+    import nats
+
+    connection = await nats.connect(spec["address"])
+    done = asyncio.Event()
+    records = value_bytes = 0
+    wanted = spec["records"]
+
+    async def receive(message: Any) -> None:
+        nonlocal records, value_bytes
+        records += 1
+        value_bytes += len(message.data)
+        if records == wanted:
+            done.set()
+
+    try:
+        started = time.perf_counter()
+        await connection.jetstream().subscribe(
+            spec["subject"], stream=spec["stream"], ordered_consumer=True, cb=receive
+        )
+        await asyncio.wait_for(done.wait(), timeout=spec.get("timeout_seconds", 300))
+        return records, value_bytes, time.perf_counter() - started
+    finally:
+        await connection.close()
+
+
+def drain(spec: dict[str, Any]) -> Iterator[Pass]:
+    """Receive and forget what `serve_files` sends: the most that a socket can bring."""
+    buffer = bytearray(1 << 20)
+    for _ in range(spec["passes"]):
+        with socket.create_connection(("127.0.0.1", spec["port"])) as connection:
+            received = 0
+            started = time.perf_counter()
+            while count := connection.recv_into(buffer):
+                received += count
+            yield 0, received, time.perf_counter() - started
+
+
+def serve_files(spec: dict[str, Any]) -> None:
+    """Bare sendfile: the files, whole, to whoever connects, one after the other."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                for path in spec["files"]:
+                    _send_file(connection, path)
+
+
+def _send_file(connection: socket.socket, path: str) -> None:
+    with open(path, "rb") as file:
+        left, position = os.fstat(file.fileno()).st_size, 0
+        while left:
+            sent = os.sendfile(connection.fileno(), file.fileno(), position, left)
+            position += sent
+            left -= sent
+
+
+MODES = {"liftlog": read_liftlog, "jetstream": read_jetstream, "drain": drain}
+
+
+def main(argument: str) -> None:
+    spec: dict[str, Any] = json.loads(argument)
+    if spec["mode"] == "serve-files":
+        serve_files(spec)
+    else:
+        print(json.dumps({"passes": list(MODES[spec["mode"]](spec))}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

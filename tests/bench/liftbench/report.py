@@ -1,0 +1,229 @@
+"""The tables, as Markdown that also reads well in a terminal, and the same as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from liftlog.server.embedded import find_nats_server
+
+from .behaviour import FLOODS
+from .figures import LOADS, ROWS, SENDFILE, SPREAD, Measurements, Row
+from .processes import fdatasync_us, file_system_of
+from .reading import CONTENTS
+from .systems import ALWAYS, DEFAULT, LIFTLOG
+
+DURABILITY = {
+    DEFAULT: "JetStream default: no fsync before the ack",
+    ALWAYS: "JetStream always: fsync of each message",
+    LIFTLOG: "liftlog fsync: group commit before the ack",
+}
+
+
+def environment(directory: Path) -> dict[str, Any]:
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    version = subprocess.run(
+        [find_nats_server(), "--version"], capture_output=True, text=True, check=True
+    )
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "nats_server": version.stdout.strip(),
+        "file_system": file_system_of(directory),
+        "fdatasync_us": round(fdatasync_us(directory), 1),
+    }
+
+
+def ratios(measured: Measurements) -> list[dict[str, Any]]:
+    """One entry per row of which everything was measured."""
+    found = []
+    for row in ROWS:
+        if measured.has(*row.needs):
+            value = row.value(measured)
+            found.append(
+                {
+                    "key": row.key,
+                    "figure": row.title,
+                    "value": value,
+                    "must": row.must,
+                    "reach": row.reach,
+                    "verdict": row.verdict(value),
+                }
+            )
+    return found
+
+
+def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
+    parts = [
+        f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, {about['file_system']} "
+        f"(fdatasync {about['fdatasync_us']:.0f} us), Python {about['python']}, "
+        f"{about['nats_server']}; medians of {rounds} rounds",
+        _ratio_table(measured),
+    ]
+    for title, table in (
+        ("Publishing, 256 B, acks per second [fsyncs per 1,000 acks]", _rates(measured)),
+        ("Round trip of a message, p50 / p99", _latencies(measured)),
+        ("Reading, MiB of values per second", _reading(measured)),
+        ("Flood without acks, 128 B", _floods(measured)),
+        ("Idle daemon", _idle(measured)),
+    ):
+        if table:
+            parts += [f"{title}:", table]
+    return "\n\n".join(parts)
+
+
+def _ratio_table(measured: Measurements) -> str:
+    rows = {row.key: row for row in ROWS}
+    lines = [("figure", "measured", "must", "reach", "verdict")]
+    for entry in ratios(measured):
+        row = rows[entry["key"]]
+        bound = "<= " if row.lower_is_better else ""
+        lines.append(
+            (
+                row.title,
+                _number(entry["value"]) + row.unit,
+                bound + _number(row.must),
+                bound + _number(row.reach),
+                entry["verdict"],
+            )
+        )
+    return table(lines)
+
+
+def _rates(measured: Measurements) -> str:
+    names = _measured_by(measured, (*LOADS, *SPREAD))
+    lines = [("connections x in flight", *(DURABILITY[name] for name in names))]
+    for load in (*LOADS, *SPREAD):
+        cells = [_rate(measured, name, load) for name in names]
+        if any(cells):
+            lines.append((load, *cells))
+    return table(lines) if names else ""
+
+
+def _rate(measured: Measurements, name: str, load: str) -> str:
+    if not measured.has((name, load)):
+        return ""
+    samples = measured.samples[name, load]
+    text = f"{measured.median((name, load)):,.0f} ({min(samples):,.0f}-{max(samples):,.0f})"
+    if measured.has((name, f"{load}-fsyncs")):
+        text += f" [{measured.median((name, f'{load}-fsyncs')):,.1f}]"
+    return text
+
+
+def _latencies(measured: Measurements) -> str:
+    names = _measured_by(measured, ("1x1-p50", "8x1-p50"))
+    lines = [("connections x in flight", *(DURABILITY[name] for name in names))]
+    for load in ("1x1", "8x1"):
+        cells = [
+            f"{measured.median((name, f'{load}-p50')):,.0f} / "
+            f"{measured.median((name, f'{load}-p99')):,.0f} us"
+            if measured.has((name, f"{load}-p50"))
+            else ""
+            for name in names
+        ]
+        if any(cells):
+            lines.append((load, *cells))
+    return table(lines) if names else ""
+
+
+def _reading(measured: Measurements) -> str:
+    readers = {
+        SENDFILE: "bare sendfile (file bytes)",
+        LIFTLOG: "liftlog client, CRC verified",
+        DEFAULT: "JetStream ordered consumer",
+    }
+    lines = [("records", *readers.values(), "liftlog records/s", "bytes on disk per record")]
+    for what, content in CONTENTS.items():
+        cells = [
+            f"{measured.median((name, what)):,.0f}" if measured.has((name, what)) else ""
+            for name in readers
+        ]
+        if not any(cells):
+            continue
+        per_second = size = ""
+        if cells[1]:
+            speed = measured.median((LIFTLOG, what)) * 2**20 / content.payload_bytes
+            per_second = f"{speed:,.0f}"
+            size = f"{measured.median((LIFTLOG, f'{what}-bytes-per-record')):,.0f}"
+        how = f"{content.connections}x{content.in_flight}"
+        lines.append((f"{content.payload_bytes} B written {how}", *cells, per_second, size))
+    return table(lines) if len(lines) > 1 else ""
+
+
+def _floods(measured: Measurements) -> str:
+    header = ("messages", "published/s", "liftlog stored", "peak memory", "JetStream kept")
+    lines: list[tuple[str, ...]] = [header]
+    for count in FLOODS:
+        series = f"flood-{count}"
+        if not measured.has((LIFTLOG, series)) and not measured.has((DEFAULT, series)):
+            continue
+        ours = [""] * 3
+        if measured.has((LIFTLOG, series)):
+            peak = max(measured.samples[LIFTLOG, f"{series}-peak-rss"]) / 2**20
+            share = max(measured.samples[LIFTLOG, f"{series}-memory-share"])
+            ours = [
+                f"{measured.median((LIFTLOG, f'{series}-rate')):,.0f}",
+                f"{min(measured.samples[LIFTLOG, series]):,.0f}",
+                f"{peak:,.0f} MiB, growth {share:.0%} of the bound",
+            ]
+        kept = ""
+        if measured.has((DEFAULT, series)):
+            kept = f"{min(measured.samples[DEFAULT, series]):,.0f}"
+        lines.append((f"{count:,}", *ours, kept))
+    return table(lines) if len(lines) > 1 else ""
+
+
+def _idle(measured: Measurements) -> str:
+    if not measured.has((LIFTLOG, "idle")):
+        return ""
+    cpu, rss = (measured.median((LIFTLOG, what)) for what in ("idle", "idle-rss"))
+    return table(
+        [("streams", "CPU", "memory"), ("100", f"{cpu:.2f} % of a core", f"{rss / 2**20:.0f} MiB")]
+    )
+
+
+def _measured_by(measured: Measurements, series: Sequence[str]) -> list[str]:
+    return [n for n in DURABILITY if any(measured.has((n, what)) for what in series)]
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def table(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rendered = [
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
+        for line in lines
+    ]
+    rendered.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(rendered)
+
+
+def shortfalls(measured: Measurements) -> list[str]:
+    return [entry["key"] for entry in ratios(measured) if entry["verdict"] == "SHORT"]
+
+
+def row_keys() -> list[str]:
+    return [row.key for row in ROWS]
+
+
+def rows(keys: Sequence[str]) -> list[Row]:
+    return [row for row in ROWS if not keys or row.key in keys]

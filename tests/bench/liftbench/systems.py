@@ -1,0 +1,162 @@
+"""The three systems under test, each with its server and the same few operations on streams."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from support.daemon import Daemon
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+LIFTLOG, DEFAULT, ALWAYS = "liftlog", "jetstream-default", "jetstream-always"
+
+
+class System(ABC):
+    """Its server runs while it is entered. Each run has a fresh stream, removed afterwards."""
+
+    name: str
+    durability: str
+    """What stands behind an ack, in a few words."""
+
+    def __init__(self, directory: Path, *, wrapper: Sequence[str] = ()) -> None:
+        self.directory = directory
+        self.wrapper = wrapper
+        self.nats: NatsServer
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def port(self) -> int:
+        """Where publishers connect."""
+        return self.nats.port
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
+    def create(self, stream: str, subject: str) -> None:
+        """Returns when messages published from now on are stored."""
+
+    @abstractmethod
+    def delete(self, stream: str) -> None: ...
+
+    @abstractmethod
+    def stored(self, stream: str) -> int:
+        """Messages that the stream holds."""
+
+
+class JetStream(System):
+    """A file stream with one replica and otherwise default settings."""
+
+    def __init__(self, directory: Path, *, always: bool, wrapper: Sequence[str] = ()) -> None:
+        super().__init__(directory, wrapper=wrapper)
+        self.always = always
+        self.name = ALWAYS if always else DEFAULT
+        self.durability = "fsync of each message" if always else "no fsync before the ack"
+
+    def _start(self) -> None:
+        self.nats = self._stack.enter_context(
+            NatsServer(
+                self.directory, jetstream=True, sync_always=self.always, wrapper=self.wrapper
+            )
+        )
+        self._api = self._stack.enter_context(RawNats(self.nats.port, timeout=60))
+
+    def _request(self, what: str, body: Any = None) -> Any:
+        payload = b"" if body is None else json.dumps(body)
+        answer = self._api.request(f"$JS.API.STREAM.{what}", payload).json()
+        if "error" in answer:
+            raise RuntimeError(f"{what}: {answer['error']}")
+        return answer
+
+    def create(self, stream: str, subject: str) -> None:
+        config = {"name": stream, "subjects": [subject], "storage": "file", "num_replicas": 1}
+        self._request(f"CREATE.{stream}", config)
+
+    def delete(self, stream: str) -> None:
+        self._request(f"DELETE.{stream}")
+
+    def stored(self, stream: str) -> int:
+        return int(self._request(f"INFO.{stream}")["state"]["messages"])
+
+
+class Liftlog(System):
+    """The daemon as a user starts it, with its default settings, beside a core nats-server."""
+
+    name = LIFTLOG
+    durability = "group commit: fdatasync before the ack"
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        wrapper: Sequence[str] = (),
+        streams: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(directory, wrapper=wrapper)
+        self._streams = streams or {}
+
+    def _start(self) -> None:
+        self.nats = self._stack.enter_context(NatsServer(self.directory / "nats"))
+        self.daemon = self._stack.enter_context(
+            Daemon(
+                self.nats.url,
+                {"streams": self._streams},
+                directory=self.directory / "liftlog",
+                wrapper=self.wrapper,
+            )
+        )
+        from liftlog.client import connect_sync
+
+        self._client = connect_sync(self.daemon.pull_address)
+        self._stack.callback(self._client.close)
+
+    def create(self, stream: str, subject: str) -> None:
+        self._client.create_stream(stream, subject=subject, durability="fsync")
+
+    def delete(self, stream: str) -> None:
+        self._client.delete_stream(stream)
+
+    def stored(self, stream: str) -> int:
+        info = self._client.describe_stream(stream)
+        return info.high_watermark - info.log_start_offset
+
+    def settings(self, stream: str) -> dict[str, Any]:
+        return dict(self._client.describe_stream(stream).settings)
+
+    def segment_files(self, stream: str) -> list[Path]:
+        return sorted((self.daemon.data_dir / "streams" / stream).glob("*.log"))
+
+
+def wait_until_still(system: System, stream: str, *, quiet_seconds: float = 2.0) -> int:
+    """What the stream holds once that has not changed for a while, or `quiet_seconds` x 30."""
+    deadline = time.monotonic() + quiet_seconds * 30
+    held, since = system.stored(stream), time.monotonic()
+    while time.monotonic() - since < quiet_seconds and time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = system.stored(stream)
+        if now != held:
+            held, since = now, time.monotonic()
+    return held

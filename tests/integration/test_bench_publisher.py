@@ -1,0 +1,122 @@
+"""The benchmark's publisher counts exactly, else its figures would mean nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from bench.liftbench.figures import Measurements, Row
+from bench.liftbench.publisher import Failed, Load, publish
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(jetstream=True) as server:
+        yield server
+
+
+@contextmanager
+def stream(server: NatsServer, config: str) -> Iterator[RawNats]:
+    with RawNats(server.port) as client:
+        created = client.request(
+            "$JS.API.STREAM.CREATE.S", f'{{"name":"S","subjects":["s"],"storage":"file"{config}}}'
+        ).json()
+        assert "error" not in created, created
+        try:
+            yield client
+        finally:
+            client.request("$JS.API.STREAM.DELETE.S")
+
+
+def held(client: RawNats) -> int:
+    return int(client.request("$JS.API.STREAM.INFO.S").json()["state"]["messages"])
+
+
+@pytest.mark.parametrize(("connections", "in_flight"), [(1, 1), (3, 1), (1, 100), (5, 40)])
+def test_a_count_is_published_and_acked_exactly(
+    server: NatsServer, connections: int, in_flight: int
+) -> None:
+    with stream(server, "") as client:
+        outcome = publish(Load(server.port, "s", connections, in_flight, count=1003))
+        assert (outcome.sent, outcome.acked, outcome.errors) == (1003, 1003, 0)
+        assert held(client) == 1003
+    assert (outcome.p50_us is not None) == (in_flight == 1)
+
+
+def test_a_timed_run_waits_for_its_last_acks(server: NatsServer) -> None:
+    with stream(server, "") as client:
+        outcome = publish(Load(server.port, "s", 4, 64, seconds=0.1, warmup_seconds=0.05))
+        assert outcome.acked == outcome.sent == held(client)
+        assert 0 < outcome.rate * outcome.seconds <= outcome.acked
+
+
+def test_a_flood_arrives_whole(server: NatsServer) -> None:
+    with stream(server, "") as client:
+        outcome = publish(Load(server.port, "s", in_flight=0, payload_bytes=128, count=2000))
+        assert (outcome.sent, outcome.acked) == (2000, 0)
+        deadline = time.monotonic() + 20
+        while held(client) < 2000 and time.monotonic() < deadline:
+            pass  # JetStream stores them a moment after it has answered the PING
+        assert held(client) == 2000
+
+
+def test_error_acks_void_the_run(server: NatsServer) -> None:
+    with stream(server, ',"max_msgs":10,"discard":"new"'), pytest.raises(Failed, match="errors"):
+        publish(Load(server.port, "s", 1, 5, count=20))
+
+
+def test_a_large_payload_survives_a_full_socket(server: NatsServer) -> None:
+    with stream(server, "") as client:
+        outcome = publish(Load(server.port, "s", 2, 200, payload_bytes=60_000, count=500))
+        assert outcome.acked == held(client) == 500
+
+
+def test_acks_torn_at_every_byte_are_counted_once() -> None:
+    ack = b'MSG _INBOX.x.1 1 26\r\n{"stream":"S","seq":12345}\r\n'
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(b"INFO {}\r\n")
+            while lines.readline() != b"PING\r\n":
+                pass
+            connection.sendall(b"PONG\r\n")
+            for cut in range(len(ack) + 1):
+                line = lines.readline()
+                if line == b"PONG\r\n":
+                    line = lines.readline()
+                assert line.startswith(b"PUB s ")
+                lines.read(3)  # one byte of payload, which may be a line break
+                connection.sendall(ack[:cut])
+                # The client is idle, so it nearly always receives the two pieces one by one.
+                connection.sendall(ack[cut:] + b"PING\r\n")
+            while connection.recv(1 << 16):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        outcome = publish(Load(listener.getsockname()[1], "s", payload_bytes=1, count=len(ack) + 1))
+        thread.join()
+    assert (outcome.acked, outcome.errors) == (len(ack) + 1, 0)
+
+
+def test_verdicts() -> None:
+    higher = Row("k", "t", (), lambda _: 0.0, must=0.8, reach=1.2)
+    assert [higher.verdict(v) for v in (0.79, 0.8, 1.19, 1.2)] == ["SHORT", "met", "met", "reached"]
+    lower = Row("k", "t", (), lambda _: 0.0, must=1.6, reach=1.0, lower_is_better=True)
+    assert [lower.verdict(v) for v in (1.61, 1.6, 1.0)] == ["SHORT", "met", "reached"]
+    measured = Measurements()
+    for value in (5.0, 1.0, 3.0):
+        measured.add("a", "b", value)
+    assert measured.median(("a", "b")) == 3.0
+    assert not measured.has(("a", "b"), ("a", "c"))

@@ -1,0 +1,42 @@
+"""What /proc says about processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def status_bytes(pid: int, field: str) -> int:
+    """A size of /proc/<pid>/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, its ended and its living children; 0 if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return 0.0
+    fields = stat.rpartition(")")[2].split()
+    ticks = sum(int(field) for field in fields[11:15])
+    living = sum(cpu_seconds(child) for child in children_of(pid))
+    return ticks / os.sysconf("SC_CLK_TCK") + living
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:  # the thread has just ended
+            continue
+    return found
+
+
+def wrapped_pid(pid: int, wrapper: object) -> int:
+    """The program's own process when `pid` may be a wrapper (strace) that runs it."""
+    children = children_of(pid) if wrapper else []
+    return children[0] if children else pid
