@@ -5,7 +5,8 @@ Pure: text in, values out. Nothing here opens a file or a socket.
     subjects   NATS subject patterns: valid, matches, overlaps, is a subset of
     document   strict reading of a YAML text: safe, bounded, no duplicate keys, with lines
     tokens     hashing and checking of tokens
-    rules      the shape of the ACL file and everything that can be wrong in it
+    rules      what an ACL says: principals, roles, bindings, stream patterns
+    reading    from the text of an ACL file to rules, or to everything that is wrong
     policy     `Policy`: authenticate a token, decide about an operation
 
 `import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).

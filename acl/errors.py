@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MAX_SHOWN = 100
+
 
 class AclError(Exception):
     """The ACL text is wrong; `findings` lists everything that is, one line each."""
@@ -12,4 +14,7 @@ class AclError(Exception):
         self.findings = tuple(findings)
         count = len(self.findings)
         head = "1 problem in the ACL" if count == 1 else f"{count} problems in the ACL"
-        super().__init__("\n  ".join([f"{head}:", *self.findings]))
+        shown = list(self.findings[:_MAX_SHOWN])
+        if count > _MAX_SHOWN:
+            shown.append(f"... and {count - _MAX_SHOWN} more")
+        super().__init__("\n  ".join([f"{head}:", *shown]))

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 Path = tuple[str | int, ...]
 
 _MAX_SHOWN = 80
+_MAX_LINES = 100
 _PLAIN_KEY = re.compile(r"[\w-]{1,128}")
 _SECRET_WORDS = ("password", "token", "secret", "seed")
 
@@ -58,7 +59,10 @@ def message_of(findings: Iterable[Finding], subject: str) -> str:
     """One text for all of them."""
     lines = [str(finding) for finding in findings]
     head = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-    return "\n  ".join([f"{head} in {subject}:", *lines])
+    shown = lines[:_MAX_LINES]
+    if len(lines) > _MAX_LINES:
+        shown.append(f"... and {len(lines) - _MAX_LINES} more")
+    return "\n  ".join([f"{head} in {subject}:", *shown])
 
 
 def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) -> Iterator[Finding]:
@@ -106,7 +110,7 @@ def _accepted(item: Any) -> str:
 def unknown_key(path: Path, model: type[BaseModel]) -> str:
     """Worded without the value: a misspelt `password` must not print one."""
     known = known_keys(model, path[:-1])
-    close = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(path[-1])[:_MAX_SHOWN], known, n=1, cutoff=0.6)
     if close:
         return f"unknown key; did you mean {close[0]!r}?"
     return f"unknown key; known here: {', '.join(sorted(known))}" if known else "unknown key"

@@ -21,7 +21,7 @@ from .stream import StreamSettings
 _Model = TypeVar("_Model", bound=SettingsModel)
 
 _MAX_ROUNDS = 4
-_MAX_KEYS = 256
+_MAX_KEYS = 64
 
 
 def load_settings(
@@ -54,8 +54,10 @@ def parse_stream_settings(values: Mapping[str, Any]) -> StreamSettings:
     """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise InvalidArgument("the settings of a stream must be a mapping with text as keys")
-    if len(values) > _MAX_KEYS:
-        raise InvalidArgument("too many settings")
+    sections = [item for item in values.values() if isinstance(item, (Mapping, list, tuple))]
+    if max(len(values), *map(len, sections), 0) > _MAX_KEYS:
+        # They come from a client and are looked at in the event loop.
+        raise InvalidArgument(f"more than {_MAX_KEYS} settings in one section")
     settings, findings = _validate(StreamSettings, dict(values), check_stream)
     if findings or settings is None:
         raise InvalidArgument(

@@ -57,6 +57,18 @@ def test_hostile_input_is_an_invalid_argument(given: Any) -> None:
         parse_stream_settings(given)
 
 
+def test_what_a_client_can_make_us_look_at_is_bounded() -> None:
+    for values in (
+        {f"k{n}": 1 for n in range(100_000)},
+        {"flush": dict.fromkeys(map(str, range(65)))},
+    ):
+        with pytest.raises(InvalidArgument, match="more than 64 settings"):
+            parse_stream_settings({"subject": "a"} | values)
+    with pytest.raises(InvalidArgument) as caught:
+        parse_stream_settings({"subject": "a" * 1_000_000, "b" * 1_000_000: 1, "acks": "c" * 1000})
+    assert len(str(caught.value)) < 2000
+
+
 @pytest.mark.parametrize(
     "bad", [{"a": {}}, {"subject": {"a": 1}}, {"subject": b"a"}, {"flush": [1]}, {"flush": {1: 2}}]
 )

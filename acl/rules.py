@@ -1,0 +1,100 @@
+"""What an ACL says: principals, roles, bindings. See config/acl.yaml for an example.
+
+principals: {billing: {token_hash: "sha256:..."}, anonymous: {}}
+roles:      {reader: [{allow: [read, commit], streams: ["orders*"], subjects: ["orders.eu.>"]}]}
+bindings:   {billing: [reader]}
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+Operation = Literal["create", "delete", "read", "commit", "admin"]
+OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
+
+ANONYMOUS = "anonymous"
+"""The principal of whoever did not authenticate; it exists only where the file names it."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+_STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody, and how that one is recognised."""
+
+    name: str
+    token_hash: str | None = None
+    nkey: str | None = None
+    certificate_cn: str | None = None
+    unix_uid: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Principal({self.name!r})"  # the hash belongs into no log
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Allows `operations` on the streams that one of `streams` matches.
+
+    `subjects` limits reading to records on these subjects (None: all of them); `attach` are the
+    NATS subjects that a created stream may be attached to.
+    """
+
+    role: str
+    number: int
+    operations: frozenset[Operation]
+    streams: tuple[str, ...]
+    subjects: tuple[str, ...] | None = None
+    attach: tuple[str, ...] = ()
+
+    def covers(self, stream: str) -> bool:
+        return any(stream_matches(pattern, stream) for pattern in self.streams)
+
+    def __str__(self) -> str:
+        return f"rule {self.number} of role {self.role!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A whole ACL file, checked."""
+
+    principals: dict[str, Principal]
+    roles: dict[str, tuple[Rule, ...]]
+    bindings: dict[str, tuple[str, ...]]
+
+
+def is_name(text: str) -> bool:
+    """Whether it can name a principal or a role: no dot, since a token is cut at its first one."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_stream_pattern(text: str) -> bool:
+    """A stream name in which `*` stands for any characters; `>` alone is the same as `*`."""
+    return _STREAM_PATTERN.fullmatch(text) is not None
+
+
+def stream_matches(pattern: str, stream: str) -> bool:
+    """Like a shell with dot files: only a pattern with `_` in front finds the system's streams."""
+    if pattern == ">":
+        pattern = "*"
+    if stream.startswith("_") and not pattern.startswith("_"):
+        return False
+    head, *rest = pattern.split("*")
+    if not rest:
+        return pattern == stream
+    if not stream.startswith(head) or len(stream) < len(pattern) - len(rest):
+        return False
+    *middle, tail = rest
+    position, end = len(head), len(stream) - len(tail)
+    if not stream.endswith(tail):
+        return False
+    # Greedy from the left is enough, since `*` is the only wildcard.
+    for part in middle:
+        found = stream.find(part, position, end)
+        if found < 0:
+            return False
+        position = found + len(part)
+    return position <= end

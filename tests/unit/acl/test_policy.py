@@ -1,0 +1,340 @@
+import hashlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from acl.errors import AclError
+from acl.policy import Policy
+from acl.rules import Operation, stream_matches
+from acl.tokens import hash_token, new_secret
+
+SECRET = "a-secret-for-the-tests-only"
+HASH = "sha256:" + hashlib.sha256(SECRET.encode()).hexdigest()
+EXAMPLE = Path(__file__).parents[3] / "config" / "acl.yaml"
+
+TEXT = f"""
+principals:
+  billing: {{token_hash: "{HASH}"}}
+  ops: {{nkey: "U{"A" * 55}"}}
+  spark: {{certificate_cn: "spark-1"}}
+  local: {{unix_uid: 0}}
+roles:
+  reader:
+    - {{allow: [read, commit], streams: ["orders*"], subjects: ["orders.eu.>", "orders.us"]}}
+  all-reader:
+    - {{allow: [read], streams: ["orders-eu"]}}
+  owner:
+    - {{allow: [create, delete, admin, read, commit], streams: ["*"], attach: ["orders.>"]}}
+  system:
+    - {{allow: [read], streams: ["_*"]}}
+bindings:
+  billing: [reader]
+  ops: [owner]
+  spark: [reader, all-reader]
+  local: [system]
+"""
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return Policy.load(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("principal", "operation", "stream", "subject", "allowed"),
+    [
+        ("billing", "commit", "orders", None, True),
+        ("billing", "commit", "orders-2", None, True),
+        ("billing", "commit", "order", None, False),
+        ("billing", "commit", "my-orders", None, False),
+        ("billing", "delete", "orders", None, False),
+        ("billing", "create", "orders", "orders.x", False),
+        ("billing", "admin", "orders", None, False),
+        # Only some subjects: not without a filter within them.
+        ("billing", "read", "orders", None, False),
+        ("billing", "read", "orders", "orders.eu.1", True),
+        ("billing", "read", "orders", "orders.eu.*", True),
+        ("billing", "read", "orders", "orders.us", True),
+        ("billing", "read", "orders", "orders.*.1", False),
+        ("billing", "read", "orders", ">", False),
+        ("billing", "read", "orders", "orders..eu", False),
+        ("billing", "read", "payments", "orders.eu.1", False),
+        ("spark", "read", "orders-eu", None, True),
+        ("spark", "read", "orders-us", None, False),
+        ("ops", "create", "x", "orders.eu.*", True),
+        ("ops", "create", "x", "orders.>", True),
+        ("ops", "create", "x", "orders", False),
+        ("ops", "create", "x", ">", False),
+        ("ops", "create", "x", "*.a", False),
+        ("ops", "create", "x", None, False),
+        ("ops", "create", "x", "orders.a b", False),
+        ("ops", "delete", "anything", None, True),
+        ("ops", "read", "anything", None, True),
+        ("ops", "read", "_offsets", None, False),
+        ("local", "read", "_offsets", None, True),
+        ("local", "read", "orders", None, False),
+        ("anonymous", "read", "orders-eu", None, False),
+        ("nobody", "read", "orders-eu", None, False),
+        ("", "read", "orders-eu", None, False),
+    ],
+)
+def test_decisions(
+    policy: Policy,
+    principal: str,
+    operation: Operation,
+    stream: str,
+    subject: str | None,
+    allowed: bool,
+) -> None:
+    decision = policy.decide(principal, operation, stream, subject)
+    assert decision.allowed is allowed
+    assert bool(decision) is allowed
+    assert decision.explanation.startswith("allowed: " if allowed else "denied: ")
+
+
+def test_explanations(policy: Policy) -> None:
+    assert policy.decide("spark", "commit", "orders").explanation == (
+        "allowed: spark may commit on stream 'orders' by rule 1 of role 'reader'"
+    )
+    assert policy.decide("billing", "delete", "orders").explanation == (
+        "denied: no rule allows billing to delete on stream 'orders'"
+    )
+    assert "orders.eu.>, orders.us, not on all subjects" in (
+        policy.decide("billing", "read", "orders").explanation
+    )
+    assert "only to orders.>, not to '>'" in policy.decide("ops", "create", "x", ">").explanation
+
+
+def test_an_explanation_cannot_forge_a_log_line(policy: Policy) -> None:
+    for decision in (
+        policy.decide("x\nallowed: all", "read", "s"),
+        policy.decide("billing", "read", "s\r\nallowed"),
+        policy.decide("ops", "create", "s", "a\u2028b"),
+        policy.decide("billing", "read", "x" * 100_000),
+    ):
+        assert len(decision.explanation.splitlines()) == 1
+        assert len(decision.explanation) < 300
+        assert not decision.allowed
+
+
+def test_an_unknown_operation_is_a_mistake_of_the_caller(policy: Policy) -> None:
+    with pytest.raises(ValueError, match="unknown operation"):
+        policy.decide("ops", "publish", "orders")  # type: ignore[arg-type]
+
+
+def test_readable_subjects(policy: Policy) -> None:
+    assert policy.readable_subjects("billing", "orders") == ("orders.eu.>", "orders.us")
+    assert policy.readable_subjects("spark", "orders-eu") is None
+    assert policy.readable_subjects("billing", "payments") == ()
+    assert policy.readable_subjects("nobody", "orders") == ()
+
+
+# --- tokens -------------------------------------------------------------------
+
+
+def test_a_token_names_its_principal(policy: Policy) -> None:
+    assert policy.authenticate_token(f"billing.{SECRET}") == "billing"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        ".",
+        "billing",
+        "billing.",
+        "billing.\ud800",
+        "x" * 100_000,
+        SECRET,
+        f".{SECRET}",
+        f"billing.{SECRET} ",
+        f"billing.{SECRET}.x",
+        f"billing.{HASH}",
+        f"BILLING.{SECRET}",
+        f"ops.{SECRET}",
+        f"nobody.{SECRET}",
+        f"anonymous.{SECRET}",
+    ],
+)
+def test_wrong_tokens(policy: Policy, token: str) -> None:
+    assert policy.authenticate_token(token) is None
+
+
+def test_a_token_that_is_not_text(policy: Policy) -> None:
+    assert policy.authenticate_token(None) is None  # type: ignore[arg-type]
+    assert policy.authenticate_token(f"billing.{SECRET}".encode()) is None  # type: ignore[arg-type]
+
+
+def test_a_secret_may_hold_dots() -> None:
+    secret = "dots.in.a.secret.are.fine"
+    policy = Policy.load(f"principals: {{a: {{token_hash: '{hash_token(secret)}'}}}}")
+    assert policy.authenticate_token(f"a.{secret}") == "a"
+
+
+def test_hash_token() -> None:
+    secret = new_secret()
+    assert secret != new_secret()
+    assert hash_token(secret) == "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
+    with pytest.raises(ValueError, match="at least 20"):
+        hash_token("hunter2")
+
+
+def test_argon2_needs_its_package() -> None:
+    argon2_hash = "$argon2id$v=19$m=65536,t=3,p=4$c29tZXNhbHRzb21l$" + "A" * 43
+    text = f"principals: {{a: {{token_hash: '{argon2_hash}'}}}}"
+    if importlib.util.find_spec("argon2") is None:
+        with pytest.raises(AclError, match="argon2-cffi"):
+            Policy.load(text)
+    else:
+        assert Policy.load(text).authenticate_token("a.wrong") is None
+
+
+def test_a_hash_is_not_shown(policy: Policy) -> None:
+    assert HASH not in repr(policy.principals)
+    with pytest.raises(AclError) as caught:
+        Policy.load("principals: {a: {token_hash: 'sha256:hunter2'}, b: {token_hash: hunter2}}")
+    assert "hunter2" not in str(caught.value)
+
+
+# --- anonymous ----------------------------------------------------------------
+
+
+def test_anonymous_exists_only_by_name() -> None:
+    text = (
+        "principals: {anonymous: {}}\n"
+        "roles: {r: [{allow: [read], streams: [public]}]}\n"
+        "bindings: {anonymous: [r]}"
+    )
+    policy = Policy.load(text)
+    assert policy.allows_anonymous
+    assert policy.decide("anonymous", "read", "public").allowed
+    assert not policy.decide("anonymous", "read", "private").allowed
+    assert policy.authenticate_token("anonymous.") is None
+    assert not Policy.load(TEXT).allows_anonymous
+
+
+# --- the file -----------------------------------------------------------------
+
+
+def findings(text: str) -> list[str]:
+    with pytest.raises(AclError) as caught:
+        Policy.load(text)
+    return list(caught.value.findings)
+
+
+def test_all_findings_at_once() -> None:
+    text = """
+principals:
+  a: {token_hash: short}
+  b: {}
+  c.d: {unix_uid: 1}
+  e: {unix_uid: true, nkey: X, certificate_cn: ""}
+  f: {unix_uid: 7}
+  g: {unix_uid: 7}
+  anonymous: {unix_uid: 8}
+rolez: {}
+roles:
+  r:
+    - {allow: [reed], streams: ["a.b"], subjects: ["a..b"]}
+    - {allow: [create], streams: [x]}
+    - {allow: [commit], streams: [x], subjects: [a], attach: [b]}
+    - {allow: [], streams: x, strems: []}
+  empty: []
+bindings:
+  a: [r, s]
+  nobody: [r]
+  f: r
+"""
+    found = findings(text)
+    for expected in (
+        "principals.a.token_hash: expected sha256:",
+        "principals.b: expected at least one of token_hash",
+        "principals.'c.d': expected a name",
+        "principals.e.unix_uid: expected a user id",
+        "principals.e.nkey: expected the public nkey",
+        "principals.e.certificate_cn: expected the common name",
+        "principals.g.unix_uid: the same as that of principal 'f'",
+        "principals.anonymous: this principal is whoever did not authenticate",
+        "rolez: unknown key; did you mean 'roles'?",
+        "roles.r[0].allow[0]: unknown operation; did you mean 'read'?",
+        "roles.r[0].streams[0]: expected a stream name",
+        "roles.r[0].subjects[0]: not a NATS subject",
+        "roles.r[1]: `create` needs `attach`",
+        "roles.r[2].attach: means nothing without `create`",
+        "roles.r[2].subjects: means nothing without `read`",
+        "roles.r[3].allow: expected a list with at least one entry",
+        "roles.r[3].streams: expected a list with at least one entry",
+        "roles.r[3].strems: unknown key; did you mean 'streams'?",
+        "roles.empty: expected a list of rules",
+        "bindings.a[1]: there is no such role",
+        "bindings.nobody: there is no such principal",
+        "bindings.f: expected a list of role names",
+    ):
+        assert [line for line in found if line.startswith(expected)], expected
+    assert len(found) == 22
+    assert next(line for line in found if line.startswith("principals.a")).endswith("[line 3]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "principals: {}",
+        "- a",
+        "just text",
+        "a: [",
+        "principals: {a: {unix_uid: 1}, a: {unix_uid: 2}}",
+        "principals: [a]",
+        "principals: {a: {unix_uid: 1}}\nroles: {r: {allow: [read]}}",
+        "principals: {a: {unix_uid: 1}}\nroles: {r: [{allow: read, streams: ['*']}]}",
+        "principals: {a: {unix_uid: 1}}\nroles: {r: [{allow: [read], streams: [s], subjects: []}]}",
+        "principals: {a: {unix_uid: 1}}\nroles: {r: [read]}",
+        "principals: {a: {unix_uid: 1}}\nbindings: {a: [{}]}",
+        "principals: {a: {unix_uid: -1}}",
+        "principals: {a: {unix_uid: 1.0}}",
+        "principals: {a: {password: x}}",
+        "principals: &a {b: *a}",
+    ],
+)
+def test_refused(text: str) -> None:
+    assert findings(text)
+
+
+def test_the_example_loads() -> None:
+    policy = Policy.load(EXAMPLE.read_text())
+    assert policy.decide("billing", "read", "orders", "orders.eu.1").allowed
+    assert policy.decide("ops", "create", "x", "payments.*").allowed
+    assert not policy.allows_anonymous
+
+
+def test_the_error_stays_readable_however_much_is_wrong() -> None:
+    with pytest.raises(AclError) as caught:
+        Policy.load("".join(f"key{n}: 1\n" for n in range(5000)))
+    assert len(caught.value.findings) >= 5000
+    assert len(str(caught.value).splitlines()) < 110
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stream", "expected"),
+    [
+        ("orders", "orders", True),
+        ("orders", "orders2", False),
+        ("orders*", "orders", True),
+        ("*-eu", "orders-eu", True),
+        ("*-eu", "-eu", True),
+        ("a*b*c", "a-b-b-c", True),
+        ("a*b*c", "abc", True),
+        ("a*b*c", "acb", False),
+        ("a*bc*c", "abc", False),
+        ("ab*ba", "aba", False),
+        ("*", "x", True),
+        (">", "x", True),
+        ("*", "_offsets", False),
+        (">", "_offsets", False),
+        ("_*", "_offsets", True),
+        ("**", "x", True),
+    ],
+)
+def test_stream_patterns(pattern: str, stream: str, expected: bool) -> None:
+    assert stream_matches(pattern, stream) is expected
