@@ -1,0 +1,161 @@
+"""Retention: how far the log start moves, and how many of the oldest files can be deleted.
+
+Two things are decided apart. The *log start offset* says what can still be read; it is
+record-granular. *Files* go segment by segment, the oldest first, once the log start has passed
+all of a file; so the log start is the truth and the files follow when they can.
+
+    max_age       by the largest timestamp in a segment: whole sealed segments, oldest first, up
+                  to the first one that is young enough
+    max_bytes     a segment goes only if at least max_bytes remain without it, as in Kafka: the
+                  limit is what is kept at least, and up to one segment more than it stays
+    max_messages  exact: the log start moves into a segment, also into the active one
+
+Never deleted: the active segment, the last segment, and a file whose newest record is younger
+than the dedupe window, because after a crash the remembered message ids are rebuilt from it. The
+log start may pass such a file; it goes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class SegmentView(Protocol):
+    """What retention needs to know of a segment. `next_offset` is where the next one begins."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def max_timestamp_ns(self) -> int: ...
+    @property
+    def sealed(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """All limits hold together; None switches one off.
+
+    To suspend retention by time (a clock that jumped), pass a policy without `max_age_ns`.
+    """
+
+    max_age_ns: int | None = None
+    max_bytes: int | None = None
+    max_messages: int | None = None
+    protect_newer_than_ns: int = 0
+
+    def __post_init__(self) -> None:
+        for limit in (self.max_age_ns, self.max_bytes, self.max_messages):
+            if limit is not None and limit < 1:
+                raise ValueError("a retention limit must be greater than 0")
+        if self.protect_newer_than_ns < 0:
+            raise ValueError("the protected time must not be negative")
+
+    @property
+    def is_off(self) -> bool:
+        return self.max_age_ns is None and self.max_bytes is None and self.max_messages is None
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionDecision:
+    """`delete_segments` counts from the oldest. `reasons` is empty when the log start stays."""
+
+    log_start_offset: int
+    delete_segments: int
+    reasons: tuple[str, ...] = ()
+
+
+def decide(
+    segments: Sequence[SegmentView],
+    policy: RetentionPolicy,
+    *,
+    log_start_offset: int,
+    log_end_offset: int,
+    now_ns: int,
+) -> RetentionDecision:
+    """What `policy` asks for now. `segments` are in order, the oldest first.
+
+    The new log start is never below `log_start_offset` and never above `log_end_offset`; pass the
+    high watermark there, so that only committed records are counted and dropped. Files that
+    the log start has passed already are offered for deletion even when no limit is set.
+    Takes time linear in the number of segments.
+    """
+    wanted: list[tuple[int, str]] = []
+    if policy.max_age_ns is not None:
+        start = _start_by_age(segments, now_ns - policy.max_age_ns, log_start_offset)
+        wanted.append((start, f"max_age: older than {policy.max_age_ns / 1e9:g} s"))
+    if policy.max_bytes is not None:
+        start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
+        wanted.append((start, f"max_bytes: more than {policy.max_bytes} bytes"))
+    if policy.max_messages is not None:
+        start = _start_by_messages(segments, policy.max_messages, log_end_offset)
+        wanted.append((start, f"max_messages: more than {policy.max_messages} messages"))
+
+    new_start = log_start_offset
+    reasons = []
+    for start, reason in wanted:
+        start = min(start, log_end_offset)
+        if start > log_start_offset:
+            reasons.append(f"{reason}, log start from {log_start_offset} to {start}")
+            new_start = max(new_start, start)
+    protected = policy.protect_newer_than_ns
+    deletable = _deletable(segments, new_start, now_ns - protected if protected else None)
+    return RetentionDecision(new_start, deletable, tuple(reasons))
+
+
+def _start_by_age(segments: Sequence[SegmentView], oldest_ns: int, log_start: int) -> int:
+    start = log_start
+    for segment in segments:
+        if segment.next_offset <= log_start:
+            continue  # passed already, its file waits for something else
+        if not segment.sealed or segment.max_timestamp_ns >= oldest_ns:
+            break
+        start = segment.next_offset
+    return start
+
+
+def _start_by_bytes(segments: Sequence[SegmentView], max_bytes: int, log_start: int) -> int:
+    # Files that the log start has passed do not count: dropping more would not remove them.
+    live = [segment for segment in segments if segment.next_offset > log_start]
+    remaining = sum(segment.size_bytes for segment in live)
+    start = log_start
+    for segment in live:
+        remaining -= segment.size_bytes
+        if not segment.sealed or remaining < max_bytes:
+            break
+        start = segment.next_offset
+    return start
+
+
+def _start_by_messages(segments: Sequence[SegmentView], max_messages: int, log_end: int) -> int:
+    missing = max_messages
+    for segment in reversed(segments):
+        # Of what lies at or past the end at most that many records; counting too few of the
+        # others keeps too much rather than too little.
+        count = segment.record_count - max(0, segment.next_offset - log_end)
+        if count >= missing:
+            # The oldest `count - missing` records go. Without holes that is this offset
+            # exactly; with holes fewer records lie below it, so none too many goes.
+            return segment.base_offset + count - missing
+        missing -= max(0, count)
+    return segments[0].base_offset if segments else 0
+
+
+def _deletable(
+    segments: Sequence[SegmentView], log_start: int, protected_from_ns: int | None
+) -> int:
+    deletable = 0
+    for segment in segments[:-1]:
+        if not segment.sealed or segment.next_offset > log_start:
+            break
+        if protected_from_ns is not None and segment.max_timestamp_ns > protected_from_ns:
+            break
+        deletable += 1
+    return deletable
