@@ -71,17 +71,17 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
         f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, {about['file_system']} "
         f"(fdatasync {about['fdatasync_us']:.0f} us), Python {about['python']}, "
         f"{about['nats_server']}; medians of {rounds} rounds",
-        _ratio_table(measured),
     ]
-    for title, table in (
+    for title, content in (
+        ("Ratios", _ratio_table(measured)),
         ("Publishing, 256 B, acks per second [fsyncs per 1,000 acks]", _rates(measured)),
         ("Round trip of a message, p50 / p99", _latencies(measured)),
         ("Reading, MiB of values per second", _reading(measured)),
         ("Flood without acks, 128 B", _floods(measured)),
         ("Idle daemon", _idle(measured)),
     ):
-        if table:
-            parts += [f"{title}:", table]
+        if content:
+            parts += [f"{title}:", content]
     return "\n\n".join(parts)
 
 
@@ -100,7 +100,7 @@ def _ratio_table(measured: Measurements) -> str:
                 entry["verdict"],
             )
         )
-    return table(lines)
+    return table(lines) if len(lines) > 1 else ""
 
 
 def _rates(measured: Measurements) -> str:

@@ -15,6 +15,8 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
+from liftlog.client import connect_sync
+
 LIFTLOG, DEFAULT, ALWAYS = "liftlog", "jetstream-default", "jetstream-always"
 
 
@@ -128,8 +130,6 @@ class Liftlog(System):
                 wrapper=self.wrapper,
             )
         )
-        from liftlog.client import connect_sync
-
         self._client = connect_sync(self.daemon.pull_address)
         self._stack.callback(self._client.close)
 
