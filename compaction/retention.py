@@ -87,24 +87,28 @@ def decide(
     the log start has passed already are offered for deletion even when no limit is set.
     Takes time linear in the number of segments.
     """
-    wanted: list[tuple[int, str]] = []
-    if policy.max_age_ns is not None:
-        start = _start_by_age(segments, now_ns - policy.max_age_ns, log_start_offset)
-        wanted.append((start, f"max_age: older than {policy.max_age_ns / 1e9:g} s"))
-    if policy.max_bytes is not None:
-        start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
-        wanted.append((start, f"max_bytes: more than {policy.max_bytes} bytes"))
-    if policy.max_messages is not None:
-        start = _start_by_messages(segments, policy.max_messages, log_end_offset)
-        wanted.append((start, f"max_messages: more than {policy.max_messages} messages"))
-
     new_start = log_start_offset
     reasons = []
-    for start, reason in wanted:
+
+    def move(start: int, reason: str) -> None:
+        nonlocal new_start
         start = min(start, log_end_offset)
         if start > log_start_offset:
             reasons.append(f"{reason}, log start from {log_start_offset} to {start}")
             new_start = max(new_start, start)
+
+    if policy.max_messages is not None:
+        start = _start_by_messages(segments, policy.max_messages, log_end_offset)
+        move(start, f"max_messages: more than {policy.max_messages} messages")
+    if policy.max_bytes is not None:
+        start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
+        move(start, f"max_bytes: more than {policy.max_bytes} bytes")
+    if policy.max_age_ns is not None:
+        # Last, from where the others led: they may have passed a young segment that held older
+        # ones behind it, and a decision must leave nothing for a second look.
+        start = _start_by_age(segments, now_ns - policy.max_age_ns, new_start)
+        if start > new_start:
+            move(start, f"max_age: older than {policy.max_age_ns / 1e9:g} s")
     protected = policy.protect_newer_than_ns
     deletable = _deletable(segments, new_start, now_ns - protected if protected else None)
     return RetentionDecision(new_start, deletable, tuple(reasons))
