@@ -184,6 +184,12 @@ class StorageError(LiftlogError):
     name = "STORAGE_ERROR"
 
 
+class SyncFailed(StorageError):
+    """fdatasync failed: nothing written since the last successful one can be trusted."""
+
+    name = "SYNC_FAILED"
+
+
 class UnsupportedFormat(LiftlogError):
     """Bytes written by a newer liftlog, or using a feature that this one lacks."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from liftlog.errors import OffsetOutOfRange, StorageError
+from liftlog.errors import OffsetOutOfRange, StorageError, SyncFailed
 from liftlog.log.clock import Clock
 from liftlog.log.file_pool import FilePool
 from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
@@ -268,12 +268,16 @@ class Log:
         """Make everything appended durable; returns the durable end offset.
 
         When fdatasync fails, nothing past the last successful one can be trusted: the caller
-        must nack what waited for it and call `abandon_tail`. Raises StorageError.
+        must nack what waited for it and call `abandon_tail`. Raises SyncFailed.
         """
         end = self._log_end
         if end.offset != self._durable.offset:
-            with storage_errors(f"fdatasync of {self.directory.name}"):
+            try:
                 self._file.fdatasync()
+            except OSError as error:
+                raise SyncFailed(
+                    f"fdatasync of {self.directory.name}: {error.strerror or error}"
+                ) from error
             self.fsync_count += 1
             self._durable = end
             self._commit_group = (self._commit_group + 1) & 0xFFFF
@@ -350,10 +354,14 @@ class Log:
             return False
         return self.environment.clock.now_ns() - active.created_ns >= limit
 
+    def is_roll_due(self) -> bool:
+        """Whether the age of the active segment is over the limit."""
+        active = self._segments[-1]
+        return active.size_bytes > 0 and self._is_too_old(active)
+
     def roll_if_due(self) -> bool:
         """Roll an idle active segment whose age is over the limit. Called by the writer."""
-        active = self._segments[-1]
-        if active.size_bytes == 0 or not self._is_too_old(active):
+        if not self.is_roll_due():
             return False
         with storage_errors(f"rolling {self.directory.name}"):
             self._roll()
@@ -362,10 +370,7 @@ class Log:
     def _roll(self) -> None:
         """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
         with self._lock:
-            if self._durable.offset != self._log_end.offset:
-                self._file.fdatasync()
-                self.fsync_count += 1
-                self._durable = self._log_end
+            self.sync()
             self._start_segment(self._log_end.offset)
 
     def _start_segment(self, base_offset: int) -> None:
@@ -423,7 +428,7 @@ class Log:
         released. In a hole it begins with what follows. Raises OffsetOutOfRange, CorruptRange,
         StorageError.
         """
-        committed, segments, manifest = self._committed, self._segments, self._manifest
+        committed, manifest = self._committed, self._manifest
         if offset < manifest.log_start_offset or offset > max(
             self._log_end.offset, committed.offset
         ):
@@ -434,6 +439,17 @@ class Log:
                 log_start_offset=manifest.log_start_offset,
                 log_end_offset=self._log_end.offset,
             )
+        return self._read_from(offset, max_bytes, max_records)
+
+    def read_stored(self, offset: int, max_bytes: int) -> LogSlice | None:
+        """Like `read`, but below the log start too, as far as files are still there.
+
+        For rebuilding state (message ids outlive retention), never for consumers.
+        """
+        return self._read_from(max(offset, self._segments[0].base_offset), max_bytes, None)
+
+    def _read_from(self, offset: int, max_bytes: int, max_records: int | None) -> LogSlice | None:
+        committed, segments, manifest = self._committed, self._segments, self._manifest
         i = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
         i = max(i, 0)
         while offset < committed.offset and i < len(segments):
@@ -533,6 +549,7 @@ class Log:
             active, durable = self._segments[-1], self._durable
             behind = self._log_end.offset - durable.offset
             return ActiveState(
+                incarnation=self.incarnation,
                 base_offset=active.base_offset,
                 position=durable.position,
                 next_offset=durable.offset,

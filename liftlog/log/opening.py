@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, CorruptMetadata
@@ -98,8 +98,11 @@ class _Opening:
             file = self.fs.open(path, create=True)
         else:
             file = self.fs.open(path)
-        if clean is not None and (clean.base_offset, clean.position) == (
-            entry.base_offset,
+        identity = (self.manifest.incarnation, entry.base_offset)
+        if recovery_point and (recovery_point.incarnation, recovery_point.base_offset) != identity:
+            recovery_point = None  # of an older segment, or of another stream of this name
+        if clean is not None and (clean.incarnation, clean.base_offset, clean.position) == (
+            *identity,
             file.size(),
         ):
             return self._finish(sealed, entry, file, clean, self._load_index(path, file, clean))
@@ -168,8 +171,8 @@ class _Opening:
         recovery_point: ActiveState | None,
     ) -> tuple[Log, RecoveryReport]:
         state = recovery_point
-        if state is None or state.base_offset != entry.base_offset or state.position > file.size():
-            state = ActiveState.empty(entry.base_offset, 0)
+        if state is None or state.position > file.size():
+            state = ActiveState.empty(self.manifest.incarnation, entry.base_offset)
         size = file.size()
         self.report.scanned_bytes = size - state.position
         index = self._load_index(file.path, file, state)
@@ -238,19 +241,8 @@ class _Opening:
         )
         if resync is None:
             return None, verdict.log_end_offset
-        return (
-            ActiveState(
-                good.base_offset,
-                resync.position,
-                resync.offset,
-                good.record_count,
-                good.max_timestamp_ns,
-                good.created_ns,
-                good.leader_epoch,
-                good.commit_group,
-            ),
-            resync.offset,
-        )
+        resumed = replace(good, position=resync.position, next_offset=resync.offset)
+        return resumed, resync.offset
 
     def _cut(self, file: File, damage: Damage, size: int) -> None:
         """Copy the bad tail aside, then cut it off."""

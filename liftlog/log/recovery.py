@@ -8,7 +8,7 @@ that tail can have been acked. The reasoning, case by case, stands in `judge_tai
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.filesystem import File
@@ -25,6 +25,7 @@ class ActiveState:
     """How far the active segment is known to be good; also what clean marker and recovery
     points store. `position` is the size in bytes up to there."""
 
+    incarnation: str
     base_offset: int
     position: int
     next_offset: int
@@ -35,8 +36,8 @@ class ActiveState:
     commit_group: int
 
     @classmethod
-    def empty(cls, base_offset: int, leader_epoch: int) -> ActiveState:
-        return cls(base_offset, 0, base_offset, 0, 0, 0, leader_epoch, 0)
+    def empty(cls, incarnation: str, base_offset: int) -> ActiveState:
+        return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,16 @@ def scan(
         newest = max(newest, header.max_timestamp_ns)
         created = created or header.base_timestamp_ns
         epoch, group = header.leader_epoch, header.commit_group
-    good = ActiveState(state.base_offset, position, offset, count, newest, created, epoch, group)
+    good = replace(
+        state,
+        position=position,
+        next_offset=offset,
+        record_count=count,
+        max_timestamp_ns=newest,
+        created_ns=created,
+        leader_epoch=epoch,
+        commit_group=group,
+    )
     return good, damage
 
 

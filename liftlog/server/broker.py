@@ -1,0 +1,487 @@
+"""The streams of the daemon: open, create, describe, delete; attach to NATS; keep in order.
+
+Everything runs on the event loop; blocking work goes to the writer pool or to threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from acl.subjects import overlaps
+from liftlog.errors import (
+    ConfigError,
+    Conflict,
+    InvalidArgument,
+    LiftlogError,
+    ShuttingDown,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from liftlog.log import Clock, DataDir, Log
+from liftlog.log.recovery import ActiveState
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
+from liftlog.server.stream_host import StreamHost
+from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
+from liftlog.server.stream_retention import decide_retention, removes_too_much
+from liftlog.server.stream_settings import differences, rivals
+from liftlog.server.writer_pool import WriterPool
+from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, parse_stream_settings
+from liftlog.stream import AckSubjects, MessageRun
+
+logger = logging.getLogger("liftlog.server")
+
+_MAX_NOTED_LOSSES = 100
+
+
+class Broker:
+    """Implements the pull server's Broker and the streams' Committers."""
+
+    def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
+        self.settings = settings
+        self.server_id = secrets.token_hex(8)
+        self.pool = WriterPool(settings.commit.writer_threads)
+        self.inline = InlineBudget(
+            settings.commit.inline_max_messages, settings.commit.inline_budget_seconds
+        )
+        self.hosts: dict[str, StreamHost] = {}
+        self.broken: dict[str, str] = {}
+        self.possible_loss_events = 0
+        self._data_dir = data_dir
+        self._clock = clock
+        self._link: NatsLink | None = None
+        self._subscriptions: dict[str, LinkSubscription] = {}
+        self._ack_subjects = AckSubjects()
+        self._dirty: dict[StreamHost, None] = {}
+        self._kick_scheduled = False
+        self._pending_estimate = 0
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._changes = asyncio.Lock()
+        self._closing = False
+        self._background: set[asyncio.Task[None]] = set()
+
+    # --- Committers: what the streams share ---
+
+    def send(self, commands: bytes) -> None:
+        if self._link is not None:
+            self._link.send(commands)
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def mark_dirty(self, host: StreamHost) -> None:
+        """Commit this stream at the end of the chunk that is being parsed, or soon."""
+        self._dirty[host] = None
+        if not self._kick_scheduled:
+            self._kick_scheduled = True
+            asyncio.get_running_loop().call_soon(self.kick_dirty)
+
+    def kick_dirty(self) -> None:
+        """Commit what has arrived."""
+        self._kick_scheduled = False
+        dirty, self._dirty = self._dirty, {}
+        for host in dirty:
+            host.kick()
+
+    def pending_changed(self) -> None:
+        """A commit ended: there may be room to read again."""
+        if not self._may_read.is_set():
+            self._count_pending()
+
+    def _count_pending(self) -> None:
+        self._pending_estimate = sum(host.sequencer.pending_bytes for host in self.hosts.values())
+        if self._pending_estimate <= self.settings.ingest.max_pending_bytes:
+            self._may_read.set()
+        else:
+            self._may_read.clear()
+
+    async def wait_until_ready_to_read(self) -> None:
+        """Returns at once unless more than the configured bytes wait for the disk."""
+        if self._pending_estimate > self.settings.ingest.max_pending_bytes:
+            self._count_pending()
+            await self._may_read.wait()
+
+    # --- start ---
+
+    async def open_streams(self, *, assume_yes: bool) -> None:
+        """Open every stream on disk and apply the configuration.
+
+        A stream that cannot be opened is left alone and shown as failed; the others are served.
+        Raises ConfigError when the configuration would delete much of a stream.
+        """
+        names = await asyncio.to_thread(self._data_dir.stream_names)
+        for name in names:
+            await self._open_stream(name, assume_yes=assume_yes)
+        for name, settings in self.settings.streams.items():
+            if name not in self.hosts and name not in self.broken:
+                await self._create_host(name, settings, origin="config")
+        self._streams_changed()
+
+    async def _open_stream(self, name: str, *, assume_yes: bool) -> None:
+        configured = self.settings.streams.get(name)
+        try:
+            log, report = await asyncio.to_thread(
+                self._data_dir.open_log, name, log_config(configured or _DEFAULTS)
+            )
+            stored = _stored_settings(name, log)
+            settings = configured or stored
+            log.config = log_config(settings)
+        except LiftlogError as error:
+            self.broken[name] = str(error)
+            logger.error("stream-not-opened stream=%s error=%s", name, error)  # noqa: TRY400
+            return
+        if configured is not None and configured != stored and not assume_yes:
+            self._refuse_large_deletion(log, settings)
+        origin = "config" if configured is not None else str(log.metadata.get("origin", "api"))
+        if configured is None and origin == "config":
+            origin = "api"  # no longer in the file: from now on the API may change it
+        host = await self._make_host(name, settings, log, origin)
+        metadata = self._metadata(host)
+        if metadata != log.metadata:
+            await asyncio.to_thread(log.set_metadata, metadata)
+        logger.info(
+            "stream-opened stream=%s clean=%s log_start=%d log_end=%d scanned_bytes=%d",
+            name,
+            report.clean,
+            log.log_start_offset,
+            log.log_end_offset,
+            report.scanned_bytes,
+        )
+        if log.log_end_offset > log.log_start_offset:
+            self._note_possible_loss(host, "the daemon was not running")
+
+    def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
+        if removes_too_much(log, settings, self.now_ns()):
+            raise ConfigError(
+                f"streams.{log.directory.name}.retention would delete more than a tenth of the "
+                "stream at once",
+                hint="start once with --yes if that is what you want",
+            )
+
+    async def _make_host(
+        self, name: str, settings: StreamSettings, log: Log, origin: str
+    ) -> StreamHost:
+        sequencer = await asyncio.to_thread(
+            make_sequencer, name, settings, log, self._ack_subjects, self.now_ns()
+        )
+        host = StreamHost(name, settings, log, sequencer, self, origin=origin)
+        host.possible_losses = list(log.metadata.get("possible_losses", []))
+        self.hosts[name] = host
+        return host
+
+    async def _create_host(self, name: str, settings: StreamSettings, origin: str) -> StreamHost:
+        metadata = {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
+        log = await asyncio.to_thread(
+            self._data_dir.create_log,
+            name,
+            log_config(settings),
+            initial_offset=settings.initial_offset,
+            metadata=metadata,
+        )
+        host = await self._make_host(name, settings, log, origin)
+        logger.info("stream-created stream=%s subject=%s", name, settings.subject)
+        for warning in self._warnings(host):
+            logger.warning("stream-warning stream=%s %s", name, warning)
+        return host
+
+    def _metadata(self, host: StreamHost) -> dict[str, Any]:
+        return {
+            "settings": host.settings.to_yaml_dict(),
+            "origin": host.origin,
+            "possible_losses": host.possible_losses,
+        }
+
+    # --- NATS ---
+
+    def set_link(self, link: NatsLink) -> None:
+        """Streams are attached through this link from now on."""
+        self._link = link
+        for host in self.hosts.values():
+            self._want(host)
+
+    def _want(self, host: StreamHost) -> LinkSubscription | None:
+        if self._link is None:
+            return None
+
+        def receive(run: MessageRun) -> None:
+            self._pending_estimate += run.size_bytes
+            host.receive(run)
+
+        wanted = self._link.want(host.settings.subject, host.settings.queue_group, receive)
+        self._subscriptions[host.name] = wanted
+        return wanted
+
+    @property
+    def attached(self) -> bool:
+        """Every stream's subscription is confirmed."""
+        return all(
+            name in self._subscriptions and self._subscriptions[name].confirmed
+            for name in self.hosts
+        )
+
+    def on_gap(self, reason: str) -> None:
+        """Messages may have passed us by: remember where, for every stream."""
+        for host in self.hosts.values():
+            self._note_possible_loss(host, reason)
+
+    def _note_possible_loss(self, host: StreamHost, reason: str) -> None:
+        self.possible_loss_events += 1
+        event = {"offset": host.sequencer.next_offset, "time_ns": self.now_ns(), "reason": reason}
+        host.possible_losses = [*host.possible_losses, event][-_MAX_NOTED_LOSSES:]
+        logger.warning(
+            "possible-loss stream=%s offset=%d reason=%s", host.name, event["offset"], reason
+        )
+        self._in_background(self._save_metadata(host))
+
+    async def _save_metadata(self, host: StreamHost) -> None:
+        try:
+            await host.run_exclusive(lambda: host.log.set_metadata(self._metadata(host)))
+        except LiftlogError as error:
+            logger.warning("metadata-not-saved stream=%s error=%s", host.name, error)
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _streams_changed(self) -> None:
+        """Subjects that acks must not go to, and who is a neighbour of whom."""
+        self._ack_subjects = AckSubjects(h.settings.subject for h in self.hosts.values())
+        for host in self.hosts.values():
+            host.sequencer.ack_subjects = self._ack_subjects
+            host.sequencer.sibling_streams = frozenset(
+                other.name.encode()
+                for other in self.hosts.values()
+                if other is not host and overlaps(other.settings.subject, host.settings.subject)
+            )
+
+    # --- the pull server's Broker ---
+
+    async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
+        """Make a stream and attach it; returns after NATS confirmed the subscription.
+
+        Idempotent for equal settings. Raises Conflict with the differences, InvalidArgument,
+        NatsUnavailable (the stream then exists, detached, and is attached as soon as possible).
+        """
+        wanted_settings = parse_stream_settings(settings)
+        if not is_valid_stream_name(name):
+            raise InvalidArgument(
+                f"{name!r} is not a stream name",
+                hint="letters, digits, `-` and `_`, at most 128, not beginning with `_` or `-`",
+            )
+        async with self._changes:
+            if self._closing:
+                raise ShuttingDown("the daemon is stopping")
+            if name in self.broken:
+                raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
+            host = self.hosts.get(name)
+            if host is not None:
+                self._check_same(host, wanted_settings)
+            else:
+                host = await self._create_host(name, wanted_settings, origin="api")
+                self._streams_changed()
+                self._want(host)
+        await self._attach(host)
+        return self._describe(host)
+
+    def _check_same(self, host: StreamHost, wanted: StreamSettings) -> None:
+        found = differences(host.settings, wanted)
+        if not found:
+            return
+        text = "; ".join(f"{path}: {have} here, {want} asked" for path, have, want in found)
+        hint = (
+            "the stream comes from the configuration file; change it there"
+            if host.origin == "config"
+            else "delete the stream first, or ask for the settings that it has"
+        )
+        raise Conflict(
+            f"stream {host.name} exists with other settings: {text}",
+            hint=hint,
+            differences=[
+                {"setting": path, "existing": have, "requested": want} for path, have, want in found
+            ],
+        )
+
+    async def _attach(self, host: StreamHost) -> None:
+        wanted = self._subscriptions.get(host.name)
+        if self._link is not None and wanted is not None:
+            await self._link.attach(wanted)
+
+    async def describe_stream(self, name: str) -> StreamInfo:
+        if name in self.broken:
+            return StreamInfo(name=name, subject="", state="failed", warnings=[self.broken[name]])
+        return self._describe(self._host(name))
+
+    async def list_streams(self) -> list[StreamInfo]:
+        return [await self.describe_stream(name) for name in sorted({*self.hosts, *self.broken})]
+
+    async def delete_stream(self, name: str) -> None:
+        """Detach, commit and ack what arrived, remove the files."""
+        async with self._changes:
+            host = self._host(name)
+            if host.origin == "config":
+                raise Conflict(
+                    f"stream {name} comes from the configuration file",
+                    hint="remove it there and restart the daemon, then delete it",
+                )
+            wanted = self._subscriptions.pop(name, None)
+            if self._link is not None and wanted is not None:
+                await self._link.unwant(wanted)
+            await host.drained()
+            del self.hosts[name]
+            host.close()
+            self._streams_changed()
+            await asyncio.to_thread(host.log.close)
+            await asyncio.to_thread(self._data_dir.delete_log, name)
+            logger.info("stream-deleted stream=%s", name)
+
+    def stream(self, name: str) -> StreamHost:
+        host = self._host(name)
+        if host.failure:
+            raise StreamUnavailable(f"stream {name} has failed: {host.failure}")
+        return host
+
+    def _host(self, name: str) -> StreamHost:
+        host = self.hosts.get(name)
+        if host is None:
+            if name in self.broken:
+                raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
+            raise StreamNotFound(f"there is no stream {name!r}")
+        return host
+
+    def _describe(self, host: StreamHost) -> StreamInfo:
+        log = host.log
+        warnings = self._warnings(host)
+        if host.failure:
+            warnings.insert(0, host.failure)
+        return StreamInfo(
+            name=host.name,
+            subject=host.settings.subject,
+            queue_group=host.settings.queue_group,
+            state=self.state_of(host),
+            origin=host.origin,
+            incarnation=log.incarnation,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            log_end_offset=log.log_end_offset,
+            size_bytes=log.size_bytes,
+            segment_count=log.segment_count,
+            leader_epoch=log.leader_epoch,
+            acks=host.settings.acks,
+            durability=host.settings.durability,
+            settings=host.settings.to_yaml_dict(),
+            warnings=warnings,
+            possible_losses=host.possible_losses,
+            quarantined=[asdict(entry) for entry in log.quarantined],
+        )
+
+    def state_of(self, host: StreamHost) -> str:
+        if host.failure:
+            return "failed"
+        wanted = self._subscriptions.get(host.name)
+        connected = self._link is not None and self._link.connected
+        return "attached" if connected and wanted and wanted.confirmed else "detached"
+
+    def _warnings(self, host: StreamHost) -> list[str]:
+        others = {other.name: other.settings for other in self.hosts.values()}
+        return rivals(host.name, host.settings, others)
+
+    # --- maintenance, called by the scheduler ---
+
+    async def apply_retention(self, *, by_time: bool) -> None:
+        """Roll idle segments that are too old, then delete what the limits say."""
+        for host in list(self.hosts.values()):
+            if host.failure:
+                continue
+            try:
+                if host.log.is_roll_due():
+                    await host.run_exclusive(host.log.roll_if_due)
+                decision = decide_retention(host.log, host.settings, self.now_ns(), by_time=by_time)
+                if decision is not None:
+                    freed = await host.run_exclusive(
+                        lambda log=host.log, d=decision: log.remove_before(  # type: ignore[misc]
+                            d.log_start_offset, d.delete_segments
+                        )
+                    )
+                    logger.info(
+                        "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
+                        host.name,
+                        decision.log_start_offset,
+                        decision.delete_segments,
+                        freed,
+                    )
+            except LiftlogError as error:
+                logger.warning("retention-failed stream=%s error=%s", host.name, error)
+
+    async def save_recovery_points(self) -> None:
+        """Remember how far each stream is durable, so that recovery scans little."""
+        states: dict[str, ActiveState] = {}
+        for host in list(self.hosts.values()):
+            if host.failure or host.log.log_end_offset == host.checkpointed_offset:
+                continue
+            try:
+                state = await host.run_exclusive(host.log.checkpoint)
+            except LiftlogError as error:
+                logger.warning("checkpoint-failed stream=%s error=%s", host.name, error)
+                continue
+            assert isinstance(state, ActiveState)
+            host.checkpointed_offset = state.next_offset
+            states[host.name] = state
+        if states:
+            try:
+                await asyncio.to_thread(self._data_dir.write_recovery_points, states)
+            except LiftlogError as error:
+                logger.warning("recovery-points-not-written error=%s", error)
+
+    # --- stop ---
+
+    async def drain(self) -> None:
+        """Take no more messages; commit and answer everything that was received."""
+        self._closing = True
+        if self._link is not None:
+            await self._link.drain()
+        for host in self.hosts.values():
+            host.refuse_new()
+        await asyncio.gather(*(host.drained() for host in self.hosts.values()))
+
+    async def close(self) -> None:
+        """Close every log; a clean marker is written when all of them closed well."""
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        for host in self.hosts.values():
+            host.close()
+        await asyncio.to_thread(self._close_logs, list(self.hosts.values()))
+
+    def _close_logs(self, hosts: Iterable[StreamHost]) -> None:
+        self.pool.close()
+        states: dict[str, ActiveState] = {}
+        started = time.monotonic()
+        for host in hosts:
+            try:
+                write_dedupe_snapshot(host.log, host.sequencer.dedupe)
+            except OSError as error:
+                logger.warning("dedupe-snapshot-failed stream=%s error=%s", host.name, error)
+            state = None if host.failure else host.log.close()
+            if state is not None:
+                states[host.name] = state
+        self._data_dir.close(states)
+        logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)
+
+
+_DEFAULTS = StreamSettings.model_construct()
+
+
+def _stored_settings(name: str, log: Log) -> StreamSettings:
+    try:
+        return parse_stream_settings(log.metadata["settings"])
+    except (KeyError, TypeError) as error:
+        raise StreamUnavailable(f"the manifest of stream {name} holds no settings") from error

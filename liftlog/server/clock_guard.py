@@ -1,0 +1,36 @@
+"""Notices when the wall clock steps, so that retention by time does not eat data for it."""
+
+from __future__ import annotations
+
+import logging
+
+from liftlog.log import Clock
+
+logger = logging.getLogger("liftlog.server")
+
+_STEP_NS = 600 * 1_000_000_000
+_CONFIRM_NS = 3600 * 1_000_000_000
+
+
+class ClockGuard:
+    """A step of more than ten minutes against the monotonic clock suspends retention by time until
+    the new time has stood for an hour, or the daemon was restarted with it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._wall_ns = clock.now_ns()
+        self._monotonic_ns = clock.monotonic_ns()
+        self._stepped_at_ns: int | None = None
+
+    def wall_clock_is_trusted(self) -> bool:
+        wall, monotonic = self._clock.now_ns(), self._clock.monotonic_ns()
+        step = (wall - self._wall_ns) - (monotonic - self._monotonic_ns)
+        self._wall_ns, self._monotonic_ns = wall, monotonic
+        if abs(step) > _STEP_NS:
+            self._stepped_at_ns = monotonic
+            logger.warning(
+                "wall-clock-stepped seconds=%d retention_by_time=suspended", step // 10**9
+            )
+        if self._stepped_at_ns is not None and monotonic - self._stepped_at_ns > _CONFIRM_NS:
+            self._stepped_at_ns = None
+        return self._stepped_at_ns is None

@@ -1,0 +1,255 @@
+"""The NATS client protocol, parsed by the chunk.
+
+Takes the place of nats-py's parser (nats.protocol.parser.Parser): every MSG and HMSG becomes part
+of a run that is handed over as a whole; INFO, PING, PONG, +OK and -ERR go to the stock parser, one
+line at a time. Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol
+
+    MSG <subject> <sid> [reply] <size>\r\n<payload>\r\n
+    HMSG <subject> <sid> [reply] <header size> <total size>\r\n<headers><payload>\r\n
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from nats.errors import ProtocolError
+
+from envelope import COOKIE
+from liftlog.stream.run import MessageRun
+
+MAX_CONTROL_LINE = 64 * 1024  # nats-server's default is 4 KiB and it can be raised
+_CRLF = b"\r\n"
+_UNIFORM_MIN_ROWS = 8
+_UNIFORM_RETRY_CHUNKS = 16
+
+
+class MessageSink(Protocol):
+    """Who gets the messages. Neither method may block, await or raise."""
+
+    def deliver(self, sid: int, run: MessageRun) -> None: ...
+
+    def chunk_end(self) -> None:
+        """All messages of what was read at once have been delivered."""
+        ...
+
+
+class StockParser(Protocol):
+    """What the batch parser needs of nats-py's own parser."""
+
+    buf: bytearray
+
+    def reset(self) -> None: ...
+    def parse(self, data: bytes) -> Coroutine[Any, Any, None]: ...
+
+
+class _Columns:
+    """Messages of one subscription while a chunk is parsed."""
+
+    __slots__ = ("headers", "payloads", "replies", "subjects")
+
+    def __init__(self) -> None:
+        self.subjects: list[bytes] = []
+        self.replies: list[bytes] = []
+        self.payloads: list[bytes] = []
+        self.headers: list[bytes] | None = None
+
+
+class BatchParser:
+    """Not thread-safe. State is consistent at every await: a cancelled `parse` loses nothing that
+    was not delivered, and `reset` during an await ends the parse that is under way."""
+
+    def __init__(
+        self,
+        stock: StockParser,
+        sink: MessageSink,
+        *,
+        before_pong: Callable[[], None],
+        pressure: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._stock = stock
+        self._sink = sink
+        self._before_pong = before_pong
+        self._pressure = pressure
+        self._generation = 0
+        self._rest = b""
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self._uniform: re.Pattern[bytes] | None = None
+        self._uniform_key = (b"", b"")
+        self._uniform_wait = 0
+
+    def reset(self) -> None:
+        """Forget everything unfinished: the connection is a new one."""
+        self._generation += 1
+        self._rest = b""
+        self._parts = []
+        self._missing = 0
+        self._stock.reset()
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take what was read. Raises ProtocolError, whatever goes wrong, so that the client
+        reconnects instead of dying silently."""
+        try:
+            await self._parse(data)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            raise ProtocolError from error
+
+    async def _parse(self, data: bytes) -> None:
+        if self._missing:
+            # In the middle of a large message: gather pieces instead of copying them each time.
+            self._parts.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data = b"".join(self._parts)
+            self._parts, self._missing = [], 0
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        generation = self._generation
+        pos = 0
+        while pos < len(data):
+            pos = self._take_messages(data, pos)
+            end = data.find(_CRLF, pos)
+            if end < 0 or self._missing:
+                self._keep(data, pos)
+                break
+            line = data[pos : end + 2]
+            pos = end + 2
+            self._rest = data[pos:]  # if the await below never returns
+            if line.startswith(b"PONG"):
+                self._before_pong()
+            await self._stock.parse(line)
+            if self._generation != generation:
+                return
+            if self._stock.buf:
+                raise ProtocolError  # it waits for more of a line that was whole
+            self._rest = b""
+        await self._pressure()
+
+    def _keep(self, data: bytes, pos: int) -> None:
+        if self._missing:
+            self._parts = [data[pos:]]
+            return
+        self._rest = data[pos:]
+        if len(self._rest) > MAX_CONTROL_LINE:
+            raise ProtocolError
+
+    # --- messages ---
+
+    def _take_messages(self, data: bytes, pos: int) -> int:
+        """Deliver every whole message from `pos` on; returns where something else begins."""
+        start = pos
+        has_cookie = data.find(COOKIE, pos) >= 0
+        by_sid: dict[bytes, _Columns] = {}
+        if self._uniform is not None and not self._uniform_wait:
+            pos = self._take_uniform(data, pos, by_sid)
+        elif self._uniform_wait:
+            self._uniform_wait -= 1
+        pos = self._take_any(data, pos, by_sid)
+        if pos == start:
+            return pos
+        for sid, columns in by_sid.items():
+            run = MessageRun(
+                columns.subjects,
+                columns.replies,
+                columns.payloads,
+                columns.headers,
+                has_cookie=has_cookie,
+            )
+            self._sink.deliver(int(sid), run)
+        self._sink.chunk_end()
+        return pos
+
+    def _take_uniform(self, data: bytes, pos: int, by_sid: dict[bytes, _Columns]) -> int:
+        """Messages of one subscription and one size, without headers: one call of the regex engine
+        for all of them. Its last row is what does not fit."""
+        assert self._uniform is not None
+        rows = self._uniform.findall(data, pos)
+        rest: bytes = rows.pop()[3] if rows and rows[-1][3] else b""
+        if len(rows) < _UNIFORM_MIN_ROWS:
+            self._uniform = None
+            self._uniform_wait = _UNIFORM_RETRY_CHUNKS
+        if rows:
+            columns = by_sid[self._uniform_key[0]] = _Columns()
+            subjects, replies, payloads, _ = zip(*rows, strict=True)
+            columns.subjects = list(subjects)
+            columns.replies = list(replies)
+            columns.payloads = list(payloads)
+        return len(data) - len(rest)
+
+    def _learn_uniform(self, sid: bytes, size: bytes, count: int) -> None:
+        if count < _UNIFORM_MIN_ROWS or self._uniform_wait:
+            return
+        if self._uniform is None or self._uniform_key != (sid, size):
+            self._uniform_key = (sid, size)
+            self._uniform = re.compile(
+                rb"MSG ([^ \r\n]+) %b (?:([^ \r\n]+) )?%b\r\n(.{%b})\r\n|(.+)" % (sid, size, size),
+                re.DOTALL,
+            )
+
+    def _take_any(self, data: bytes, pos: int, by_sid: dict[bytes, _Columns]) -> int:
+        """One message after the other, whatever its form."""
+        find = data.find
+        length = len(data)
+        count = same = 0
+        sid = size = last_sid = last_size = b""
+        while pos < length:
+            end = find(_CRLF, pos)
+            if end < 0:
+                break
+            words = data[pos:end].split(b" ")
+            op = words[0]
+            if op == b"MSG":
+                header_end = start = end + 2
+                sid, size, subject, reply = _arguments(words, 4)
+            elif op == b"HMSG":
+                start = end + 2
+                header_end = start + int(words[-2])
+                sid, size, subject, reply = _arguments(words, 5)
+            else:
+                break
+            stop = start + int(size)
+            if stop + 2 > length:
+                self._missing = stop + 2 - length
+                break
+            if header_end > stop:
+                raise ProtocolError
+            columns = by_sid.get(sid)
+            if columns is None:
+                columns = by_sid[sid] = _Columns()
+            if header_end > start:
+                _headers(columns).append(data[start:header_end])
+            elif columns.headers is not None:
+                columns.headers.append(b"")
+            columns.subjects.append(subject)
+            columns.replies.append(reply)
+            columns.payloads.append(data[header_end:stop])
+            pos = stop + 2
+            count += 1
+            if sid == last_sid and size == last_size and header_end == start:
+                same += 1
+            last_sid, last_size = sid, size
+        if count and same >= count - 1:
+            self._learn_uniform(sid, last_size, count)
+        return pos
+
+
+def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """(sid, total size, subject, reply or b"") of a control line with `least` words or one more."""
+    if len(words) == least:
+        return words[2], words[-1], words[1], b""
+    if len(words) == least + 1:
+        return words[2], words[-1], words[1], words[3]
+    raise ProtocolError
+
+
+def _headers(columns: _Columns) -> list[bytes]:
+    """The header column, filled up with b"" for the messages before."""
+    if columns.headers is None:
+        columns.headers = [b""] * len(columns.payloads)
+    return columns.headers

@@ -1,0 +1,189 @@
+"""Where we plug into nats-py, and the check that it still has the shape we rely on.
+
+nats-py delivers one Python callback per message and dies silently on some inputs, so messages
+leave it earlier. Preferred: our parser in place of the client's. If the installed nats-py does not
+fit, a Client subclass takes messages as raw bytes from `_process_msg`: slower, as safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+from nats.protocol.parser import Parser
+
+from envelope import COOKIE
+from liftlog.server.ingest.batch_parser import BatchParser, MessageSink
+from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.server.ingest")
+
+READ_BYTES = 1024 * 1024
+Pressure = Callable[[], Coroutine[Any, Any, None]]
+
+
+class WideTransport(TcpTransport):
+    """nats-py's TCP transport with reads of 1 MiB instead of 32 KiB."""
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        await super().connect(uri, READ_BYTES, connect_timeout)
+
+    async def connect_tls(
+        self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, READ_BYTES, connect_timeout)
+        if self._io_reader is not None:
+            self._io_reader._limit = READ_BYTES  # type: ignore[attr-defined]
+
+    async def read(self, buffer_size: int) -> bytes:
+        return await super().read(READ_BYTES)  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        return True  # or the client would replace it by its own
+
+    def writelines(self, payload: list[bytes]) -> None:
+        if self._io_writer is not None:
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+
+    async def drain(self) -> None:
+        if self._io_writer is not None:
+            await super().drain()  # type: ignore[no-untyped-call]
+
+    def unsent_bytes(self) -> int:
+        if self._io_writer is None:
+            return 0
+        return int(self._io_writer.transport.get_write_buffer_size())
+
+    def send(self, data: bytes) -> bool:
+        """Queue bytes for the server; False when there is no connection."""
+        if self._io_writer is None or self._io_writer.is_closing():
+            return False
+        self._io_writer.write(data)
+        return True
+
+
+def replace_done_pongs(client: Client) -> None:
+    """A flush that timed out leaves a finished future behind, and nats-py's PONG handling would
+    trip over it and end the read loop."""
+    pongs = client._pongs
+    if pongs and pongs[0].done():
+        pongs[0] = asyncio.get_running_loop().create_future()
+
+
+class RawClient(Client):
+    """The fallback: nats-py's own parser, messages as raw bytes, no decoding that can fail."""
+
+    def __init__(self, sink: MessageSink, pressure: Pressure) -> None:
+        super().__init__()
+        self._liftlog_sink = sink
+        self._liftlog_pressure = pressure
+        self._liftlog_rows: dict[int, list[tuple[bytes, bytes, bytes, bytes]]] = {}
+        self._liftlog_scheduled = False
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        rows = self._liftlog_rows.setdefault(sid, [])
+        rows.append((bytes(subject), bytes(reply or b""), data, headers or b""))
+        if not self._liftlog_scheduled:
+            self._liftlog_scheduled = True
+            asyncio.get_running_loop().call_soon(self._liftlog_deliver)
+            await self._liftlog_pressure()
+
+    def _liftlog_deliver(self) -> None:
+        self._liftlog_scheduled = False
+        by_sid, self._liftlog_rows = self._liftlog_rows, {}
+        for sid, rows in by_sid.items():
+            subjects, replies, payloads, headers = zip(*rows, strict=True)
+            has_cookie = any(payload.startswith(COOKIE) for payload in payloads)
+            run = MessageRun(
+                subjects,
+                replies,
+                payloads,
+                headers if any(headers) else None,
+                has_cookie=has_cookie,
+            )
+            self._liftlog_sink.deliver(sid, run)
+        self._liftlog_sink.chunk_end()
+
+    async def _process_pong(self) -> None:
+        replace_done_pongs(self)
+        await super()._process_pong()
+
+
+def parser_seam_problem() -> str | None:
+    """Why the batch parser does not fit this nats-py, or None when it does."""
+    client = Client()
+    checks = (
+        (isinstance(getattr(client, "_ps", None), Parser), "Client._ps is not a Parser"),
+        (isinstance(getattr(client, "_pongs", None), list), "Client._pongs is not a list"),
+        (hasattr(client, "_transport"), "Client has no _transport"),
+        (callable(getattr(Parser, "reset", None)), "Parser has no reset"),
+        (_parameters(Parser.parse) == ["self", "data"], "Parser.parse takes other arguments"),
+        (_parameters(TcpTransport.read) == ["self", "buffer_size"], "Transport.read changed"),
+        (
+            _parameters(TcpTransport.connect) == ["self", "uri", "buffer_size", "connect_timeout"],
+            "Transport.connect changed",
+        ),
+        (
+            inspect.iscoroutinefunction(getattr(Parser, "parse", None)),
+            "Parser.parse is not a coroutine function",
+        ),
+    )
+    return next((problem for fits, problem in checks if not fits), None)
+
+
+def client_seam_problem() -> str | None:
+    """Why not even raw messages can be taken from this nats-py, or None when they can."""
+    expected = ["self", "sid", "subject", "reply", "data", "headers"]
+    if _parameters(getattr(Client, "_process_msg", None)) != expected:
+        return "Client._process_msg takes other arguments"
+    if not inspect.iscoroutinefunction(getattr(Client, "_process_pong", None)):
+        return "Client._process_pong is not a coroutine function"
+    return None
+
+
+def _parameters(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def choose_seam(wanted: str) -> str:
+    """`parser` or `client`. Raises RuntimeError when the installed nats-py offers neither."""
+    problem = parser_seam_problem() if wanted in ("auto", "parser") else "not wanted"
+    if problem is None:
+        return "parser"
+    if wanted == "parser":
+        raise RuntimeError(f"nats.seam is `parser`, but {problem}")
+    fallback_problem = client_seam_problem()
+    if fallback_problem is not None:
+        raise RuntimeError(
+            f"this nats-py fits neither seam: {problem}; {fallback_problem}. "
+            "Install a release that liftlog's dependencies allow."
+        )
+    if wanted == "auto":
+        logger.warning("nats-seam-fallback seam=client reason=%s", problem)
+    return "client"
+
+
+def make_client(seam: str, sink: MessageSink, pressure: Pressure) -> Client:
+    """A nats-py client whose messages go to `sink`. Not yet connected."""
+    if seam == "client":
+        client: Client = RawClient(sink, pressure)
+    else:
+        client = Client()
+        client._ps = BatchParser(  # type: ignore[assignment]
+            client._ps,
+            sink,
+            before_pong=lambda: replace_done_pongs(client),
+            pressure=pressure,
+        )
+    client._transport = WideTransport()  # type: ignore[no-untyped-call]
+    return client

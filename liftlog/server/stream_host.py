@@ -1,0 +1,359 @@
+"""One stream inside the daemon: its log, its sequencer, and the commits between them.
+
+Everything here runs on the event loop except the log calls handed to the writer pool. At most one
+write is in flight per stream; what arrives meanwhile becomes the next group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from liftlog.errors import DiskFull, LiftlogError, SyncFailed
+from liftlog.log import EncodedBatch, Log
+from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.writer_pool import CommitJob, WriterPool
+from liftlog.settings import StreamSettings
+from liftlog.stream import CommitGroup, MessageRun, Sequencer
+from liftlog.stream.refusals import DISK_FULL, OVERLOADED, SHUTTING_DOWN, STORE_FAILED, Refusal
+
+logger = logging.getLogger("liftlog.server.stream")
+
+
+class Committers(Protocol):
+    """What the streams of a daemon share."""
+
+    pool: WriterPool
+    inline: InlineBudget
+
+    def send(self, commands: bytes) -> None: ...
+    def mark_dirty(self, host: StreamHost) -> None: ...
+    def pending_changed(self) -> None: ...
+    def now_ns(self) -> int: ...
+
+
+class StreamHost:
+    """Made by the broker once the log is open."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: StreamSettings,
+        log: Log,
+        sequencer: Sequencer,
+        committers: Committers,
+        *,
+        origin: str,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.log = log
+        self.sequencer = sequencer
+        self.origin = origin
+        self.failure = ""
+        self.possible_losses: list[dict[str, Any]] = []
+        self.checkpointed_offset = log.log_end_offset
+        self.commits = 0
+        self.inline_commits = 0
+        self.records = 0
+        self.received_bytes = 0
+        self._shared = committers
+        self._in_flight = False
+        self._refuse_with: Refusal | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._idle: asyncio.Future[None] | None = None
+        self._unsynced = 0
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._maintenance: list[tuple[Callable[[], object], asyncio.Future[object]]] = []
+        self._closed = False
+
+    # --- messages in ---
+
+    def receive(self, run: MessageRun) -> None:
+        """Messages of this stream's subscription, from the parser. Never raises."""
+        self.received_bytes += run.size_bytes
+        try:
+            if self._refuse_with is not None:
+                self._shared.send(self.sequencer.refuse_run(run, self._refuse_with))
+                return
+            pending = self.sequencer.pending_bytes
+            if pending and pending + run.size_bytes > self.settings.max_pending_bytes:
+                self._shared.send(self.sequencer.refuse_run(run, OVERLOADED))
+                return
+            self.sequencer.judge(run, self._shared.now_ns())
+        except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
+            self._fail(f"internal error while judging messages: {error!r}")
+            return
+        self._shared.mark_dirty(self)
+
+    def kick(self) -> None:
+        """Commit what waits, unless a commit is under way: then its end does it."""
+        if self._in_flight or self.failure:
+            return
+        if self._maintenance:
+            self._start_maintenance()
+            return
+        messages = self.sequencer.pending_messages
+        if not messages:
+            self._settle_idle()
+            return
+        if self._shared.inline.allows(messages):
+            self._commit_inline()
+        else:
+            self._commit_in_thread()
+
+    # --- commits ---
+
+    def _encode(self, group: CommitGroup) -> list[EncodedBatch]:
+        encoded = group.encode(
+            leader_epoch=self.log.leader_epoch,
+            commit_group=self.log.commit_group,
+            max_records=self.settings.batch.max_records,
+            max_bytes=self.settings.batch.max_bytes,
+        )
+        return list(map(EncodedBatch._make, encoded))
+
+    def _must_sync(self, group: CommitGroup) -> bool:
+        if self.settings.durability == "fsync":
+            return True
+        if self.settings.durability == "os":
+            return False
+        return self._unsynced + len(group) >= self.settings.flush.messages
+
+    def _commit_inline(self) -> None:
+        group = self.sequencer.take_group()
+        if group is None:
+            return
+        error: Exception | None = None
+        started = time.perf_counter()
+        if len(group):
+            try:
+                self.log.append(self._encode(group))
+                if self._must_sync(group):
+                    self.log.sync()
+            except LiftlogError as caught:
+                error = caught
+            self._shared.inline.spent(time.perf_counter() - started)
+        self.inline_commits += 1
+        self._finish(group, error)
+        if self.sequencer.pending_messages:
+            self._shared.mark_dirty(self)
+
+    def _commit_in_thread(self) -> None:
+        group = self.sequencer.take_group()
+        if group is None:
+            return
+        if not len(group):
+            self._finish(group, None)
+            self.kick()
+            return
+        batches = self._encode(group)
+        self._in_flight = True
+        loop = asyncio.get_running_loop()
+        self._shared.pool.submit(
+            CommitJob(
+                write=partial(self.log.append, batches),
+                sync=self.log.sync if self._must_sync(group) else None,
+                done=lambda error: _call_loop(loop, self._thread_done, group, error),
+            )
+        )
+
+    def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:
+        self._in_flight = False
+        self._finish(group, error)
+        self.kick()
+
+    def _finish(self, group: CommitGroup, error: Exception | None) -> None:
+        """Answer everyone who waited for this group."""
+        if error is not None:
+            self._undo(group, error)
+            return
+        self.commits += 1
+        self.records += len(group)
+        if self.settings.durability == "interval":
+            self._after_interval_append(len(group))
+        else:
+            self._committed_up_to(self.log.log_end_offset)
+        self._shared.send(self.sequencer.committed(group))
+        self._shared.pending_changed()
+
+    def _committed_up_to(self, offset: int) -> None:
+        self.log.advance_high_watermark(offset)
+        if self._waiters:
+            self._wake_waiters()
+
+    def _undo(self, group: CommitGroup, error: Exception) -> None:
+        refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
+        logger.error("commit-failed stream=%s records=%d error=%s", self.name, len(group), error)
+        if isinstance(error, SyncFailed):
+            try:
+                self.log.abandon_tail(keep_offsets=self.settings.durability != "fsync")
+            except LiftlogError as second:
+                self._fail(f"storage failed ({error}) and so did starting anew ({second})", group)
+                return
+        nacks = self.sequencer.failed(group, refusal, next_offset=self.log.log_end_offset)
+        self._shared.send(nacks)
+        self._shared.pending_changed()
+
+    def _fail(self, reason: str, group: CommitGroup | None = None) -> None:
+        """Stop this stream for good; the others go on."""
+        self.failure = reason
+        self._refuse_with = STORE_FAILED
+        logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
+        group = group or self.sequencer.take_group()
+        if group is not None:
+            self._shared.send(self.sequencer.failed(group, STORE_FAILED))
+        self._shared.pending_changed()
+        self._wake_waiters(all_of_them=True)
+        self._settle_idle()
+
+    # --- durability: interval ---
+
+    def _after_interval_append(self, count: int) -> None:
+        self._unsynced += count
+        if self.log.durable_end_offset == self.log.log_end_offset:
+            self._unsynced = 0
+            self._stop_flush_timer()
+            self._committed_up_to(self.log.log_end_offset)
+        elif self._flush_timer is None and self._unsynced:
+            loop = asyncio.get_running_loop()
+            delay = self.settings.flush.interval_seconds
+            self._flush_timer = loop.call_later(delay, self._flush_due)
+
+    def _stop_flush_timer(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+
+    def _flush_due(self) -> None:
+        self._flush_timer = None
+        if self._in_flight or self.failure or self._closed:
+            # The commit under way ends in `_after_interval_append`, which sets the timer again.
+            if self._in_flight:
+                loop = asyncio.get_running_loop()
+                self._flush_timer = loop.call_later(0.01, self._flush_due)
+            return
+        self._in_flight = True
+        loop = asyncio.get_running_loop()
+        self._shared.pool.submit(
+            CommitJob(
+                write=lambda: None,
+                sync=self.log.sync,
+                done=lambda error: _call_loop(loop, self._flushed, error),
+            )
+        )
+
+    def _flushed(self, error: Exception | None) -> None:
+        self._in_flight = False
+        if error is not None:
+            # Acked already: the hole is recorded as lost, and what waits is nacked.
+            group = self.sequencer.take_group() or CommitGroup(self.sequencer.next_offset, b"")
+            self._undo(group, error)
+        else:
+            self._unsynced = 0
+            self._committed_up_to(self.log.durable_end_offset)
+        self.kick()
+
+    # --- maintenance: log calls that must not meet a commit ---
+
+    def run_exclusive(self, call: Callable[[], object]) -> asyncio.Future[object]:
+        """Run a blocking log call in a writer thread while no commit of the stream is in flight."""
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._maintenance.append((call, future))
+        if self.failure or not self._in_flight:
+            self._start_maintenance()
+        return future
+
+    def _start_maintenance(self) -> None:
+        if not self._maintenance or self._in_flight:
+            return
+        call, future = self._maintenance.pop(0)
+        self._in_flight = True
+        loop = asyncio.get_running_loop()
+        outcome: list[object] = []
+        self._shared.pool.submit(
+            CommitJob(
+                write=lambda: outcome.append(call()),
+                sync=None,
+                done=lambda error: _call_loop(loop, self._maintenance_done, future, outcome, error),
+            )
+        )
+
+    def _maintenance_done(
+        self, future: asyncio.Future[object], outcome: list[object], error: Exception | None
+    ) -> None:
+        self._in_flight = False
+        if not future.done():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(outcome[0])
+        self.kick()
+
+    # --- readers ---
+
+    def wait_high_watermark(self, offset: int) -> asyncio.Future[None]:
+        """Done as soon as the high watermark is above `offset`, or the stream ends. Cancel to
+        give up."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.log.high_watermark > offset or self.failure or self._closed:
+            future.set_result(None)
+        else:
+            self._waiters.append((offset, future))
+            future.add_done_callback(self._forget_waiter)
+        return future
+
+    def _forget_waiter(self, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            self._waiters = [entry for entry in self._waiters if entry[1] is not future]
+
+    def _wake_waiters(self, *, all_of_them: bool = False) -> None:
+        reached = self.log.high_watermark
+        still = []
+        for offset, future in self._waiters:
+            if offset < reached or all_of_them:
+                if not future.done():
+                    future.set_result(None)
+            else:
+                still.append((offset, future))
+        self._waiters = still
+
+    # --- the end ---
+
+    def refuse_new(self, refusal: Refusal = SHUTTING_DOWN) -> None:
+        """Nack whatever still arrives."""
+        if self._refuse_with is None:
+            self._refuse_with = refusal
+
+    async def drained(self) -> None:
+        """Returns when everything received so far is committed and answered, or has failed."""
+        while (self._in_flight or self.sequencer.pending_messages) and not self.failure:
+            if self._idle is None or self._idle.done():
+                self._idle = asyncio.get_running_loop().create_future()
+            self.kick()
+            if self._in_flight or self.sequencer.pending_messages:
+                await asyncio.wait([self._idle], timeout=0.05)
+
+    def _settle_idle(self) -> None:
+        if self._idle is not None and not self._idle.done() and not self._in_flight:
+            self._idle.set_result(None)
+
+    def close(self) -> None:
+        """Readers that wait are let go; the log is closed by the broker, off the loop."""
+        self._closed = True
+        self._stop_flush_timer()
+        self._wake_waiters(all_of_them=True)
+
+
+def _call_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object
+) -> None:
+    """From a writer thread to the loop; after the loop is gone there is nobody left to tell."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        logger.warning("commit-finished-after-the-loop-closed")

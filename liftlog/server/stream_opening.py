@@ -1,0 +1,129 @@
+"""From files to a StreamHost: open the log, rebuild what judging needs. Blocking."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptMetadata, LiftlogError
+from liftlog.log import Log, LogConfig
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.records import iter_batches
+from liftlog.settings import StreamSettings
+from liftlog.stream import AckSubjects, DedupeWindow, Sequencer, SequencerConfig
+from liftlog.stream.dedupe import message_ids
+
+logger = logging.getLogger("liftlog.server.stream")
+
+_SNAPSHOT_NAME = "dedupe"
+_SNAPSHOT_MAX_IDS = 200_000  # beyond it scanning the log costs less than writing the snapshot
+_SCAN_BYTES = 4 * 1024 * 1024
+_SECOND_NS = 1_000_000_000
+
+
+def log_config(settings: StreamSettings) -> LogConfig:
+    age = settings.segment.max_age_seconds
+    return LogConfig(
+        segment_max_bytes=settings.segment.max_bytes,
+        segment_max_age_ns=None if age is None else int(age * _SECOND_NS),
+    )
+
+
+def make_sequencer(
+    name: str, settings: StreamSettings, log: Log, ack_subjects: AckSubjects, now_ns: int
+) -> Sequencer:
+    """A sequencer that goes on where the log ends."""
+    window_ns = int(settings.dedupe_window_seconds * _SECOND_NS)
+    dedupe = DedupeWindow(window_ns, settings.dedupe.max_ids)
+    if window_ns:
+        if not _restore_snapshot(log, dedupe):
+            _rebuild(log, dedupe, now_ns - window_ns)
+        dedupe.expire(now_ns)
+    config = SequencerConfig(
+        stream=name,
+        acks=settings.acks,
+        durability=settings.durability,
+        max_message_bytes=settings.max_message_bytes,
+        recognise_envelopes=settings.envelope,
+    )
+    return Sequencer(
+        config,
+        dedupe,
+        ack_subjects,
+        next_offset=log.log_end_offset,
+        last_timestamp_ns=log.max_timestamp_ns,
+        last_message_id=_last_message_id(log),
+    )
+
+
+def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
+    """Learn the message ids of the window from the log alone, also those that retention has put
+    out of the readers' reach."""
+    recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
+    offset = recent[0].base_offset if recent else log.high_watermark
+    while offset < log.high_watermark:
+        try:
+            found = log.read_stored(offset, _SCAN_BYTES)
+        except LiftlogError as error:
+            # Damage costs the ids that lie in it; what is behind it still counts.
+            offset = int(error.details.get("next_offset", log.high_watermark))
+            continue
+        if found is None:
+            return
+        with found:
+            for batch in iter_batches(found.pread(), verify=False):
+                if batch.header.max_timestamp_ns >= since_ns:
+                    dedupe.add_batch(batch.trim(offset))
+            offset = found.next_offset
+
+
+def _last_message_id(log: Log) -> bytes:
+    last = log.high_watermark - 1
+    try:
+        found = log.read_stored(last, 1)
+    except LiftlogError:
+        return b""
+    if found is None:
+        return b""
+    with found:
+        for batch in iter_batches(found.pread(), verify=False):
+            for offset, _, message_id in message_ids(batch):
+                if offset == last:
+                    return message_id
+    return b""
+
+
+# --- the snapshot of a clean stop ---
+
+
+def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow) -> None:
+    """Save the window so that the next start need not scan for it. Raises OSError."""
+    if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
+        return
+    content: dict[str, Any] = {
+        "incarnation": log.incarnation,
+        "log_end_offset": log.log_end_offset,
+        "ids": dedupe.snapshot(),
+    }
+    write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
+
+
+def _restore_snapshot(log: Log, dedupe: DedupeWindow) -> bool:
+    """True when there was a snapshot of exactly this state of the log."""
+    try:
+        content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
+        if content is None or (content["incarnation"], content["log_end_offset"]) != (
+            log.incarnation,
+            log.log_end_offset,
+        ):
+            return False
+        dedupe.restore(content["ids"])
+    except (CorruptMetadata, KeyError, TypeError, ValueError, OSError) as error:
+        logger.warning("dedupe-snapshot-ignored stream=%s error=%s", log.directory.name, error)
+        return False
+    return True
+
+
+def _snapshot_path(log: Log) -> Path:
+    return log.directory / _SNAPSHOT_NAME

@@ -1,0 +1,48 @@
+"""Comparing the settings of streams: what differs, and which streams get in each other's way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from acl.subjects import overlaps
+from liftlog.settings import StreamSettings
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def differences(have: StreamSettings, want: StreamSettings) -> list[tuple[str, Any, Any]]:
+    """(dotted setting, existing value, requested value) of every setting that differs."""
+    left, right = _flatten(have.to_yaml_dict()), _flatten(want.to_yaml_dict())
+    return [
+        (path, left.get(path), right.get(path))
+        for path in sorted({*left, *right})
+        if left.get(path) != right.get(path)
+    ]
+
+
+def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSettings]) -> list[str]:
+    """Warnings about streams that would ack the same messages."""
+    if settings.acks != "on":
+        return []
+    found = []
+    for other_name, other in others.items():
+        if other_name == name or other.acks != "on":
+            continue
+        same_group = settings.queue_group is not None and (
+            settings.queue_group == other.queue_group and settings.subject == other.subject
+        )
+        if not same_group and overlaps(settings.subject, other.subject):
+            found.append(
+                f"stream {other_name} also acks messages on {other.subject}: publishers take the "
+                "first ack they get, which says nothing about the other stream"
+            )
+    return found
