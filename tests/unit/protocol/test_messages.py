@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftlog.errors import BadRequest, InvalidArgument
+from liftlog.protocol import messages as m
+from liftlog.protocol.names import check_stream_name
+from liftlog.protocol.wire import Message, wire_fields
+
+NONCE = b"n" * 16
+
+EXAMPLES: list[Message] = [
+    m.Hello([1], NONCE, "x/1"),
+    m.Challenge(1, "server", NONCE, ["token"]),
+    m.Auth("token", "p.secret"),
+    m.Welcome("alice", "liftlog/0", 1, 2, 3, 4),
+    m.Ping(),
+    m.Pong(),
+    m.Fetch("s", start=7, max_bytes=1, max_records=2, min_bytes=3, max_wait_ms=4, epoch=5),
+    m.Fetch("s", start="earliest", incarnation="abc"),
+    m.Fetch("s", timestamp_ns=1_700_000_000_000_000_000),
+    m.FetchHeader(5, 1, 101, 100, 1001, 1, 1001, 3, "abc", 800),
+    m.CreateStream("s", {"subject": "a.>", "retention": {"max_age": "7d"}}),
+    m.DescribeStream("s"),
+    m.ListStreams(),
+    m.DeleteStream("s"),
+    m.Cancel(),
+    m.StreamAnswer({"name": "s"}),
+    m.StreamsAnswer([{"name": "s"}, {"name": "t"}]),
+    m.Done(),
+    m.ErrorAnswer(10, "STREAM_NOT_FOUND", "no", True, "hint", {"a": 1}),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.KIND)
+def test_every_message_survives_the_wire(message: Message) -> None:
+    encoded = message.to_map(42)
+    assert (encoded["k"], encoded["i"]) == (message.KIND, 42)
+    assert type(message).from_map({**encoded, "unknown": [1]}) == message
+
+
+def test_every_kind_has_an_example() -> None:
+    kinds = {*m.OPENING, *m.REQUESTS, *m.ANSWERS}
+    assert {message.KIND for message in EXAMPLES} == kinds
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.KIND)
+def test_a_missing_required_key_is_named(message: Message) -> None:
+    for field in wire_fields(type(message)):
+        encoded = message.to_map(1)
+        encoded.pop(field.key, None)
+        if field.required:
+            with pytest.raises(BadRequest, match=f"'{field.key}'"):
+                type(message).from_map(encoded)
+        else:
+            type(message).from_map(encoded)
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.KIND)
+def test_a_value_of_a_wrong_type_is_refused(message: Message) -> None:
+    for field in wire_fields(type(message)):
+        with pytest.raises(BadRequest, match=f"'{field.key}'"):
+            type(message).from_map({**message.to_map(1), field.key: object()})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("o", -1), ("o", 2**63), ("o", True), ("o", "x" * 17), ("m", 1.5), ("w", -1), ("x", 5)],
+)
+def test_numbers_and_texts_of_a_fetch_are_bounded(key: str, value: Any) -> None:
+    with pytest.raises(BadRequest):
+        m.Fetch.from_map({"s": "s", key: value})
+
+
+def test_a_nonce_must_have_its_length() -> None:
+    with pytest.raises(BadRequest, match="'n'"):
+        m.Hello.from_map({"v": [1], "n": b"short"})
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "secret" not in repr(m.Auth("token", "p.secret"))
+
+
+def test_stream_info_keeps_what_it_knows_and_tolerates_the_rest() -> None:
+    info = m.StreamInfo(
+        "s",
+        "a.>",
+        queue_group="g",
+        high_watermark=7,
+        settings={"acks": "on"},
+        warnings=["w"],
+        possible_losses=[{"offset": 3}],
+    )
+    assert m.StreamInfo.from_wire(info.to_wire()) == info
+    strange = {"name": "s", "subject": 5, "high_watermark": True, "new": 1, "warnings": None}
+    assert m.StreamInfo.from_wire(strange) == m.StreamInfo("s", "")
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9", "0", "x" * 128])
+def test_good_names(name: str) -> None:
+    check_stream_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "a/b", "a.b", "-a", "x" * 129, "x" * 200, "a\0", "a\n", "a b", "ä"],
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="not a stream name"):
+        check_stream_name(name, may_be_system=True)
+
+
+def test_system_names_can_be_read_only() -> None:
+    check_stream_name("_offsets", may_be_system=True)
+    with pytest.raises(InvalidArgument, match="reserved"):
+        check_stream_name("_offsets")

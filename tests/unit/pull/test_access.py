@@ -1,0 +1,161 @@
+"""Authentication and the one gate that every request passes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, NamedTuple
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import AUTH, HELLO, RawPull
+
+from liftlog.server.pull import PullLimits
+
+
+class Verdict(NamedTuple):
+    allowed: bool
+    explanation: str
+
+
+class TokenPolicy:
+    """alice may do all; bob may read `orders` only."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str]] = []
+        self.threads_seen = 0
+
+    def authenticate_token(self, token: str) -> str | None:
+        time.sleep(0.001)  # slow on purpose, as a real one is
+        return {"alice.s": "alice", "bob.s": "bob"}.get(token)
+
+    def decide(self, principal: str, operation: str, stream: str) -> Verdict:
+        self.asked.append((principal, operation, stream))
+        allowed = principal == "alice" or (operation, stream) == ("read", "orders")
+        return Verdict(allowed, f"rule for {principal}")
+
+
+async def login(address: str, token: str) -> RawPull:
+    peer = await RawPull.connect(address, hello=False)
+    peer.send(HELLO)
+    assert (await peer.receive())["m"] == ["token"]
+    peer.send({"k": "auth", "i": 2, "m": "token", "t": token})
+    return peer
+
+
+async def ask(peer: RawPull, message: dict[str, Any]) -> dict[str, Any]:
+    peer.send({"i": 5, **message})
+    return await peer.receive()
+
+
+async def test_a_token_names_the_principal(broker: LogBroker) -> None:
+    async with pull_server(broker, policy=TokenPolicy()) as (_, address):
+        async with await login(address, "bob.s") as peer:
+            welcome = await peer.receive()
+            assert (welcome["k"], welcome["p"]) == ("welcome", "bob")
+
+
+@pytest.mark.parametrize("token", ["", "bob", "bob.wrong", "x" * 2000])
+async def test_a_wrong_token_is_refused_after_a_delay(broker: LogBroker, token: str) -> None:
+    limits = PullLimits(auth_failure_delay_seconds=0.1)
+    async with pull_server(broker, limits=limits, policy=TokenPolicy()) as (_, address):
+        async with await login(address, token) as peer:
+            began = time.monotonic()
+            answer = await peer.receive()
+            assert time.monotonic() - began >= 0.09
+            assert (answer["i"], answer["n"]) == (2, "UNAUTHENTICATED")
+            assert await peer.closed() == b""
+
+
+async def test_anonymous_is_refused_where_a_token_is_asked_for(broker: LogBroker) -> None:
+    async with pull_server(broker, policy=TokenPolicy()) as (_, address):
+        async with await RawPull.connect(address, hello=False) as peer:
+            peer.send(HELLO)
+            await peer.receive()
+            peer.send(AUTH)
+            assert (await peer.receive())["n"] == "UNAUTHENTICATED"
+
+
+async def test_requests_before_the_token_is_checked_are_refused(broker: LogBroker) -> None:
+    async with pull_server(broker, policy=TokenPolicy()) as (_, address):
+        async with await login(address, "alice.s") as peer:
+            peer.send({"k": "list", "i": 3})
+            assert (await peer.receive())["n"] == "UNAUTHENTICATED"
+
+
+ALLOWED_TO_ALICE = [
+    ({"k": "fetch", "s": "other", "o": 1}, "read"),
+    ({"k": "describe", "s": "other"}, "read"),
+    ({"k": "create", "s": "other", "c": {}}, "create"),
+    ({"k": "delete", "s": "other"}, "delete"),
+]
+
+
+@pytest.mark.parametrize(("message", "operation"), ALLOWED_TO_ALICE)
+async def test_every_request_passes_the_gate(
+    broker: LogBroker, message: dict[str, Any], operation: str
+) -> None:
+    broker.add("other")
+    policy = TokenPolicy()
+    async with pull_server(broker, policy=policy) as (_, address):
+        async with await login(address, "bob.s") as peer:
+            await peer.receive()
+            answer = await ask(peer, message)
+            assert (answer["n"], answer["h"]) == ("FORBIDDEN", "rule for bob")
+            assert policy.asked == [("bob", operation, "other")]
+            assert "other" in broker.streams
+        async with await login(address, "alice.s") as peer:
+            await peer.receive()
+            assert (await ask(peer, message))["k"] in ("data", "stream", "done")
+
+
+async def test_forbidden_does_not_tell_whether_a_stream_exists(broker: LogBroker) -> None:
+    async with pull_server(broker, policy=TokenPolicy()) as (_, address):
+        async with await login(address, "bob.s") as peer:
+            await peer.receive()
+            answer = await ask(peer, {"k": "describe", "s": "nothing"})
+            assert answer["n"] == "FORBIDDEN"
+
+
+async def test_a_list_shows_what_may_be_read(broker: LogBroker) -> None:
+    broker.add("other")
+    async with pull_server(broker, policy=TokenPolicy()) as (_, address):
+        for token, names in (("bob.s", ["orders"]), ("alice.s", ["orders", "other"])):
+            async with await login(address, token) as peer:
+                await peer.receive()
+                answer = await ask(peer, {"k": "list"})
+                assert [one["name"] for one in answer["d"]] == names
+
+
+async def test_clients_that_authenticate_at_once_are_bounded(broker: LogBroker) -> None:
+    limits = PullLimits(max_pending_auths=1, auth_failure_delay_seconds=0)
+    async with pull_server(broker, limits=limits, policy=TokenPolicy()) as (server, address):
+        server._pending_auths = 1
+        async with await login(address, "alice.s") as peer:
+            assert (await peer.receive())["n"] == "LIMIT_EXCEEDED"
+        server._pending_auths = 0
+        async with await login(address, "alice.s") as peer:
+            assert (await peer.receive())["k"] == "welcome"
+
+
+async def test_a_swapped_policy_holds_for_the_next_request(broker: LogBroker) -> None:
+    async with pull_server(broker, policy=TokenPolicy()) as (server, address):
+        async with await login(address, "bob.s") as peer:
+            await peer.receive()
+            assert (await ask(peer, {"k": "describe", "s": "orders"}))["k"] == "stream"
+
+            class Closed(TokenPolicy):
+                def decide(self, principal: str, operation: str, stream: str) -> Verdict:
+                    return Verdict(False, "closed")
+
+            server.set_policy(Closed())
+            assert (await ask(peer, {"k": "describe", "s": "orders"}))["n"] == "FORBIDDEN"
+
+
+async def test_a_client_that_leaves_while_its_token_is_checked(broker: LogBroker) -> None:
+    async with pull_server(broker, policy=TokenPolicy()) as (server, address):
+        peer = await login(address, "bob.wrong")
+        await peer.close()
+        async with asyncio.timeout(5):
+            while server.connection_count or server._jobs:
+                await asyncio.sleep(0.001)
