@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import yaml
 from support.processes import cpu_seconds, status_bytes, wrapped_pid
@@ -42,6 +42,8 @@ class Daemon:
         with Daemon(nats_url, {"streams": {"orders": {"subject": "orders.>"}}}) as daemon:
             client = connect_sync(daemon.pull_address)
     """
+
+    program: ClassVar[Sequence[str]] = (sys.executable, "-m", "liftlog", "serve")
 
     def __init__(
         self,
@@ -86,8 +88,7 @@ class Daemon:
         self.config_path.write_text(yaml.safe_dump(self.settings, sort_keys=False))
         self.addresses_path.unlink(missing_ok=True)
         self._addresses = {}
-        command = [sys.executable, "-m", "liftlog", "serve", "-c", str(self.config_path)]
-        command += self.arguments
+        command = [*self.program, "-c", str(self.config_path), *self.arguments]
         if self.wrapper:  # which must not leave the daemon behind when it is killed
             command = [*self.wrapper, *tied_to_parent(command, parent=0)]
         python_path = os.pathsep.join(filter(None, (str(REPOSITORY), os.getenv("PYTHONPATH"))))

@@ -101,7 +101,7 @@ def measure(
     if (LIFTLOG, "flood-500000") in wanted:
         behaviour.flood(directory, measured, progress, repeats=1 if options.quick else 3)
     if (LIFTLOG, "idle") in wanted:
-        behaviour.idle(directory, measured, progress, seconds=5 if options.quick else 20)
+        behaviour.idle(directory, measured, progress, seconds=10 if options.quick else 60)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -68,6 +68,10 @@ class System(ABC):
     def stored(self, stream: str) -> int:
         """Messages that the stream holds."""
 
+    def fsyncs(self, stream: str) -> int | None:
+        """How often the stream was fsynced so far, if the system tells."""
+        return None
+
 
 class JetStream(System):
     """A file stream with one replica and otherwise default settings."""
@@ -143,8 +147,8 @@ class Liftlog(System):
         info = self._client.describe_stream(stream)
         return info.high_watermark - info.log_start_offset
 
-    def settings(self, stream: str) -> dict[str, Any]:
-        return dict(self._client.describe_stream(stream).settings)
+    def fsyncs(self, stream: str) -> int | None:
+        return int(self.daemon.metric("liftlog_fsync_total", stream=stream))
 
     def segment_files(self, stream: str) -> list[Path]:
         return sorted((self.daemon.data_dir / "streams" / stream).glob("*.log"))
