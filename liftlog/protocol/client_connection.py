@@ -113,10 +113,10 @@ class ClientConnection:
         if self.challenge is None:
             raise LocalProtocolError("the server has sent no challenge yet")
         methods = self.challenge.methods
-        if ANONYMOUS in methods:
-            proof = Auth(ANONYMOUS)  # a secret that nobody asked for stays here
-        elif TOKEN in methods and token is not None:
+        if TOKEN in methods and token is not None:
             proof = Auth(TOKEN, token)
+        elif ANONYMOUS in methods:
+            proof = Auth(ANONYMOUS)  # a secret that nobody asked for stays here
         elif TOKEN in methods:
             raise Unauthenticated("the server asks for a token")
         else:

@@ -40,7 +40,6 @@ from liftlog.protocol.messages import (
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.protocol.states import State
 from liftlog.server.pull.fetches import FetchQueue
-from liftlog.server.pull.gate import CREATE, DELETE, READ
 from liftlog.server.pull.limits import LINGER_BYTES, LINGER_SECONDS
 from liftlog.server.pull.outbox import Outbox
 from liftlog.server.pull.seams import LogSlice, ReadableStream
@@ -194,7 +193,7 @@ class PullConnection:
 
     def _fetch(self, request_id: int, fetch: Fetch) -> None:
         try:
-            self._server.gate.authorize(self.principal, READ, fetch.stream)
+            self._server.gate.authorize(self.principal, "read", fetch.stream)
         except LiftlogError as error:
             self.refuse(request_id, error)
             return
@@ -222,14 +221,17 @@ class PullConnection:
     async def _perform(self, message: Message) -> Message:
         gate, broker = self._server.gate, self._server.broker
         if isinstance(message, CreateStream):
-            gate.authorize(self.principal, CREATE, message.stream)
+            subject = message.settings.get("subject")
+            if not isinstance(subject, str):
+                subject = None  # the daemon says what is wrong with it
+            gate.authorize(self.principal, "create", message.stream, subject=subject)
             created = await broker.create_stream(message.stream, message.settings)
             return StreamAnswer(created.to_wire())
         if isinstance(message, DescribeStream):
-            gate.authorize(self.principal, READ, message.stream)
+            gate.authorize(self.principal, "read", message.stream)
             return StreamAnswer((await broker.describe_stream(message.stream)).to_wire())
         if isinstance(message, DeleteStream):
-            gate.authorize(self.principal, DELETE, message.stream)
+            gate.authorize(self.principal, "delete", message.stream)
             await broker.delete_stream(message.stream)
             return Done()
         if isinstance(message, ListStreams):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from liftlog.errors import Forbidden
 from liftlog.protocol.messages import ANONYMOUS, TOKEN
 from liftlog.protocol.names import check_stream_name
-from liftlog.server.pull.seams import Policy
+from liftlog.server.pull.seams import Operation, Policy
 
-CREATE, DELETE, READ = "create", "delete", "read"
-
-_CHANGES = frozenset({CREATE, DELETE})
+_CHANGES = frozenset({"create", "delete"})
 
 
 class Gate:
@@ -20,14 +18,24 @@ class Gate:
 
     @property
     def methods(self) -> list[str]:
-        return [ANONYMOUS] if self.policy is None else [TOKEN]
+        """How clients may authenticate."""
+        if self.policy is None:
+            return [ANONYMOUS]
+        return [TOKEN, ANONYMOUS] if self.policy.allows_anonymous else [TOKEN]
 
-    def authorize(self, principal: str | None, operation: str, stream: str) -> None:
+    def authorize(
+        self,
+        principal: str | None,
+        operation: Operation,
+        stream: str,
+        *,
+        subject: str | None = None,
+    ) -> None:
         """Raises InvalidArgument for a bad name, then Forbidden, before anything is looked up."""
         check_stream_name(stream, may_be_system=operation not in _CHANGES)
         if self.policy is None:
             return
-        decision = self.policy.decide(principal or "", operation, stream)
+        decision = self.policy.decide(principal or ANONYMOUS, operation, stream, subject)
         if not decision.allowed:
             raise Forbidden(
                 f"{principal!r} may not {operation} the stream {stream!r}",
@@ -37,4 +45,4 @@ class Gate:
     def may_read(self, principal: str | None, stream: str) -> bool:
         if self.policy is None:
             return True
-        return self.policy.decide(principal or "", READ, stream).allowed
+        return self.policy.decide(principal or ANONYMOUS, "read", stream).allowed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from liftlog.protocol.messages import StreamInfo
 
@@ -71,6 +71,9 @@ class Broker(Protocol):
     def stream(self, name: str) -> ReadableStream: ...
 
 
+Operation = Literal["create", "delete", "read", "commit", "admin"]
+
+
 class Decision(Protocol):
     @property
     def allowed(self) -> bool: ...
@@ -81,8 +84,17 @@ class Decision(Protocol):
 class Policy(Protocol):
     """The part of `acl.Policy` that is asked here."""
 
+    @property
+    def allows_anonymous(self) -> bool:
+        """Whether clients may come without a token, as the principal `anonymous`."""
+        ...
+
     def authenticate_token(self, token: str, /) -> str | None:
         """The principal, or None. Slow on purpose: called in a thread."""
         ...
 
-    def decide(self, principal: str, operation: str, stream: str, /) -> Decision: ...
+    def decide(
+        self, principal: str, operation: Operation, stream: str, subject: str | None = None
+    ) -> Decision:
+        """`subject` is what a stream to be created would be attached to."""
+        ...

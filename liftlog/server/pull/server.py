@@ -13,6 +13,7 @@ from typing import Any
 from liftlog.errors import LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
 from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import encode_frame
+from liftlog.protocol.messages import ANONYMOUS
 from liftlog.server.pull.connection import PullConnection
 from liftlog.server.pull.counters import PullCounters
 from liftlog.server.pull.gate import Gate
@@ -119,8 +120,10 @@ class PullServer:
         policy = self.gate.policy
         if policy is None:
             return None
-        if not with_token or token is None:
-            raise Unauthenticated("a token is needed")
+        if not with_token:
+            return ANONYMOUS  # the method was offered, so it is allowed
+        if token is None:
+            raise Unauthenticated("the token is missing")
         if self._pending_auths >= self.limits.max_pending_auths:
             raise LimitExceeded("too many clients are authenticating at once", hint="try again")
         self._pending_auths += 1

@@ -10,6 +10,10 @@ import pytest
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import AUTH, HELLO, RawPull
 
+from acl.policy import Policy
+from acl.tokens import hash_token
+from liftlog.client import connect
+from liftlog.errors import Forbidden, Unauthenticated
 from liftlog.server.pull import PullLimits
 
 
@@ -19,18 +23,21 @@ class Verdict(NamedTuple):
 
 
 class TokenPolicy:
-    """alice may do all; bob may read `orders` only."""
+    """alice may do all; bob may read `orders` only. The shape of `acl.Policy`."""
+
+    allows_anonymous = False
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, str]] = []
-        self.threads_seen = 0
+        self.asked: list[tuple[str, str, str, str | None]] = []
 
     def authenticate_token(self, token: str) -> str | None:
         time.sleep(0.001)  # slow on purpose, as a real one is
         return {"alice.s": "alice", "bob.s": "bob"}.get(token)
 
-    def decide(self, principal: str, operation: str, stream: str) -> Verdict:
-        self.asked.append((principal, operation, stream))
+    def decide(
+        self, principal: str, operation: str, stream: str, subject: str | None = None
+    ) -> Verdict:
+        self.asked.append((principal, operation, stream, subject))
         allowed = principal == "alice" or (operation, stream) == ("read", "orders")
         return Verdict(allowed, f"rule for {principal}")
 
@@ -86,7 +93,7 @@ async def test_requests_before_the_token_is_checked_are_refused(broker: LogBroke
 ALLOWED_TO_ALICE = [
     ({"k": "fetch", "s": "other", "o": 1}, "read"),
     ({"k": "describe", "s": "other"}, "read"),
-    ({"k": "create", "s": "other", "c": {}}, "create"),
+    ({"k": "create", "s": "other", "c": {"subject": "a.b"}}, "create"),
     ({"k": "delete", "s": "other"}, "delete"),
 ]
 
@@ -95,14 +102,16 @@ ALLOWED_TO_ALICE = [
 async def test_every_request_passes_the_gate(
     broker: LogBroker, message: dict[str, Any], operation: str
 ) -> None:
-    broker.add("other")
+    broker.add("other", subject="a.b")
     policy = TokenPolicy()
     async with pull_server(broker, policy=policy) as (_, address):
         async with await login(address, "bob.s") as peer:
             await peer.receive()
             answer = await ask(peer, message)
             assert (answer["n"], answer["h"]) == ("FORBIDDEN", "rule for bob")
-            assert policy.asked == [("bob", operation, "other")]
+            assert policy.asked == [
+                ("bob", operation, "other", message.get("c", {}).get("subject"))
+            ]
             assert "other" in broker.streams
         async with await login(address, "alice.s") as peer:
             await peer.receive()
@@ -127,6 +136,39 @@ async def test_a_list_shows_what_may_be_read(broker: LogBroker) -> None:
                 assert [one["name"] for one in answer["d"]] == names
 
 
+SECRET = "a-secret-that-is-long-enough"
+ACL_FILE = f"""
+principals:
+  shop: {{token_hash: "{hash_token(SECRET)}"}}
+  anonymous: {{}}
+roles:
+  look: [{{allow: [read], streams: ["orders"]}}]
+  make: [{{allow: [create], streams: ["*"], attach: ["shop.>"]}}]
+bindings:
+  anonymous: [look]
+  shop: [look, make]
+"""
+
+
+async def test_with_the_real_policy(broker: LogBroker) -> None:
+    async with pull_server(broker, policy=Policy.load(ACL_FILE)) as (_, address):
+        async with connect(address) as guest:
+            assert guest.server.principal == "anonymous"
+            assert (await guest.describe_stream("orders")).name == "orders"
+            with pytest.raises(Forbidden, match="no rule allows anonymous"):
+                await guest.create_stream("mine", subject="shop.a")
+        async with connect(address, token=f"shop.{SECRET}") as shop:
+            assert shop.server.principal == "shop"
+            assert (await shop.create_stream("mine", subject="shop.a.>")).subject == "shop.a.>"
+            for subject in (">", "orders.>", "shop", None):
+                with pytest.raises(Forbidden):
+                    await shop.create_stream("more", subject=subject)
+            with pytest.raises(Forbidden):
+                await shop.delete_stream("mine")
+        with pytest.raises(Unauthenticated):
+            await connect(address, token="shop.wrong")
+
+
 async def test_clients_that_authenticate_at_once_are_bounded(broker: LogBroker) -> None:
     limits = PullLimits(max_pending_auths=1, auth_failure_delay_seconds=0)
     async with pull_server(broker, limits=limits, policy=TokenPolicy()) as (server, address):
@@ -145,7 +187,7 @@ async def test_a_swapped_policy_holds_for_the_next_request(broker: LogBroker) ->
             assert (await ask(peer, {"k": "describe", "s": "orders"}))["k"] == "stream"
 
             class Closed(TokenPolicy):
-                def decide(self, principal: str, operation: str, stream: str) -> Verdict:
+                def decide(self, *_: object) -> Verdict:
                     return Verdict(False, "closed")
 
             server.set_policy(Closed())

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from support.pull_broker import LogBroker, pull_server
+
+from liftlog.client import RecordBatch, connect, connect_sync
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The clients own their sockets, so every test runs on both loops."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LogBroker]:
+    """One stream `orders` with ten batches of ten records, offsets 1 to 100."""
+    broker = LogBroker(tmp_path)
+    stream = broker.add("orders", subject="orders.>")
+    for first in range(1, 101, 10):
+        stream.append([b"value %d" % offset for offset in range(first, first + 10)])
+    yield broker
+    assert broker.unreleased == 0, "slices of the log were not released"
+    broker.close()
+
+
+@pytest.fixture
+async def address(broker: LogBroker) -> AsyncIterator[str]:
+    async with pull_server(broker) as (_, address):
+        yield address
+
+
+class Both:
+    """The two clients behind one face, so that one test holds both to the contract."""
+
+    def __init__(self, client: Any, blocking: bool) -> None:
+        self.client = client
+        self._blocking = blocking
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        method = getattr(self.client, name)
+        if self._blocking:
+            return await asyncio.to_thread(method, *args, **options)
+        return await method(*args, **options)
+
+    async def batches(self, *args: Any, **options: Any) -> list[RecordBatch]:
+        return await self._all("read_batches", *args, **options)
+
+    async def records(self, *args: Any, **options: Any) -> list[Any]:
+        return await self._all("read", *args, **options)
+
+    async def _all(self, name: str, *args: Any, **options: Any) -> list[Any]:
+        method = getattr(self.client, name)
+        if self._blocking:
+            return await asyncio.to_thread(lambda: list(method(*args, **options)))
+        return [item async for item in method(*args, **options)]
+
+
+@pytest.fixture(params=["async", "sync"])
+async def both(request: pytest.FixtureRequest, address: str) -> AsyncIterator[Both]:
+    if request.param == "async":
+        async with connect(address) as client:
+            yield Both(client, blocking=False)
+    else:
+        client = await asyncio.to_thread(connect_sync, address)
+        yield Both(client, blocking=True)
+        client.close()

@@ -1,0 +1,133 @@
+"""A call may be cancelled at any of its awaits; the connection stays usable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+
+from liftlog.client import Client, connect
+
+Action = Callable[[Client], Awaitable[Any]]
+
+
+async def read_all(client: Client) -> int:
+    return sum([len(batch) async for batch in client.read_batches("large", until="end")])
+
+
+ACTIONS: dict[str, Action] = {
+    "ping": lambda client: client.ping(),
+    "describe": lambda client: client.describe_stream("large"),
+    "list": lambda client: client.list_streams(),
+    "create": lambda client: client.create_stream("large", subject="large.>"),
+    "fetch": lambda client: client.fetch("large", 1, max_bytes=400_000),
+    "long poll": lambda client: client.fetch("large", "latest", max_wait_ms=20),
+    "read": read_all,
+}
+
+
+@pytest.fixture
+def large(broker: LogBroker) -> LogBroker:
+    stream = broker.add("large", subject="large.>")
+    for i in range(20):
+        stream.append([bytes([i]) * 50_000] * 2)
+    return broker
+
+
+async def turns_until_done(action: Action, client: Client) -> int:
+    task = asyncio.ensure_future(action(client))
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+async def test_cancelling_at_every_turn_of_the_loop(large: LogBroker, name: str) -> None:
+    action = ACTIONS[name]
+    async with pull_server(large) as (server, address), connect(address) as client:
+        turns = min(await turns_until_done(action, client), 150)
+        cancelled = 0
+        for turn in range(turns + 1):
+            task = asyncio.ensure_future(action(client))
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                cancelled += 1
+            await client.ping()
+        assert cancelled > turns // 4
+        assert await read_all(client) == 40
+        async with asyncio.timeout(10):
+            while client._connection.in_flight:
+                await client.ping()
+        assert server.connection_count == 1
+
+
+async def test_cancelling_connect_at_every_turn(broker: LogBroker) -> None:
+    async with pull_server(broker) as (server, address):
+        cancelled = 0
+        for turn in range(40):
+            task = asyncio.ensure_future(connect(address).__aenter__())
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await (await task).close()
+            except asyncio.CancelledError:
+                cancelled += 1
+        assert cancelled > 2
+        async with asyncio.timeout(10):
+            while server.connection_count:
+                await asyncio.sleep(0.001)
+
+
+async def test_a_cancelled_wait_loses_no_batch(broker: LogBroker) -> None:
+    """`anext` can be cancelled and called again; what arrives meanwhile is kept."""
+    stream = broker.streams["orders"]
+    async with pull_server(broker) as (_, address), connect(address) as client:
+        reader = client.read_batches("orders", start=101, until=106)
+        offsets: list[int] = []
+        while len(offsets) < 5:
+            waiting = asyncio.ensure_future(anext(reader))
+            await asyncio.sleep(0.002)
+            waiting.cancel()
+            stream.append([b"new"])
+            try:
+                offsets.extend((await waiting).offsets())
+            except asyncio.CancelledError:
+                async with asyncio.timeout(10):
+                    offsets.extend((await anext(reader)).offsets())
+        assert offsets == [101, 102, 103, 104, 105]
+
+
+async def test_a_cancelled_long_poll_is_cancelled_at_the_daemon(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    async with pull_server(broker) as (_, address), connect(address) as client:
+        task = asyncio.ensure_future(client.fetch("orders", "latest", max_wait_ms=60_000))
+        async with asyncio.timeout(10):
+            while not stream.waiters:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            while not all(future.cancelled() for _, future in stream.waiters):
+                await asyncio.sleep(0.001)
+            while client._connection.in_flight:
+                await asyncio.sleep(0.001)
+
+
+async def test_a_forgotten_reader_stops_asking(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    async with pull_server(broker) as (_, address), connect(address) as client:
+        async for record in client.read("orders", start=100):
+            assert record.offset == 100
+            break
+        async with asyncio.timeout(10):
+            while client._connection.in_flight or any(not f.done() for _, f in stream.waiters):
+                await asyncio.sleep(0.001)
