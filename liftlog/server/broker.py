@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from acl.subjects import overlaps
 from liftlog.errors import (
     ConfigError,
     Conflict,
@@ -31,7 +30,7 @@ from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
 from liftlog.server.stream_retention import decide_retention, removes_too_much
-from liftlog.server.stream_settings import differences, rivals
+from liftlog.server.stream_settings import differences, rivals, share_messages
 from liftlog.server.writer_pool import WriterPool
 from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, parse_stream_settings
 from liftlog.stream import AckSubjects, MessageRun
@@ -212,7 +211,7 @@ class Broker:
             return None
 
         def receive(run: MessageRun) -> None:
-            self._pending_estimate += run.size_bytes
+            self._pending_estimate += run.memory_bytes
             host.receive(run)
 
         wanted = self._link.want(host.settings.subject, host.settings.queue_group, receive)
@@ -254,14 +253,18 @@ class Broker:
 
     def _streams_changed(self) -> None:
         """Subjects that acks must not go to, and who is a neighbour of whom."""
-        self._ack_subjects = AckSubjects(h.settings.subject for h in self.hosts.values())
-        for host in self.hosts.values():
+        hosts = list(self.hosts.values())
+        self._ack_subjects = AckSubjects(
+            [host.settings.subject for host in hosts if host.settings.acks != "off"],
+            [host.settings.subject for host in hosts if host.settings.acks == "off"],
+        )
+        for host in hosts:
             host.sequencer.ack_subjects = self._ack_subjects
-            host.sequencer.sibling_streams = frozenset(
-                other.name.encode()
-                for other in self.hosts.values()
-                if other is not host and overlaps(other.settings.subject, host.settings.subject)
-            )
+            host.sequencer.sibling_streams = {
+                other.name.encode(): other.settings.subject
+                for other in hosts
+                if other is not host and not share_messages(host.settings, other.settings)
+            }
 
     # --- the pull server's Broker ---
 

@@ -19,7 +19,15 @@ from liftlog.server.commit_policy import InlineBudget
 from liftlog.server.writer_pool import CommitJob, WriterPool
 from liftlog.settings import StreamSettings
 from liftlog.stream import CommitGroup, MessageRun, Sequencer
-from liftlog.stream.refusals import DISK_FULL, OVERLOADED, SHUTTING_DOWN, STORE_FAILED, Refusal
+from liftlog.stream.refusals import (
+    DISK_FULL,
+    OVERLOADED,
+    PAUSED,
+    READ_ONLY,
+    SHUTTING_DOWN,
+    STORE_FAILED,
+    Refusal,
+)
 
 logger = logging.getLogger("liftlog.server.stream")
 
@@ -63,7 +71,7 @@ class StreamHost:
         self.received_bytes = 0
         self._shared = committers
         self._in_flight = False
-        self._refuse_with: Refusal | None = None
+        self._refuse_with = _standing_refusal(settings)
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._idle: asyncio.Future[None] | None = None
         self._unsynced = 0
@@ -81,7 +89,7 @@ class StreamHost:
                 self._shared.send(self.sequencer.refuse_run(run, self._refuse_with))
                 return
             pending = self.sequencer.pending_bytes
-            if pending and pending + run.size_bytes > self.settings.max_pending_bytes:
+            if pending and pending + run.memory_bytes > self.settings.max_pending_bytes:
                 self._shared.send(self.sequencer.refuse_run(run, OVERLOADED))
                 return
             self.sequencer.judge(run, self._shared.now_ns())
@@ -91,12 +99,20 @@ class StreamHost:
         self._shared.mark_dirty(self)
 
     def kick(self) -> None:
-        """Commit what waits, unless a commit is under way: then its end does it."""
-        if self._in_flight or self.failure:
+        """Commit what waits, unless a commit is under way: then its end does it. Never raises."""
+        if self._in_flight:
             return
         if self._maintenance:
             self._start_maintenance()
             return
+        if self.failure:
+            return
+        try:
+            self._commit()
+        except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
+            self._fail(f"internal error while committing: {error!r}")
+
+    def _commit(self) -> None:
         messages = self.sequencer.pending_messages
         if not messages:
             self._settle_idle()
@@ -135,7 +151,7 @@ class StreamHost:
                 self.log.append(self._encode(group))
                 if self._must_sync(group):
                     self.log.sync()
-            except LiftlogError as caught:
+            except Exception as caught:  # noqa: BLE001  # `_undo` decides what it means
                 error = caught
             self._shared.inline.spent(time.perf_counter() - started)
         self.inline_commits += 1
@@ -151,7 +167,11 @@ class StreamHost:
             self._finish(group, None)
             self.kick()
             return
-        batches = self._encode(group)
+        try:
+            batches = self._encode(group)
+        except Exception as error:  # noqa: BLE001  # `_undo` decides what it means
+            self._undo(group, error)
+            return
         self._in_flight = True
         loop = asyncio.get_running_loop()
         self._shared.pool.submit(
@@ -187,6 +207,9 @@ class StreamHost:
             self._wake_waiters()
 
     def _undo(self, group: CommitGroup, error: Exception) -> None:
+        if not isinstance(error, LiftlogError):
+            self._fail(f"internal error while committing: {error!r}", group)
+            return
         refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
         logger.error("commit-failed stream=%s records=%d error=%s", self.name, len(group), error)
         if isinstance(error, SyncFailed):
@@ -250,13 +273,17 @@ class StreamHost:
     def _flushed(self, error: Exception | None) -> None:
         self._in_flight = False
         if error is not None:
-            # Acked already: the hole is recorded as lost, and what waits is nacked.
-            group = self.sequencer.take_group() or CommitGroup(self.sequencer.next_offset, b"")
-            self._undo(group, error)
+            self._undo_waiting(error)
         else:
             self._unsynced = 0
             self._committed_up_to(self.log.durable_end_offset)
         self.kick()
+
+    def _undo_waiting(self, error: Exception) -> None:
+        """A sync failed that no group waited for. What it should have made durable was acked by
+        `durability: interval` or `os`: the hole is recorded as lost, and what waits is nacked."""
+        waiting = self.sequencer.take_group()
+        self._undo(waiting or CommitGroup(self.sequencer.next_offset, b""), error)
 
     # --- maintenance: log calls that must not meet a commit ---
 
@@ -287,6 +314,8 @@ class StreamHost:
         self, future: asyncio.Future[object], outcome: list[object], error: Exception | None
     ) -> None:
         self._in_flight = False
+        if isinstance(error, SyncFailed):
+            self._undo_waiting(error)
         if not future.done():
             if error is not None:
                 future.set_exception(error)
@@ -347,6 +376,12 @@ class StreamHost:
         self._closed = True
         self._stop_flush_timer()
         self._wake_waiters(all_of_them=True)
+
+
+def _standing_refusal(settings: StreamSettings) -> Refusal | None:
+    if settings.read_only:
+        return READ_ONLY
+    return PAUSED if settings.paused else None
 
 
 def _call_loop(

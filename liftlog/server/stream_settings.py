@@ -29,6 +29,12 @@ def differences(have: StreamSettings, want: StreamSettings) -> list[tuple[str, A
     ]
 
 
+def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
+    """Whether NATS gives each message to only one of them. A queue group is known by its name
+    alone: it also spans subscriptions with different patterns."""
+    return first.queue_group is not None and first.queue_group == second.queue_group
+
+
 def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSettings]) -> list[str]:
     """Warnings about streams that would ack the same messages."""
     if settings.acks != "on":
@@ -37,10 +43,7 @@ def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSetti
     for other_name, other in others.items():
         if other_name == name or other.acks != "on":
             continue
-        same_group = settings.queue_group is not None and (
-            settings.queue_group == other.queue_group and settings.subject == other.subject
-        )
-        if not same_group and overlaps(settings.subject, other.subject):
+        if not share_messages(settings, other) and overlaps(settings.subject, other.subject):
             found.append(
                 f"stream {other_name} also acks messages on {other.subject}: publishers take the "
                 "first ack they get, which says nothing about the other stream"

@@ -2,7 +2,9 @@
 
 An ack is a message that a publisher makes us send, so its subject must not reach anybody else:
 not JetStream's API ($JS...), not the system ($SYS...), not our own subjects, and not a subject
-that a stream records (an ack would be recorded and acked for ever).
+that a stream records (an ack would be recorded and acked for ever). One exception: a silent
+witness (`acks: off`) that records inboxes, perhaps as part of `>`, does not take the acks away
+from everybody else.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ _CACHED = 10_000
 class AckSubjects:
     """Decides per subject, and for whole runs of ordinary inboxes in a few C calls."""
 
-    def __init__(self, attached: Iterable[str] = ()) -> None:
+    def __init__(self, attached: Iterable[str] = (), witnesses: Iterable[str] = ()) -> None:
+        """Subjects of the streams that ack, and of those that never do."""
         self._attached = tuple(attached)
+        self._witnesses = tuple(witnesses)
         self._inbox_is_ordinary = not any(
             overlaps(pattern, "_INBOX.>") for pattern in self._attached
         )
@@ -38,7 +42,11 @@ class AckSubjects:
         text = subject.decode("ascii")
         if text.startswith(("$", "liftlog.")) or "" in text.split("."):
             return False
-        return not any(matches(pattern, text) for pattern in self._attached)
+        if any(matches(pattern, text) for pattern in self._attached):
+            return False
+        return text.startswith("_INBOX.") or not any(
+            matches(pattern, text) for pattern in self._witnesses
+        )
 
     def all_allowed(self, subjects: Sequence[bytes]) -> bool:
         """True only if every one may be acked to; False means: ask one by one."""

@@ -25,7 +25,9 @@ _BOOLEANS = {b"true": True, b"false": False}
 
 class Control(NamedTuple):
     """What the headers of one message ask for. `expected_last_sequence` is -1 when the header is
-    there but is no number: no sequence can meet it."""
+    there but is no number: no sequence can meet it. `refusal` is set when they ask for something
+    that we do not do. `judges_id` is false for an id that is only remembered, as a rebuild of the
+    dedupe state from the log would remember it."""
 
     message_id: bytes = b""
     expected_stream: bytes = b""
@@ -33,6 +35,8 @@ class Control(NamedTuple):
     expected_last_message_id: bytes = b""
     key: bytes | None = None
     tombstone: bool = False
+    refusal: Refusal | None = None
+    judges_id: bool = True
 
 
 NO_CONTROL = Control()
@@ -44,28 +48,43 @@ def may_control(block: bytes) -> bool:
     return b"Nats-" in block or b"Liftlog-" in block
 
 
-def parse_control(block: bytes) -> Control | Refusal:
-    """The first header of each name counts, as in nats-server."""
+def parse_control(block: bytes, *, own_only: bool = False) -> Control:
+    """The first header of each name counts, as in nats-server.
+
+    With `own_only` the headers of JetStream are meant for somebody else and ask nothing of us.
+    """
     found: dict[bytes, bytes] = {}
+    refusal: Refusal | None = None
     for name, value in header_lines(block):
-        refusal = UNSUPPORTED_HEADERS.get(name)
-        if refusal is None and name.startswith(b"Nats-"):
-            for prefix, family in UNSUPPORTED_FAMILIES:
-                if name.startswith(prefix):
-                    refusal = family
-        if refusal is not None:
-            return refusal
-        found.setdefault(name, value)
+        if name not in found:
+            found[name] = value
+            if not own_only and refusal is None and name.startswith(b"Nats-"):
+                refusal = _why_unsupported(name)
     tombstone = _BOOLEANS.get(found.get(TOMBSTONE, b"false").lower())
     if tombstone is None:
-        return BAD_TOMBSTONE
-    return Control(
+        refusal = refusal or BAD_TOMBSTONE
+    control = Control(
         message_id=found.get(MESSAGE_ID, b""),
+        key=found.get(KEY),
+        tombstone=bool(tombstone),
+        refusal=refusal,
+        judges_id=not own_only,
+    )
+    if own_only:
+        return control
+    return control._replace(
         expected_stream=found.get(EXPECTED_STREAM, b""),
         expected_last_sequence=_sequence(found.get(EXPECTED_LAST_SEQUENCE)),
         expected_last_message_id=found.get(EXPECTED_LAST_MESSAGE_ID, b""),
-        key=found.get(KEY),
-        tombstone=tombstone,
+    )
+
+
+def _why_unsupported(name: bytes) -> Refusal | None:
+    exact = UNSUPPORTED_HEADERS.get(name)
+    if exact is not None:
+        return exact
+    return next(
+        (family for prefix, family in UNSUPPORTED_FAMILIES if name.startswith(prefix)), None
     )
 
 

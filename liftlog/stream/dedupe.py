@@ -32,12 +32,16 @@ class DedupeWindow:
         """The offset of the original, or None."""
         return self._offsets.get(message_id)
 
-    def add(self, message_id: bytes, offset: int, timestamp_ns: int) -> None:
+    def add(self, message_id: bytes, offset: int, timestamp_ns: int) -> bool:
+        """Remember an id; False when it is remembered already: the original keeps its place."""
+        if message_id in self._offsets:
+            return False
         self._offsets[message_id] = offset
         self._order.append((timestamp_ns, message_id))
         if len(self._order) > self.max_ids:
             self.evicted_early += 1
             self._drop_oldest()
+        return True
 
     def expire(self, now_ns: int) -> None:
         """Forget what is older than the window."""
@@ -47,20 +51,25 @@ class DedupeWindow:
 
     def _drop_oldest(self) -> None:
         _, message_id = self._order.popleft()
-        self._offsets.pop(message_id, None)
+        del self._offsets[message_id]
 
     def forget_newest(self, message_ids: Iterable[bytes]) -> None:
         """Take back ids that were added last; `message_ids` in the order of their adding."""
         for message_id in reversed(list(message_ids)):
             if self._order and self._order[-1][1] == message_id:
                 self._order.pop()
-                self._offsets.pop(message_id, None)
+                del self._offsets[message_id]
 
     # --- rebuilding ---
 
     def add_batch(self, batch: RecordBatch) -> None:
-        """Learn the ids of a stored batch; batches come in the order of the log."""
+        """Learn the ids of a stored batch; batches come in the order of the log.
+
+        Each id is judged at its own stamp, as when it came: an id may have been used again after
+        its window, and then the later record is the original.
+        """
         for offset, stamp, message_id in message_ids(batch):
+            self.expire(stamp)
             self.add(message_id, offset, stamp)
 
     def snapshot(self) -> list[list[Any]]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MESSAGE_OVERHEAD_BYTES = 256
+"""What a message costs in memory beside its payload and headers: subjects, objects, its answer.
+Without it a flood of empty messages would weigh nothing."""
+
 
 class MessageRun:
     """Consecutive messages of one subscription, in the order in which NATS delivered them.
@@ -30,6 +34,11 @@ class MessageRun:
         self.headers = headers
         self.has_cookie = has_cookie
         self.size_bytes = sum(map(len, payloads)) + sum(map(len, headers or ()))
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what the run costs until it is committed."""
+        return self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(self.payloads)
 
     def __len__(self) -> int:
         return len(self.payloads)

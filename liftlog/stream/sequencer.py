@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import envelope
+from acl.subjects import matches
 from liftlog.stream.ack_subjects import AckSubjects
-from liftlog.stream.acks import AckFormat, publish_commands
+from liftlog.stream.acks import AckFormat, Answer, publish_commands
 from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
 from liftlog.stream.dedupe import DedupeWindow
-from liftlog.stream.enveloped import unwrap
+from liftlog.stream.enveloped import merge_headers, with_envelope
 from liftlog.stream.group import CommitGroup
 from liftlog.stream.refusals import (
     TOMBSTONE_WITHOUT_KEY,
@@ -28,7 +30,7 @@ from liftlog.stream.refusals import (
     wrong_last_message_id,
     wrong_last_sequence,
 )
-from liftlog.stream.run import MessageRun
+from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES, MessageRun
 
 logger = logging.getLogger("liftlog.stream")
 
@@ -68,7 +70,7 @@ class Sequencer:
         self.next_offset = next_offset
         self.last_timestamp_ns = last_timestamp_ns
         self.last_message_id = last_message_id
-        self.sibling_streams: frozenset[bytes] = frozenset()
+        self.sibling_streams: Mapping[bytes, str] = {}
         self.refused: Counter[str] = Counter()
         self.duplicates = 0
         self.acks_suppressed = 0
@@ -83,7 +85,7 @@ class Sequencer:
 
     def judge(self, run: MessageRun, now_ns: int) -> None:
         """Number what is to be stored, word what is to be answered. Order is kept."""
-        if self._open.size_bytes >= self.config.group_max_bytes:
+        if self._open.memory_bytes >= self.config.group_max_bytes:
             self._groups.append(self._open)
             self._open = self._new_group()
         group = self._open
@@ -98,7 +100,7 @@ class Sequencer:
             rows = zip(run.subjects, run.replies, headers, run.payloads, strict=True)
             for subject, reply, block, payload in rows:
                 self._judge_one(group, subject, reply, block, payload, stamp)
-        self.pending_bytes += group.size_bytes - before
+        self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * len(run)
 
     def _stamp(self, now_ns: int) -> int:
         """max(previous, now), unless the previous one lies more than a minute ahead: then the
@@ -160,58 +162,82 @@ class Sequencer:
         payload: bytes,
         stamp: int,
     ) -> None:
-        acks = self.config.acks
-        if acks != "on":
-            reply = _NO_REPLY
-        reply = self._checked(reply)
-        if len(payload) + len(block) > self.config.max_message_bytes:
-            self._refuse(group, reply, TOO_LARGE)
+        too_large = len(payload) + len(block) > self.config.max_message_bytes
+        if self.config.acks == "off":
+            if too_large:
+                self._refuse(group, _NO_REPLY, TOO_LARGE)
+            else:
+                self._store(group, subject, payload, block, NO_CONTROL, _NO_REPLY, None, stamp)
             return
-        if acks == "off":
-            self._store(group, subject, payload, block, NO_CONTROL, reply, None, stamp)
-            return
-        control: Control | Refusal = NO_CONTROL
-        if block and may_control(block):
-            control = parse_control(block)
-            if acks == "envelope":
-                control = _own_headers_only(control)
         value: bytes | None = payload
         correlation_id = None
-        if payload.startswith(envelope.COOKIE) and self.config.recognise_envelopes:
-            opened = envelope.decode(payload)
-            if opened is not None and not isinstance(control, Refusal):
-                value, block, control = unwrap(opened, block, control)
-                correlation_id = opened.correlation_id
-                if opened.ack_subject is not None:
-                    reply = self._checked(opened.ack_subject.encode("ascii"))
-                if opened.ack_policy == "none":
-                    reply = _NO_REPLY
-        if isinstance(control, Refusal):
-            self._refuse(group, reply, control)
+        opened = None if too_large else self._open_envelope(payload)
+        if opened is None:
+            control = self._control(block)
+            if self.config.acks != "on":
+                reply = _NO_REPLY
+        else:
+            value, correlation_id = opened.value, opened.correlation_id
+            block = merge_headers(opened, block)
+            control = with_envelope(self._control(block), opened)
+            reply = self._reply_of(opened, reply)
+        if control is not NO_CONTROL and self._is_for_another(control, subject):
+            # It will answer; this one only counts.
+            self._refuse(group, _NO_REPLY, WRONG_STREAM)
             return
-        if control.tombstone and value is not None:
-            if control.key is None:
-                self._refuse(group, reply, TOMBSTONE_WITHOUT_KEY)
-                return
+        reply = self._checked(reply)
+        if control.tombstone:
             value = None
-        if control is not NO_CONTROL and self._settled(group, reply, control, correlation_id):
-            return
-        self._store(group, subject, value, block, control, reply, correlation_id, stamp)
+        refusal = self._why_refused(control, value, too_large=too_large)
+        if refusal is not None:
+            self._refuse(group, reply, refusal, correlation_id)
+        elif control is NO_CONTROL or not self._settled(group, reply, control, correlation_id):
+            self._store(group, subject, value, block, control, reply, correlation_id, stamp)
+
+    def _open_envelope(self, payload: bytes) -> envelope.Envelope | None:
+        if payload.startswith(envelope.COOKIE) and self.config.recognise_envelopes:
+            return envelope.decode(payload)
+        return None
+
+    def _control(self, block: bytes) -> Control:
+        if block and may_control(block):
+            return parse_control(block, own_only=self.config.acks != "on")
+        return NO_CONTROL
+
+    def _reply_of(self, opened: envelope.Envelope, reply: bytes) -> bytes:
+        """Where the answer to an enveloped message goes, before it is checked."""
+        if opened.ack_policy == "none":
+            return _NO_REPLY
+        if opened.ack_subject is not None:
+            return opened.ack_subject.encode("ascii")
+        return reply if self.config.acks == "on" else _NO_REPLY
+
+    def _is_for_another(self, control: Control, subject: bytes) -> bool:
+        """Whether the message names another stream that records this subject too."""
+        pattern = self.sibling_streams.get(control.expected_stream)
+        return pattern is not None and matches(pattern, subject.decode("utf-8", "replace"))
+
+    def _why_refused(
+        self, control: Control, value: bytes | None, *, too_large: bool
+    ) -> Refusal | None:
+        """What needs no knowledge of other messages. The expected stream comes first, as in
+        nats-server: a message for another stream is not ours to judge."""
+        if control.expected_stream and control.expected_stream != self.config.stream.encode():
+            return WRONG_STREAM
+        if too_large:
+            return TOO_LARGE
+        if control.refusal is not None:
+            return control.refusal
+        return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
 
     def _settled(
         self, group: CommitGroup, reply: bytes, control: Control, correlation_id: str | None
     ) -> bool:
         """True when the message is answered without being stored.
 
-        In the order of nats-server: stream, dedupe, preconditions.
+        In the order of nats-server: dedupe, then preconditions.
         """
-        expected = control.expected_stream
-        if expected and expected != self.config.stream.encode():
-            # Another stream on this subject bears that name: the message is meant for it.
-            silent = expected in self.sibling_streams
-            self._refuse(group, _NO_REPLY if silent else reply, WRONG_STREAM, correlation_id)
-            return True
-        if control.message_id:
+        if control.message_id and control.judges_id:
             original = self.dedupe.lookup(control.message_id)
             if original is not None:
                 self.duplicates += 1
@@ -275,9 +301,9 @@ class Sequencer:
         if reply:
             group.has_acks = True
         group.ack_replies.append(reply)
-        if control.message_id and self.dedupe.window_ns:
-            self.dedupe.add(control.message_id, offset, stamp)
-            group.message_ids.append(control.message_id)
+        message_id = control.message_id
+        if message_id and self.dedupe.window_ns and self.dedupe.add(message_id, offset, stamp):
+            group.message_ids.append(message_id)
         self.last_message_id = control.message_id
         self.next_offset = offset + 1
 
@@ -300,7 +326,7 @@ class Sequencer:
 
     def committed(self, group: CommitGroup) -> bytes:
         """The group is committed: the NATS commands that answer everyone who waited for it."""
-        self.pending_bytes -= group.size_bytes
+        self.pending_bytes -= group.memory_bytes
         out = b""
         if group.has_acks:
             out = self.format.commands(group.ack_replies, group.base_offset)
@@ -334,16 +360,32 @@ class Sequencer:
     def refuse_run(self, run: MessageRun, refusal: Refusal) -> bytes:
         """Nack a whole run without judging it: the stream cannot take anything now."""
         self.refused[refusal.reason] += len(run)
-        if self.config.acks != "on":
+        if self.config.acks == "off":
             return b""
-        body = refusal_body(self.config.stream, refusal)
-        return publish_commands(
-            [(reply, body) for reply in map(self._checked, run.replies) if reply]
-        )
+        if run.headers is None and not run.has_cookie:
+            if self.config.acks != "on":
+                return b""
+            body = refusal_body(self.config.stream, refusal)
+            replies = filter(None, map(self._checked, run.replies))
+            return publish_commands([(reply, body) for reply in replies])
+        headers = run.headers or [b""] * len(run)
+        rows = zip(run.subjects, run.replies, headers, run.payloads, strict=True)
+        return publish_commands([answer for row in rows for answer in self._nack(refusal, *row)])
 
-
-def _own_headers_only(control: Control | Refusal) -> Control | Refusal:
-    """With `acks: envelope` the NATS headers may be meant for somebody else: only ours count."""
-    if isinstance(control, Refusal):
-        return control if control.reason == "bad_tombstone" else NO_CONTROL
-    return NO_CONTROL._replace(key=control.key, tombstone=control.tombstone)
+    def _nack(
+        self, refusal: Refusal, subject: bytes, reply: bytes, block: bytes, payload: bytes
+    ) -> list[Answer]:
+        """The answer to one message that is refused unjudged: none or one."""
+        opened = self._open_envelope(payload)
+        correlation_id = None
+        if opened is not None:
+            correlation_id = opened.correlation_id
+            reply = self._reply_of(opened, reply)
+        elif self.config.acks != "on":
+            return []
+        if self._is_for_another(self._control(block), subject):
+            return []
+        reply = self._checked(reply)
+        if not reply:
+            return []
+        return [(reply, refusal_body(self.config.stream, refusal, correlation_id))]
