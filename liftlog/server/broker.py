@@ -440,7 +440,9 @@ class Broker:
             states[host.name] = state
         if states:
             try:
-                await asyncio.to_thread(self._data_dir.write_recovery_points, states)
+                async with self._changes:  # a deletion changes the same table
+                    known = {name: state for name, state in states.items() if name in self.hosts}
+                    await asyncio.to_thread(self._data_dir.write_recovery_points, known)
             except LiftlogError as error:
                 logger.warning("recovery-points-not-written error=%s", error)
 

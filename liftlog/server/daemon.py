@@ -200,6 +200,8 @@ async def _every(seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) 
             await work()
         except LiftlogError as error:
             logger.error("housekeeping-failed work=%s error=%s", work.__name__, error)  # noqa: TRY400
+        except Exception:  # a supervisor: housekeeping must not end the daemon
+            logger.exception("housekeeping-failed work=%s", work.__name__)
 
 
 def _load_policy(settings: Settings) -> Policy | None:

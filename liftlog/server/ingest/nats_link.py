@@ -29,6 +29,9 @@ logger = logging.getLogger("liftlog.server.nats")
 
 _WATCH_SECONDS = 0.5
 _CONFIRM_SECONDS = 10.0
+_DRAIN_SECONDS = 3.0
+_CLOSE_SECONDS = 1.0
+_LOST_LOOKS = 4  # this many looks of the watchdog without connection and without an attempt
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 
 RunHandler = Callable[[MessageRun], None]
@@ -86,6 +89,7 @@ class NatsLink:
         self._wanted: list[LinkSubscription] = []
         self._handlers: dict[int, RunHandler] = {}
         self._closing = False
+        self._answers = True
         self._closed_client = asyncio.Event()
         self._lock = asyncio.Lock()  # one change of subscriptions or client at a time
         self._supervisor: asyncio.Task[None] | None = None
@@ -138,17 +142,16 @@ class NatsLink:
         while not self._closing:
             try:
                 await self._connect()
-            except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
-                logger.warning("nats-connect-failed error=%s", error)
+                await self._watch()
+            except Exception as error:  # noqa: BLE001  # a supervisor: nats-py may raise anything
+                logger.warning("nats-connect-failed error=%r", error)
                 await asyncio.sleep(self._settings.reconnect_wait_seconds)
-                continue
-            await self._watch()
 
     async def _connect(self) -> None:
         """A new client, connected, with every wanted subscription confirmed."""
         self._closed_client.clear()
         sink: MessageSink = self
-        client = make_client(self.seam, sink, self._pressure)
+        client = make_client(self.seam, sink, self._pressure, self._on_trouble)
         try:
             # Not under the lock: with NATS down this lasts for as long as NATS is down.
             await client.connect(**self._options())
@@ -163,8 +166,7 @@ class NatsLink:
                     wanted.confirmed = not wanted.problem
         except BaseException:
             self._client = None
-            with contextlib.suppress(Exception):
-                await client.close()
+            await self._close_client(client)
             raise
         self.counters.connects += 1
         url = client.connected_url
@@ -176,19 +178,45 @@ class NatsLink:
     async def _watch(self) -> None:
         """Returns when this client is beyond repair."""
         client = self._client
+        looks_lost = 0
         while client is not None and not self._closing:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed_client.wait(), _WATCH_SECONDS)
             if client.is_closed:
                 self._mark_detached()
                 return
-            task = client._reading_task
-            if client.is_connected and (task is None or task.done()):
-                # The client believes that it is connected, and nobody reads.
+            if client.is_connected:
+                looks_lost = 0
+                await self._look_after(client)
+                continue
+            # Not connected: then nats-py's own task must be at work on it.
+            trying = client._reconnection_task
+            looks_lost = looks_lost + 1 if trying is None or trying.done() else 0
+            if looks_lost >= _LOST_LOOKS:
                 self.counters.watchdog_reconnects += 1
-                logger.error("nats-read-loop-gone action=reconnect")
-                self._disconnect_reason = "the read loop ended"
-                await client.force_reconnect()
+                logger.error("nats-reconnect-gone action=replace-client")
+                await self._close_client(client)
+                self._mark_detached()
+                return
+
+    async def _look_after(self, client: Client) -> None:
+        task = client._reading_task
+        if task is None or task.done():
+            # The client believes that it is connected, and nobody reads.
+            self.counters.watchdog_reconnects += 1
+            logger.error("nats-read-loop-gone action=reconnect")
+            self._disconnect_reason = "the read loop ended"
+            await client.force_reconnect()
+            return
+        for wanted in list(self._wanted):
+            if not wanted.confirmed and not wanted.problem:
+                # Wanted while there was no connection.
+                try:
+                    await self.attach(wanted)
+                except NatsUnavailable as error:
+                    logger.warning("attach-failed subject=%s error=%s", wanted.subject, error)
+                    return
+                self._on_state()
 
     def _options(self) -> dict[str, Any]:
         s = self._settings
@@ -240,18 +268,24 @@ class NatsLink:
         if "slow consumer" in text.lower():
             self.counters.slow_consumer_errors += 1
             self._disconnect_reason = "NATS dropped us as a slow consumer"
-        if isinstance(error, nats.errors.ProtocolError):
-            self.counters.protocol_errors += 1
-            self._disconnect_reason = "a message that nats-py could not parse"
         if "permissions violation for subscription" in text.lower():
             for wanted in self._wanted:
                 if f'"{wanted.subject.lower()}"' in text.lower():
                     wanted.problem, wanted.confirmed = text, False
         logger.warning("nats-error error=%s", text or type(error).__name__)
 
+    def _on_trouble(self, error: Exception) -> None:
+        """The connection is given up because of `error`."""
+        if isinstance(error, nats.errors.ProtocolError):
+            self.counters.protocol_errors += 1
+            self._disconnect_reason = "input that could not be parsed"
+            cause = error.__cause__
+            logger.warning("nats-input-not-parsed cause=%r", cause)
+
     def _mark_detached(self) -> None:
         for wanted in self._wanted:
             wanted.confirmed = False
+            wanted.problem = ""
         self._on_state()
 
     async def _on_disconnected(self) -> None:
@@ -336,17 +370,24 @@ class NatsLink:
             self._handlers.pop(subscription._id, None)
 
     async def drain(self) -> None:
-        """UNSUB everything and take in what was already under way. No more messages afterwards."""
-        async with self._lock:
-            client = self._client
-            wanted, self._wanted = self._wanted, []
-            if client is not None and client.is_connected:
-                with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+        """UNSUB everything and take in what was already under way. No more messages afterwards.
+
+        A server that does not answer is waited for only briefly: what was received must still be
+        committed and acked.
+        """
+        wanted, self._wanted = self._wanted, []
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS), self._lock:
+                client = self._client
+                if client is not None and client.is_connected:
                     for subscription in wanted:
                         if subscription.nats is not None:
                             await subscription.nats.unsubscribe()
                     await self._confirm(client)
-            self._handlers.clear()
+        except (OSError, nats.errors.Error, TimeoutError) as error:
+            logger.warning("nats-drain-unconfirmed error=%r", error)
+            self._answers = False
+        self._handlers.clear()
 
     async def close(self) -> None:
         """Send what is queued and close the connection."""
@@ -358,9 +399,19 @@ class NatsLink:
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
-                if client.is_connected:
-                    await client.flush(2)
+                if client.is_connected and self._answers:
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await client.flush(_CONFIRM_SECONDS)  # type: ignore[arg-type]
+            await self._close_client(client)
+
+    async def _close_client(self, client: Client) -> None:
+        """Close, also when the server does not take what is still to be sent."""
+        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
                 await client.close()
+        transport = client._transport
+        if isinstance(transport, WideTransport):
+            transport.abort()
 
 
 async def _never_called(message: Any) -> None:

@@ -25,6 +25,8 @@ logger = logging.getLogger("liftlog.server.ingest")
 
 READ_BYTES = 1024 * 1024
 Pressure = Callable[[], Coroutine[Any, Any, None]]
+Trouble = Callable[[Exception], None]
+"""Called with the error for which a connection is given up."""
 
 
 class WideTransport(TcpTransport):
@@ -59,6 +61,11 @@ class WideTransport(TcpTransport):
             return 0
         return int(self._io_writer.transport.get_write_buffer_size())
 
+    def abort(self) -> None:
+        """Close without waiting for unsent bytes."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
     def send(self, data: bytes) -> bool:
         """Queue bytes for the server; False when there is no connection."""
         if self._io_writer is None or self._io_writer.is_closing():
@@ -75,11 +82,25 @@ def replace_done_pongs(client: Client) -> None:
         pongs[0] = asyncio.get_running_loop().create_future()
 
 
-class RawClient(Client):
+class WatchedClient(Client):
+    """nats-py's client that says why it gives a connection up; nats-py itself keeps that secret
+    when it means to reconnect."""
+
+    def __init__(self, on_trouble: Trouble) -> None:
+        super().__init__()
+        self._liftlog_on_trouble = on_trouble
+
+    async def _process_op_err(self, e: Exception) -> None:
+        if not (self.is_closed or self.is_reconnecting):
+            self._liftlog_on_trouble(e)
+        await super()._process_op_err(e)
+
+
+class RawClient(WatchedClient):
     """The fallback: nats-py's own parser, messages as raw bytes, no decoding that can fail."""
 
-    def __init__(self, sink: MessageSink, pressure: Pressure) -> None:
-        super().__init__()
+    def __init__(self, sink: MessageSink, pressure: Pressure, on_trouble: Trouble) -> None:
+        super().__init__(on_trouble)
         self._liftlog_sink = sink
         self._liftlog_pressure = pressure
         self._liftlog_rows: dict[int, list[tuple[bytes, bytes, bytes, bytes]]] = {}
@@ -173,12 +194,14 @@ def choose_seam(wanted: str) -> str:
     return "client"
 
 
-def make_client(seam: str, sink: MessageSink, pressure: Pressure) -> Client:
+def make_client(
+    seam: str, sink: MessageSink, pressure: Pressure, on_trouble: Trouble
+) -> WatchedClient:
     """A nats-py client whose messages go to `sink`. Not yet connected."""
     if seam == "client":
-        client: Client = RawClient(sink, pressure)
+        client: WatchedClient = RawClient(sink, pressure, on_trouble)
     else:
-        client = Client()
+        client = WatchedClient(on_trouble)
         client._ps = BatchParser(  # type: ignore[assignment]
             client._ps,
             sink,
