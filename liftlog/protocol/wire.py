@@ -85,8 +85,9 @@ class WireField:
     key: str
     kind: WireType
     required: bool
-    omit: Any
 
+
+_EMPTY: tuple[Any, ...] = ("", {}, [])
 
 _known: dict[Any, tuple[WireField, ...]] = {}
 
@@ -103,8 +104,7 @@ def _wire_field(field: dataclasses.Field[Any]) -> WireField:
     key, kind = field.metadata[_WIRE]
     has_default = field.default is not dataclasses.MISSING
     has_factory = field.default_factory is not dataclasses.MISSING
-    omit = field.default if has_default else None
-    return WireField(field.name, key, kind, not (has_default or has_factory), omit)
+    return WireField(field.name, key, kind, not (has_default or has_factory))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,11 +114,14 @@ class Message:
     KIND: ClassVar[str] = ""
 
     def to_map(self, request_id: int) -> dict[str, Any]:
-        """The map of this message's frame; fields at their default are left out."""
+        """The map of this message's frame; absent and empty optional fields are left out.
+
+        Defaults are written: a peer of another age may have other ones.
+        """
         encoded: dict[str, Any] = {KIND_KEY: self.KIND, ID_KEY: request_id}
         for field in wire_fields(type(self)):
             value = getattr(self, field.name)
-            if value is None or (not field.required and value == field.omit):
+            if value is None or (not field.required and value in _EMPTY):
                 continue
             encoded[field.key] = value
         return encoded
