@@ -110,7 +110,7 @@ def test_the_golden_frames_are_what_the_code_writes_and_reads(name: str) -> None
     request_id, message = EXAMPLE[name]
     golden = (GOLDEN / f"{name}.bin").read_bytes()
     assert encode_frame(message.to_map(request_id)) == golden
-    frames = FrameReader(max_frame_bytes=4096, max_body_bytes=100)
+    frames = FrameReader(max_frame_bytes=4096, max_body_bytes=1000)
     frames.get_buffer()[: len(golden)] = golden
     frames.buffer_updated(len(golden))
     received = frames.next_event()
