@@ -7,8 +7,10 @@ over. Methods that return lists return one entry per record of the (possibly tri
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -46,7 +48,7 @@ class Record(NamedTuple):
 class _Binary(NamedTuple):
     """Where a binary column lies: n+1 offsets, an optional bitmap, the bytes."""
 
-    ends: Sequence[int]
+    ends: memoryview  # of i32
     bitmap: memoryview | None
     data: int  # position of the first byte
 
@@ -148,7 +150,7 @@ class RecordBatch:
         """The payloads as views into the batch, without a copy; None for a tombstone."""
         column = self._column(TOMBSTONES)
         data = self._view[column.data :]
-        ends = column.ends[self._lo : self._hi + 1]
+        ends = column.ends[self._lo : self._hi + 1].tolist()
         views = [data[a:b] for a, b in pairwise(ends)]
         if column.bitmap is None:
             return views  # type: ignore[return-value]  # list is invariant
@@ -250,7 +252,7 @@ class RecordBatch:
         ):
             if not present:
                 continue
-            ends = self._numbers(position, count + 1, "i").tolist()
+            ends = self._numbers(position, count + 1, "i")
             position += padded(4 * (count + 1))
             bitmap = None
             if nullable:
@@ -263,8 +265,14 @@ class RecordBatch:
         return found
 
     def _binary(self, column: _Binary) -> list[bytes]:
-        lo, hi = self._lo, self._hi
-        ends = column.ends if hi - lo == self.header.record_count else column.ends[lo : hi + 1]
+        count = len(self)
+        if count and count == self.header.record_count:
+            length = column.ends[1]
+            if length > 0 and column.ends[-1] == length * count:
+                ends_if_equal, cut = _equal_cuts(length, count)
+                if column.ends.tobytes() == ends_if_equal:
+                    return list(cut.unpack_from(self._view, column.data))
+        ends = column.ends[self._lo : self._hi + 1].tolist()
         # One copy of the column makes every slice a plain bytes slice, which is the fastest.
         first = ends[0]
         data = bytes(self._view[column.data + first : column.data + ends[-1]])
@@ -280,6 +288,17 @@ class RecordBatch:
 
     def _flags(self, bitmap: memoryview) -> list[bool]:
         return _bits(bitmap, self.header.record_count)[self._lo : self._hi]
+
+
+@lru_cache(maxsize=32)
+def _equal_cuts(length: int, count: int) -> tuple[bytes, struct.Struct]:
+    """The offsets of `count` items that are all `length` bytes long, and what cuts them.
+
+    Publishers often send messages of one size; one unpacking is then 3 to 5 times as fast as
+    slicing item by item.
+    """
+    ends = array("i", range(0, length * (count + 1), length)).tobytes()
+    return ends, struct.Struct(f"{length}s" * count)
 
 
 def _bits(bitmap: memoryview, count: int) -> list[bool]:
