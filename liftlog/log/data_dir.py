@@ -1,9 +1,9 @@
 """The data directory: its lock, its streams, and the checkpoint files that all streams share.
 
-    <data_dir>/lock              held (flock) by the one daemon that uses the directory
-    <data_dir>/clean             clean marker, there only after a clean stop
-    <data_dir>/recovery-points   everything below was fsynced, per stream
-    <data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
+<data_dir>/lock              held (flock) by the one daemon that uses the directory
+<data_dir>/clean             clean marker, there only after a clean stop
+<data_dir>/recovery-points   everything below was fsynced, per stream
+<data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
 """
 
 from __future__ import annotations
@@ -178,5 +178,3 @@ class DataDir:
                 os.ftruncate(self._lock_fd, 0)
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-

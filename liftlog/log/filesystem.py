@@ -8,12 +8,12 @@ dropped the dirty pages; and un-synced writes may reach the disk torn and in any
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 from liftlog.errors import DiskFull, StorageError
@@ -131,15 +131,31 @@ class OsFileSystem:
             os.close(fd)
 
 
-@contextlib.contextmanager
-def storage_errors(what: str) -> Iterator[None]:
-    """Map OSError to StorageError or DiskFull, once, at the border of the package."""
-    try:
-        yield
-    except OSError as error:
+class storage_errors:  # noqa: N801  # used as a function
+    """Map OSError to StorageError or DiskFull, once, at the border of the package.
+
+    A class and not a generator: it stands on the path of every append.
+    """
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or not isinstance(error, OSError):
+            return
         if error.errno in _FULL:
-            raise DiskFull(f"{what}: the disk is full") from error
-        raise StorageError(f"{what}: {error.strerror or error}") from error
+            raise DiskFull(f"{self._what}: the disk is full") from error
+        raise StorageError(f"{self._what}: {error.strerror or error}") from error
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -95,6 +96,7 @@ class Log:
         boot_id: str | None = None,
     ) -> None:
         self.directory = directory
+        self.name = directory.name
         self.environment = environment
         self.config = config
         self._manifest = manifest
@@ -104,6 +106,7 @@ class Log:
         self._lock = threading.RLock()
         self._commit_group = commit_group
         self.fsync_count = 0
+        self.last_sync_seconds = 0.0
         active = self._segments[-1]
         end = _End(active.next_offset, active.base_offset, active.size_bytes)
         self._log_end = end
@@ -217,7 +220,7 @@ class Log:
                 f"batch at offset {batches[0].base_offset}, the log ends at {self._log_end.offset}"
             )
         size = sum([len(batch.data) for batch in batches])
-        with storage_errors(f"appending to {self.directory.name}"):
+        with storage_errors(f"appending to {self.name}"):
             if self._must_roll(size, batches[-1].next_offset):
                 self._roll()
             if batches[-1].next_offset > self._manifest.reserved_offset:
@@ -259,7 +262,7 @@ class Log:
             # past the last whole batch.
             logger.warning(
                 "append-rollback-failed stream=%s position=%d error=%s",
-                self.directory.name,
+                self.name,
                 size,
                 error,
             )
@@ -272,12 +275,14 @@ class Log:
         """
         end = self._log_end
         if end.offset != self._durable.offset:
+            started = time.perf_counter()
             try:
                 self._file.fdatasync()
             except OSError as error:
                 raise SyncFailed(
-                    f"fdatasync of {self.directory.name}: {error.strerror or error}"
+                    f"fdatasync of {self.name}: {error.strerror or error}"
                 ) from error
+            self.last_sync_seconds = time.perf_counter() - started
             self.fsync_count += 1
             self._durable = end
             self._commit_group = (self._commit_group + 1) & 0xFFFF
@@ -307,7 +312,7 @@ class Log:
         are recorded as lost and never used again. Raises StorageError when that fails too.
         """
         durable, end = self._durable, self._log_end
-        with self._lock, storage_errors(f"abandoning the tail of {self.directory.name}"):
+        with self._lock, storage_errors(f"abandoning the tail of {self.name}"):
             active = self._segments[-1]
             manifest = self._manifest
             if keep_offsets and end.offset > durable.offset:
@@ -332,7 +337,7 @@ class Log:
 
     def skip_to(self, offset: int) -> None:
         """Go on at a later offset in a new segment; the manifest must already say why."""
-        with self._lock, storage_errors(f"continuing {self.directory.name}"):
+        with self._lock, storage_errors(f"continuing {self.name}"):
             self._start_segment(offset)
             self._committed = self._log_end
             self._slot.update(offset)
@@ -363,7 +368,7 @@ class Log:
         """Roll an idle active segment whose age is over the limit. Called by the writer."""
         if not self.is_roll_due():
             return False
-        with storage_errors(f"rolling {self.directory.name}"):
+        with storage_errors(f"rolling {self.name}"):
             self._roll()
         return True
 
@@ -434,7 +439,7 @@ class Log:
         ):
             raise OffsetOutOfRange(
                 f"offset {offset} is outside [{manifest.log_start_offset}, "
-                f"{self._log_end.offset}] of stream {self.directory.name}",
+                f"{self._log_end.offset}] of stream {self.name}",
                 hint="start at `earliest` or `latest`, or at an offset inside the range",
                 log_start_offset=manifest.log_start_offset,
                 log_end_offset=self._log_end.offset,
@@ -461,7 +466,7 @@ class Log:
             )
             end_offset = min(segment.next_offset, committed.offset)
             try:
-                with storage_errors(f"reading {self.directory.name}"):
+                with storage_errors(f"reading {self.name}"):
                     found = slice_segment(
                         self.environment.pool,
                         segment,
@@ -497,7 +502,7 @@ class Log:
         for segment in segments:
             if segment.max_timestamp_ns < timestamp_ns:
                 continue
-            with storage_errors(f"reading {self.directory.name}"):
+            with storage_errors(f"reading {self.name}"):
                 found = find_time_in_segment(
                     self.environment.pool, segment, self._index_of, timestamp_ns
                 )
@@ -509,7 +514,7 @@ class Log:
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Replace what the layer above keeps in the manifest; durable on return."""
-        with self._lock, storage_errors(f"updating {self.directory.name}"):
+        with self._lock, storage_errors(f"updating {self.name}"):
             manifest = self._manifest.with_changes(metadata=metadata)
             manifest.write(self.environment.fs, self.directory)
             self._manifest = manifest
@@ -520,7 +525,7 @@ class Log:
         The manifest comes first: a crash in between leaves files that nothing lists, and the next
         start removes them. Whoever reads a removed file keeps it until the answer is sent.
         """
-        with self._lock, storage_errors(f"retention of {self.directory.name}"):
+        with self._lock, storage_errors(f"retention of {self.name}"):
             gone = self._segments[:delete_segments]
             kept = self._segments[delete_segments:]
             if not kept or any(not segment.sealed for segment in gone):
@@ -562,7 +567,7 @@ class Log:
 
     def checkpoint(self) -> ActiveState:
         """Store the active index and return the state that a recovery point may claim."""
-        with self._lock, storage_errors(f"checkpoint of {self.directory.name}"):
+        with self._lock, storage_errors(f"checkpoint of {self.name}"):
             state = self.active_state()
             write_index(
                 self.environment.fs, self._segments[-1].path, self._index.copy(), sealed=False
@@ -580,7 +585,7 @@ class Log:
             self.advance_high_watermark(self._log_end.offset)
             state = self.checkpoint()
         except StorageError as error:
-            logger.error("close-failed stream=%s error=%s", self.directory.name, error)  # noqa: TRY400
+            logger.error("close-failed stream=%s error=%s", self.name, error)  # noqa: TRY400
         finally:
             self._slot.close()
             self._file.close()

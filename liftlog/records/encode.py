@@ -6,8 +6,10 @@ Hot path: nothing here runs per message in Python except what `map`, `accumulate
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from crc32c import crc32c
@@ -34,6 +36,8 @@ StampRuns = Sequence[tuple[int, int]]
 """(timestamp_ns, number of consecutive records that bear it), oldest first."""
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
+_ONE_SUBJECT = struct.Struct("<IIii")  # count, 0, offsets 0 and size
+_ONE_ITEM = struct.Struct("<ii")
 
 
 def encode_batch(
@@ -144,6 +148,10 @@ def _timestamp_deltas(stamps: StampRuns, base_ns: int) -> array[int]:
 
 def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
     """Dictionary (u32 count, u32 0, i32 offsets, [bitmap], bytes), then u16 ids if it has many."""
+    if subjects and subjects.count(subjects[0]) == len(subjects):
+        raw, attributes = _single_subject(subjects[0])
+        parts.append(raw)
+        return attributes
     attributes = 0
     ids = {subject: i for i, subject in enumerate(dict.fromkeys(subjects))}
     entries: list[bytes] = list(ids)
@@ -169,6 +177,19 @@ def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
     return attributes
 
 
+@lru_cache(maxsize=4096)
+def _single_subject(subject: bytes) -> tuple[bytes, int]:
+    """The dictionary of a batch whose records all have one subject, and its attribute bits."""
+    try:
+        subject.decode()
+        attributes, bitmap = 0, b""
+    except UnicodeDecodeError:
+        subject = escape_subject(subject).encode()
+        attributes, bitmap = ESCAPED_SUBJECTS, b"\1" + bytes(7)
+    head = _ONE_SUBJECT.pack(1, 0, 0, len(subject))
+    return head + bitmap + subject + padding_for(len(subject)), attributes
+
+
 def _append_numbers(parts: list[bytes], numbers: array[int]) -> None:
     raw = numbers.tobytes()
     parts.append(raw)
@@ -177,6 +198,10 @@ def _append_numbers(parts: list[bytes], numbers: array[int]) -> None:
 
 def _append_binary(parts: list[bytes], items: Sequence[bytes]) -> None:
     """i32 offsets, then the bytes, as Arrow lays out a `binary` array."""
+    if len(items) == 1:
+        item = items[0]
+        parts += (_ONE_ITEM.pack(0, len(item)), item, padding_for(len(item)))
+        return
     ends = array("i", accumulate(map(len, items), initial=0))
     _append_numbers(parts, ends)
     parts += items

@@ -58,7 +58,7 @@ class Broker:
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
         self._ack_subjects = AckSubjects()
-        self._dirty: dict[StreamHost, None] = {}
+        self.dirty: dict[StreamHost, None] = {}
         self._kick_scheduled = False
         self._pending_estimate = 0
         self._may_read = asyncio.Event()
@@ -77,8 +77,8 @@ class Broker:
         return self._clock.now_ns()
 
     def mark_dirty(self, host: StreamHost) -> None:
-        """Commit this stream at the end of the chunk that is being parsed, or soon."""
-        self._dirty[host] = None
+        """Commit this stream soon, when it is not a chunk that brought the messages."""
+        self.dirty[host] = None
         if not self._kick_scheduled:
             self._kick_scheduled = True
             asyncio.get_running_loop().call_soon(self.kick_dirty)
@@ -86,7 +86,7 @@ class Broker:
     def kick_dirty(self) -> None:
         """Commit what has arrived."""
         self._kick_scheduled = False
-        dirty, self._dirty = self._dirty, {}
+        dirty, self.dirty = self.dirty, {}
         for host in dirty:
             host.kick()
 

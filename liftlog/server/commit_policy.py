@@ -8,11 +8,10 @@ syncs were fast, and only for a small share of each loop turn.
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import deque
 
 _FAST_SYNC_SECONDS = 0.001
-_SMOOTHING = 0.2
-_PROBE_SECONDS = 0.25
+_REMEMBERED = 15
 
 
 class InlineBudget:
@@ -22,23 +21,21 @@ class InlineBudget:
         self.max_messages = max_messages
         self._budget_seconds = budget_seconds
         self._left_seconds = budget_seconds
-        self._recent_seconds = 0.0
-        self._slow_since = 0.0
+        self._recent: deque[float] = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
+        self._fast = True
         self._reset_scheduled = False
 
     def allows(self, messages: int) -> bool:
-        if messages > self.max_messages or self._left_seconds <= 0:
-            return False
-        if self._recent_seconds <= _FAST_SYNC_SECONDS:
-            return True
-        # Syncs in the writer threads are not measured here; look again from time to time.
-        return time.monotonic() - self._slow_since > _PROBE_SECONDS
+        return self._fast and messages <= self.max_messages and self._left_seconds > 0
+
+    def observe(self, sync_seconds: float) -> None:
+        """A sync, inline or in a thread, took this long. The median decides, so that one stall
+        does not banish small commits from the loop and one lucky sync does not bring them back."""
+        self._recent.append(sync_seconds)
+        self._fast = sorted(self._recent)[_REMEMBERED // 2] <= _FAST_SYNC_SECONDS
 
     def spent(self, seconds: float) -> None:
-        """An inline commit took this long."""
-        self._recent_seconds += _SMOOTHING * (seconds - self._recent_seconds)
-        if self._recent_seconds > _FAST_SYNC_SECONDS:
-            self._slow_since = time.monotonic()
+        """An inline commit took this long of the present loop turn."""
         self._left_seconds -= seconds
         if not self._reset_scheduled:
             self._reset_scheduled = True

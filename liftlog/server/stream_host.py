@@ -37,6 +37,8 @@ class Committers(Protocol):
 
     pool: WriterPool
     inline: InlineBudget
+    dirty: dict[StreamHost, None]
+    """Who has something to commit at the end of the chunk that is being parsed."""
 
     def send(self, commands: bytes) -> None: ...
     def mark_dirty(self, host: StreamHost) -> None: ...
@@ -96,7 +98,7 @@ class StreamHost:
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self._fail(f"internal error while judging messages: {error!r}")
             return
-        self._shared.mark_dirty(self)
+        self._shared.dirty[self] = None  # committed at the end of the chunk
 
     def kick(self) -> None:
         """Commit what waits, unless a commit is under way: then its end does it. Never raises."""
@@ -125,11 +127,12 @@ class StreamHost:
     # --- commits ---
 
     def _encode(self, group: CommitGroup) -> list[EncodedBatch]:
+        batch = self.settings.batch
         encoded = group.encode(
             leader_epoch=self.log.leader_epoch,
             commit_group=self.log.commit_group,
-            max_records=self.settings.batch.max_records,
-            max_bytes=self.settings.batch.max_bytes,
+            max_records=batch.max_records,
+            max_bytes=batch.max_bytes,
         )
         return list(map(EncodedBatch._make, encoded))
 
@@ -154,6 +157,7 @@ class StreamHost:
             except Exception as caught:  # noqa: BLE001  # `_undo` decides what it means
                 error = caught
             self._shared.inline.spent(time.perf_counter() - started)
+            self._shared.inline.observe(self.log.last_sync_seconds)
         self.inline_commits += 1
         self._finish(group, error)
         if self.sequencer.pending_messages:
@@ -184,6 +188,7 @@ class StreamHost:
 
     def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:
         self._in_flight = False
+        self._shared.inline.observe(self.log.last_sync_seconds)
         self._finish(group, error)
         self.kick()
 

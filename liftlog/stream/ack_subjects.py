@@ -16,6 +16,7 @@ from functools import lru_cache
 from acl.subjects import matches, overlaps
 
 MAX_LENGTH = 255
+_INBOX = re.compile(rb"_INBOX(?:\.[A-Za-z0-9_-]+)+")
 _LITERAL = re.compile(rb"[!-)+-=?-~]+")  # printable ASCII without blank, `*` and `>`
 _INBOX_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 _CACHED = 10_000
@@ -52,6 +53,9 @@ class AckSubjects:
         """True only if every one may be acked to; False means: ask one by one."""
         if not self._inbox_is_ordinary:
             return False
+        if len(subjects) == 1:
+            subject = subjects[0]
+            return len(subject) <= MAX_LENGTH and _INBOX.fullmatch(subject) is not None
         joined = b"\n" + b"\n".join(subjects)
         return (
             joined.count(b"\n_INBOX.") == len(subjects)

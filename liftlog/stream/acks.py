@@ -21,6 +21,7 @@ class AckFormat:
         head, _, tail = body.partition(b'"seq":0')
         self._head = head + b'"seq":'
         self._tail = tail
+        self._forms: dict[int, bytes] = {}
 
     def body(
         self, offset: int, *, duplicate: bool = False, correlation_id: str | None = None
@@ -45,14 +46,20 @@ class AckFormat:
         while start < end:
             digits = len(str(start))
             stop = min(end, 10**digits)
-            size = len(self._head) + digits + len(self._tail)
-            form = b"PUB %%b %d\r\n%b%%d%b\r\n" % (size, self._head, self._tail)
-            chosen = replies[start - first_offset : stop - first_offset]
-            parts += [
-                form % pair for pair in zip(chosen, range(start, stop), strict=True) if pair[0]
-            ]
+            form = self._forms.get(digits) or self._make_form(digits)
+            chosen = replies
+            if stop - start != len(replies):
+                chosen = replies[start - first_offset : stop - first_offset]
+            numbered = zip(chosen, range(start, stop), strict=True)
+            parts += [form % pair for pair in numbered if pair[0]]
             start = stop
         return b"".join(parts)
+
+    def _make_form(self, digits: int) -> bytes:
+        size = len(self._head) + digits + len(self._tail)
+        form = b"PUB %%b %d\r\n%b%%d%b\r\n" % (size, self._head, self._tail)
+        self._forms[digits] = form
+        return form
 
 
 def publish_commands(answers: Iterable[Answer]) -> bytes:
