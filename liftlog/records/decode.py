@@ -31,7 +31,7 @@ from liftlog.records.format import (
 from liftlog.records.header import BatchHeader, Buffer, parse_header, verify_body
 from liftlog.records.message_headers import MessageHeaders
 
-_U32 = struct.Struct("<I")
+_ONE_SUBJECT = struct.Struct("<IIii")  # count 1, 0, the two offsets of the only entry
 
 
 class Record(NamedTuple):
@@ -234,9 +234,30 @@ class RecordBatch:
             self._columns = self._locate_columns()
         return self._columns[bit]
 
+    def _locate_values(self) -> dict[int, _Binary] | None:
+        """Short way for a batch of one subject and no optional column, where only values follow.
+
+        Synchronous publishers leave batches of a few records, so what each of them costs counts.
+        None: not of that kind, or damaged.
+        """
+        view, count = self._view, self.header.record_count
+        if len(view) < HEADER_SIZE + _ONE_SUBJECT.size:
+            return None
+        entries, _, _, subject_length = _ONE_SUBJECT.unpack_from(view, HEADER_SIZE)
+        position = HEADER_SIZE + _ONE_SUBJECT.size + padded(subject_length)
+        data = position + padded(4 * (count + 1))
+        if entries != 1 or subject_length < 0 or data > len(view):
+            return None
+        ends = view[position : position + 4 * (count + 1)].cast("i")
+        if ends[0] != 0 or not 0 <= ends[-1] <= len(view) - data:
+            return None
+        return {TOMBSTONES: _Binary(ends, None, data)}
+
     def _locate_columns(self) -> dict[int, _Binary]:
         """Walk over the columns once; TOMBSTONES stands for the value column."""
         attributes, count = self.header.attributes, self.header.record_count
+        if not attributes and (short := self._locate_values()) is not None:
+            return short
         if attributes & CODEC_MASK:
             raise UnsupportedFormat(
                 f"batches compressed with {CODEC_NAMES[attributes & CODEC_MASK]} are not supported"
