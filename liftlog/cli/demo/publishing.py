@@ -1,0 +1,212 @@
+"""The publishers of the demo: nats-py as anybody uses it, nothing of liftlog but `envelope`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import nats.errors
+from nats.aio.client import Client as NatsClient
+from nats.js import JetStreamContext
+from nats.js.api import PubAck
+from nats.js.errors import APIError, NoStreamResponseError
+
+import envelope
+from liftlog.cli.demo.checking import Expected
+
+UNACKED = 100
+IN_FLIGHT = 64
+_ACK_SECONDS = 2.0
+
+SUBJECT = "orders.new"
+MESSAGE_ID = "order-1001"
+CORRELATION_ID = "call-7"
+
+
+@dataclass(slots=True)
+class Shown:
+    """One row of the story: what was published, by which call, what came back."""
+
+    what: str
+    call: str
+    answer: str
+
+
+@dataclass(slots=True)
+class Introduction:
+    """What the first messages were answered, and what must be found later."""
+
+    shown: list[Shown] = field(default_factory=list)
+    expected: list[Expected] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    message_id_offset: int = 0
+
+
+async def introduce(nc: NatsClient) -> Introduction:
+    """One message of each kind."""
+    story = Introduction()
+    js = nc.jetstream()
+    await _plain(nc, story)
+    await _with_headers(nc, story)
+    await _enveloped(nc, story)
+    await _by_jetstream(js, story)
+    await _refused(js, story)
+    await _unacked(nc, story)
+    return story
+
+
+async def _plain(nc: NatsClient, story: Introduction) -> None:
+    value = b"2 apples"
+    reply = await nc.request(SUBJECT, value, timeout=_ACK_SECONDS)
+    story.expected.append(Expected(_offset(reply.data), SUBJECT, value))
+    story.shown.append(Shown("plain text", "nc.request()", reply.data.decode()))
+
+
+async def _with_headers(nc: NatsClient, story: Introduction) -> None:
+    value, headers = b"3 pears", {"Trace-Id": "4711", "Liftlog-Key": "customer-7"}
+    reply = await nc.request(SUBJECT, value, timeout=_ACK_SECONDS, headers=headers)
+    story.expected.append(
+        Expected(_offset(reply.data), SUBJECT, value, b"customer-7", {"Trace-Id": "4711"})
+    )
+    story.shown.append(Shown("headers and a key", "nc.request()", reply.data.decode()))
+
+
+async def _enveloped(nc: NatsClient, story: Introduction) -> None:
+    """A publisher that cannot set headers; the ack goes to a subject of its choice."""
+    inbox = nc.new_inbox()
+    acks = await nc.subscribe(inbox)
+    data = envelope.encode(
+        b"5 plums",
+        key="customer-8",
+        headers={"Trace-Id": "4712"},
+        ack_subject=inbox,
+        correlation_id=CORRELATION_ID,
+    )
+    await nc.publish(SUBJECT, data)
+    ack = await acks.next_msg(timeout=_ACK_SECONDS)
+    await acks.unsubscribe()
+    story.expected.append(
+        Expected(_offset(ack.data), SUBJECT, b"5 plums", b"customer-8", {"Trace-Id": "4712"})
+    )
+    if json.loads(ack.data).get("correlation_id") != CORRELATION_ID:
+        story.problems.append("the ack of the envelope lacks its correlation id")
+    story.shown.append(Shown("an envelope", "envelope.encode(), nc.publish()", ack.data.decode()))
+
+
+async def _by_jetstream(js: JetStreamContext, story: Introduction) -> None:
+    """The call of JetStream, with its deduplication."""
+    value, headers = b"8 cherries", {"Nats-Msg-Id": MESSAGE_ID}
+    first = await js.publish(SUBJECT, value, headers=headers)
+    again = await js.publish(SUBJECT, value, headers=headers)
+    story.message_id_offset = first.seq
+    story.expected.append(Expected(first.seq, SUBJECT, value, None, headers))
+    story.shown.append(Shown(f"Nats-Msg-Id: {MESSAGE_ID}", "js.publish()", show_ack(first)))
+    story.shown.append(Shown("the same once more", "js.publish()", show_ack(again)))
+    if not again.duplicate or again.seq != first.seq:
+        story.problems.append(f"the same Nats-Msg-Id twice was answered {again}, not duplicate")
+
+
+async def _refused(js: JetStreamContext, story: Introduction) -> None:
+    """Optimistic locking: this publisher has not seen the newest message."""
+    stale = {"Nats-Expected-Last-Sequence": "1"}
+    try:
+        ack = await js.publish(SUBJECT, b"too late", headers=stale)
+    except APIError as error:
+        answer = f"refused: {error.description} (err_code {error.err_code})"
+        if error.err_code != 10071:
+            story.problems.append(f"a stale precondition was answered {answer}")
+    else:
+        answer = show_ack(ack)
+        story.problems.append("a message whose precondition fails was stored")
+    story.shown.append(Shown("Expected-Last-Sequence: 1", "js.publish()", answer))
+
+
+async def _unacked(nc: NatsClient, story: Introduction) -> None:
+    """Fire and forget, as most publishers of core NATS do; one acked message closes the row."""
+    for number in range(UNACKED):
+        await nc.publish("orders.log", b"event %d" % number)
+    closing = b"the last one"
+    reply = await nc.request("orders.log", closing, timeout=_ACK_SECONDS)
+    end = _offset(reply.data)
+    story.expected += [
+        Expected(end - UNACKED + number, "orders.log", b"event %d" % number)
+        for number in range(UNACKED)
+    ]
+    story.expected.append(Expected(end, "orders.log", closing))
+    story.shown.append(
+        Shown(f"{UNACKED} without asking", "nc.publish()", "none: nobody asked for an ack")
+    )
+    story.shown.append(Shown("one more, asking", "nc.request()", reply.data.decode()))
+
+
+def show_ack(ack: PubAck) -> str:
+    """What `js.publish()` returned, without the fields that are not set."""
+    duplicate = ", duplicate=True" if ack.duplicate else ""
+    return f"PubAck(stream={ack.stream!r}, seq={ack.seq}{duplicate})"
+
+
+def _offset(ack: bytes) -> int:
+    return int(json.loads(ack)["seq"])
+
+
+class Burst:
+    """Many messages by `js.publish()`, a few in flight at any time, each with an id of its own."""
+
+    def __init__(self, js: JetStreamContext, count: int) -> None:
+        self.acked: dict[int, int] = {}  # number of the message -> offset
+        self.unacked: set[int] = set()
+        self.duplicates = 0
+        self._js = js
+        self._count = count
+
+    @staticmethod
+    def value(number: int) -> bytes:
+        return b"burst order %d" % number
+
+    @staticmethod
+    def headers(number: int) -> dict[str, str]:
+        return {"Nats-Msg-Id": f"burst-{number}"}
+
+    def expected(self) -> list[Expected]:
+        return [
+            Expected(offset, SUBJECT, self.value(number), None, self.headers(number))
+            for number, offset in self.acked.items()
+        ]
+
+    async def run(self, on_ack: Callable[[int], None]) -> None:
+        """Publish until all are acked or one is not answered. `on_ack` hears how many are acked."""
+        numbers = iter(range(1, self._count + 1))
+        stop = asyncio.Event()
+
+        async def publisher() -> None:
+            for number in numbers:
+                if stop.is_set():
+                    return
+                if await self._publish(number):
+                    on_ack(len(self.acked))
+                else:
+                    stop.set()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(IN_FLIGHT):
+                group.create_task(publisher())
+
+    async def publish_unacked_again(self) -> None:
+        """With the same ids: what was stored already is not stored twice."""
+        for number in sorted(self.unacked):
+            await self._publish(number)
+
+    async def _publish(self, number: int) -> bool:
+        try:
+            ack = await self._js.publish(
+                SUBJECT, self.value(number), timeout=_ACK_SECONDS, headers=self.headers(number)
+            )
+        except (nats.errors.Error, NoStreamResponseError, TimeoutError):
+            self.unacked.add(number)
+            return False
+        self.unacked.discard(number)
+        self.acked[number] = ack.seq
+        self.duplicates += bool(ack.duplicate)
+        return True

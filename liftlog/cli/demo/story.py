@@ -1,0 +1,78 @@
+"""How the demo tells what it does: chapters, paragraphs, small tables."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Sequence
+
+import click
+
+from liftlog.cli.output import print_table, terminal_width, write_lines
+
+_MOST_COLUMNS = 92
+_INDENT = "   "
+
+
+class Story:
+    """Prints to stdout; plain text when that is no terminal."""
+
+    def __init__(self) -> None:
+        self._chapter = 0
+        self._after_blank = True
+        self._width = min(terminal_width() or _MOST_COLUMNS, _MOST_COLUMNS)
+        self.started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def title(self, text: str) -> None:
+        self._print([click.style(text, bold=True)])
+
+    def chapter(self, text: str) -> None:
+        self._chapter += 1
+        self._print(["", click.style(f"{self._chapter}  {text}", bold=True, fg="cyan")])
+
+    def tell(self, *sentences: str) -> None:
+        """A paragraph."""
+        text = " ".join(sentences)
+        wrapper = textwrap.TextWrapper(self._width, break_long_words=False, break_on_hyphens=False)
+        wrapper.initial_indent = wrapper.subsequent_indent = _INDENT
+        self._print(wrapper.wrap(text) or [""])
+
+    def show(self, text: str) -> None:
+        """Something verbatim: a file, an answer."""
+        lines = text.rstrip().splitlines()
+        self._print(["", *(f"{_INDENT}  {line}" for line in lines), ""])
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._print([""])
+        print_table(["", *headings], [["  ", *row] for row in rows])
+        self._after_blank = False
+        self._print([""])
+
+    def good(self, text: str) -> None:
+        self._mark("ok", "green", text)
+
+    def bad(self, text: str) -> None:
+        self._mark("MISSING", "red", text)
+
+    def _mark(self, word: str, colour: str, text: str) -> None:
+        lines = textwrap.wrap(text, self._width - len(word) - 5)
+        first, *rest = lines or [""]
+        indent = " " * (len(word) + 2)
+        self._print(
+            [f"{_INDENT}{click.style(word, fg=colour, bold=True)}  {first}"]
+            + [f"{_INDENT}{indent}{line}" for line in rest]
+        )
+
+    def _print(self, lines: list[str]) -> None:
+        """Blank lines next to each other become one."""
+        coloured = terminal_width() is not None
+        kept = []
+        for line in lines:
+            if line or not self._after_blank:
+                kept.append(line if coloured else click.unstyle(line))
+            self._after_blank = not line
+        write_lines(kept)

@@ -1,0 +1,206 @@
+"""`liftlog log`: dump and verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Commands
+from liftlog.cli.options import debug_option, output_format, output_option
+from liftlog.cli.output import JsonArray, terminal_width, to_json, write_lines, write_objects
+from liftlog.cli.problems import note, warn
+from liftlog.cli.text import plural, shorten, show_size
+
+if TYPE_CHECKING:
+    from liftlog.cli.offline.dump import DumpedBatch, DumpItem
+    from liftlog.cli.offline.verify import Finding, StreamReport
+
+Item = TypeVar("Item")
+
+_DIRECTORY = click.Path(path_type=Path)
+_LABELS = {"damage": "DAMAGED", "known": "lost", "note": "note"}
+
+
+@click.group(cls=Commands, name="log")
+@output_option
+@debug_option
+def log_commands() -> None:
+    """Look into the files of a log, without a daemon or beside a running one.
+
+    DIR is a data directory (`data_dir`) or the directory of one stream in it. Nothing is ever
+    written there.
+    """
+
+
+@log_commands.command()
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option(
+    "--allow-known",
+    is_flag=True,
+    help="Exit with 0 if all that is lost was found and quarantined by a daemon before.",
+)
+@output_option
+@debug_option
+def verify(directory: Path, allow_known: bool) -> ExitCode:
+    """Check every byte under DIR: manifest, segments, batch headers, checksums, offsets.
+
+    Exits with 8 if offsets are lost or files are damaged, and says which. What a running daemon
+    is just writing is a note, not damage.
+    """
+    from liftlog.cli.offline.files import find_streams
+    from liftlog.cli.offline.verify import DAMAGE, KNOWN, verify_stream
+
+    style = output_format()
+    streams = find_streams(directory)
+    reports = []
+    for stream in streams:
+        reports.append(verify_stream(stream))
+        if style == "table":
+            write_lines(_report_lines(reports[-1]))
+        elif style == "jsonl":
+            write_objects([reports[-1].to_object()], style)
+    if style == "json":
+        write_objects([report.to_object() for report in reports], style)
+    if not reports:
+        note(f"There are no streams in {directory}.")
+    bad = [KNOWN, DAMAGE] if not allow_known else [DAMAGE]
+    damaged = any(report.of_kind(kind) for report in reports for kind in bad)
+    return ExitCode.DAMAGED if damaged else ExitCode.OK
+
+
+def _report_lines(report: StreamReport) -> list[str]:
+    damage, known = len(report.of_kind("damage")), len(report.of_kind("known"))
+    verdict = "ok"
+    if damage:
+        verdict = plural(damage, "damage")
+    elif known:
+        verdict = f"ok but for {plural(known, 'known loss', 'known losses')}"
+    span = ""
+    if report.first_offset is not None and report.end_offset is not None:
+        empty = report.end_offset <= report.first_offset
+        last = report.end_offset - 1
+        span = ", no offsets" if empty else f", offsets {report.first_offset}..{last}"
+    summary = (
+        f"{report.name}: {verdict}  ({plural(report.segment_count, 'segment')}, "
+        f"{plural(report.batch_count, 'batch', 'batches')}, "
+        f"{plural(report.record_count, 'record')}, {show_size(report.size_bytes)}{span})"
+    )
+    return [summary, *map(_finding_line, report.findings)]
+
+
+def _finding_line(finding: Finding) -> str:
+    where = finding.segment
+    if finding.position is not None:
+        where += f" at {finding.position}"
+    offsets = ""
+    if finding.first_offset is not None:
+        offsets = f"offset {finding.first_offset}"
+        if finding.next_offset is not None and finding.next_offset > finding.first_offset + 1:
+            offsets = f"offsets {finding.first_offset}..{finding.next_offset - 1}"
+    parts = [part for part in (where, offsets, finding.text) if part]
+    return f"  {_LABELS[finding.kind]:<8} {': '.join(parts)}"
+
+
+@log_commands.command()
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--values", is_flag=True, help="Print the records, not only the batches.")
+@click.option(
+    "--from",
+    "first_offset",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="OFFSET",
+    help="Begin with the batch that holds this offset.",
+)
+@click.option(
+    "-n", "limit", type=click.IntRange(min=1), metavar="N", help="Stop after N batches or records."
+)
+@output_option
+@debug_option
+def dump(directory: Path, values: bool, first_offset: int, limit: int | None) -> ExitCode:
+    """Print the batches under DIR, or with --values their records.
+
+    Everything that is whole is printed, also what is not committed yet or lies below the log's
+    start. With `--output jsonl` every line is a batch, with --values a record as `consume` prints
+    it and its stream. Damage is told on stderr, and the exit code is 8.
+    """
+    from liftlog.cli.offline.dump import dump_stream, stream_lines
+    from liftlog.cli.offline.files import find_streams, read_facts
+
+    style = output_format()
+    printer = _Printer(style, values, limit)
+    with printer:
+        for stream in find_streams(directory):
+            if style == "table":
+                write_lines(stream_lines(stream, read_facts(stream).manifest))
+            for item in dump_stream(stream, first_offset):
+                printer.show(item)
+                if printer.is_full:
+                    return printer.code
+    return printer.code
+
+
+class _Printer:
+    """Prints items of a dump in one of the formats, up to a limit."""
+
+    def __init__(self, style: str, values: bool, limit: int | None) -> None:
+        self.code = ExitCode.OK
+        self._style = style
+        self._values = values
+        self._left = limit
+        self._array = JsonArray() if style == "json" else None
+
+    @property
+    def is_full(self) -> bool:
+        return self._left == 0
+
+    def __enter__(self) -> _Printer:
+        if self._array is not None:
+            self._array.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self._array is not None:
+            self._array.__exit__(kind, *rest)
+
+    def show(self, item: DumpItem) -> None:
+        from liftlog.cli.offline import dump as forms
+
+        if isinstance(item, forms.SegmentStart):
+            if self._style == "table":
+                write_lines([forms.segment_line(item)])
+        elif isinstance(item, forms.DumpedGap):
+            warn(forms.gap_line(item))
+            if not item.is_tail:
+                self.code = ExitCode.DAMAGED
+        elif self._style == "table":
+            write_lines([forms.batch_line(item)])
+            if self._values:
+                write_lines(self._take(_record_lines(item)))
+            else:
+                self._take([""])
+        else:
+            whole = forms.record_objects(item) if self._values else [forms.batch_object(item)]
+            objects = self._take(whole)
+            if self._array is not None:
+                self._array.add(objects)
+            else:
+                write_lines(list(map(to_json, objects)))
+
+    def _take(self, items: list[Item]) -> list[Item]:
+        if self._left is None:
+            return items
+        taken = items[: self._left]
+        self._left -= len(taken)
+        return taken
+
+
+def _record_lines(item: DumpedBatch) -> list[str]:
+    from liftlog.cli.record_output import RecordLines
+
+    width = terminal_width()
+    lines = RecordLines(None).lines(item.batch.records())[1:]
+    return [shorten(f"    {line}", width) for line in lines]

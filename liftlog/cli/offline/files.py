@@ -1,0 +1,190 @@
+"""Where the files of a stream lie, and a view of them that cannot write."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.problems import Problem
+from liftlog.errors import CorruptMetadata
+from liftlog.log.checkpoint_file import read_checkpoint_file
+from liftlog.log.data_dir import CLEAN_NAME, RECOVERY_POINTS_NAME, STREAMS_NAME
+from liftlog.log.filesystem import OsFile, OsFileSystem
+from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
+from liftlog.log.slot import AckedSlot, SlotState
+
+
+class ReadOnlyFileSystem(OsFileSystem):
+    """Opens files for reading only; everything that would change something is refused."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
+        if create:
+            _refuse(path)
+        return super().open(path, writable=False)
+
+    def map_shared(self, path: Path, size: int) -> mmap.mmap:
+        """A private copy of the file's bytes."""
+        copy = mmap.mmap(-1, size)
+        try:
+            copy.write(path.read_bytes()[:size])
+        except OSError:
+            copy.close()
+            raise
+        return copy
+
+    def rename(self, source: Path, target: Path) -> None:
+        _refuse(target)
+
+    def unlink(self, path: Path) -> None:
+        _refuse(path)
+
+    def make_directory(self, path: Path) -> None:
+        _refuse(path)
+
+    def remove_directory(self, path: Path) -> None:
+        _refuse(path)
+
+    def fsync_directory(self, path: Path) -> None:
+        _refuse(path)
+
+
+def _refuse(path: Path) -> NoReturn:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
+FILES = ReadOnlyFileSystem()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[OsFile]:
+    file = FILES.open(path)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDirectory:
+    """A stream on disk. `data_dir` is None when its directory lies somewhere by itself."""
+
+    name: str
+    path: Path
+    data_dir: Path | None
+
+
+def find_streams(directory: Path) -> list[StreamDirectory]:
+    """The streams of a data directory, or the one whose own directory this is. Raises Problem."""
+    if not directory.is_dir():
+        raise Problem(
+            f"{directory} is not a directory",
+            ExitCode.NOT_FOUND,
+            hint="give a data directory (data_dir) or the directory of one stream in it",
+        )
+    directory = directory.absolute()
+    streams = directory / STREAMS_NAME
+    if streams.is_dir():
+        return [
+            StreamDirectory(path.name, path, directory)
+            for path in sorted(streams.iterdir())
+            if path.is_dir() and not path.name.startswith(".")
+        ]
+    if directory.name == STREAMS_NAME and any(map(_is_stream, directory.iterdir())):
+        return find_streams(directory.parent)
+    if _is_stream(directory):
+        above = directory.parent
+        return [
+            StreamDirectory(
+                directory.name, directory, above.parent if above.name == STREAMS_NAME else None
+            )
+        ]
+    raise Problem(
+        f"{directory} holds no log",
+        ExitCode.NOT_FOUND,
+        hint="a data directory has a folder `streams`, a stream's directory a file `manifest`",
+    )
+
+
+def _is_stream(directory: Path) -> bool:
+    return (directory / MANIFEST_NAME).exists() or any(directory.glob("*.log"))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What the small files of a stream say."""
+
+    manifest: Manifest | None
+    problem: str  # why there is no manifest
+    slot: SlotState | None
+    recovery_point: int  # everything below it was fsynced
+
+    @property
+    def acked_end(self) -> int:
+        """Everything below it may have been acked."""
+        return max(self.recovery_point, self.slot.acked_end if self.slot else 0)
+
+
+def read_facts(stream: StreamDirectory) -> StreamFacts:
+    """The slot is read before the manifest that is used: a daemon that goes on meanwhile can only
+    make the files hold more than the slot promised."""
+    try:
+        while True:
+            before = read_manifest(FILES, stream.path)
+            if before is None:
+                return StreamFacts(None, "there is no manifest", None, 0)
+            slot = _slot(stream.path, before.incarnation)
+            recovery_point = _recovery_point(stream, before.incarnation)
+            manifest = read_manifest(FILES, stream.path)
+            if manifest is not None and manifest.incarnation == before.incarnation:
+                return StreamFacts(manifest, "", slot, recovery_point)
+    except CorruptMetadata as error:
+        return StreamFacts(None, error.message, None, 0)
+
+
+def _slot(directory: Path, incarnation: str) -> SlotState | None:
+    try:
+        slot = AckedSlot(FILES, directory, incarnation)
+    except OSError:
+        return None
+    try:
+        return slot.recovered
+    finally:
+        slot.close()
+
+
+def _recovery_point(stream: StreamDirectory, incarnation: str) -> int:
+    """From the clean marker or the recovery points; 0 when neither says anything usable."""
+    found = 0
+    for name in (CLEAN_NAME, RECOVERY_POINTS_NAME):
+        if stream.data_dir is None:
+            break
+        try:
+            content = read_checkpoint_file(FILES, stream.data_dir / name, name) or {}
+            state = content["streams"][stream.name]
+            if state["incarnation"] == incarnation:
+                found = max(found, int(state["next_offset"]))
+        except (CorruptMetadata, OSError, KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def segments_on_disk(directory: Path) -> list[SegmentEntry]:
+    """The segments by their file names, for a stream without a manifest: of each base offset the
+    newest generation."""
+    newest: dict[int, SegmentEntry] = {}
+    for path in directory.glob("*.log"):
+        base, _, generation = path.name.removesuffix(".log").partition(".")
+        if not base.isdigit() or (generation and not generation.isdigit()):
+            continue
+        entry = SegmentEntry(base_offset=int(base), generation=int(generation or 0))
+        known = newest.get(entry.base_offset)
+        if known is None or known.generation < entry.generation:
+            newest[entry.base_offset] = entry
+    return [newest[base] for base in sorted(newest)]

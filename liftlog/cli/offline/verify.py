@@ -1,0 +1,258 @@
+"""Judging a stream's files: what is damaged, what is known to be lost, what is only unfinished.
+
+Damage is what a reader was promised and does not get. Bytes behind the last whole batch that were
+never acked are not damage: a running daemon is just writing them, or the next start cuts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from liftlog.cli.offline.files import (
+    FILES,
+    StreamDirectory,
+    StreamFacts,
+    opened,
+    read_facts,
+    segments_on_disk,
+)
+from liftlog.cli.offline.walk import Missing, walk
+from liftlog.cli.text import plural
+from liftlog.log.filesystem import OsFile
+from liftlog.log.index import read_index
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
+from liftlog.log.recovery import ActiveState, Damage, find_resync, judge_tail
+
+DAMAGE = "damage"
+KNOWN = "known"
+NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`kind`: damage; known (a daemon found it before and quarantined it); note (harmless).
+
+    The offsets are [first_offset, next_offset), None where it is not about offsets.
+    """
+
+    kind: str
+    text: str
+    segment: str = ""
+    position: int | None = None
+    first_offset: int | None = None
+    next_offset: int | None = None
+
+    def to_object(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class StreamReport:
+    name: str
+    segment_count: int = 0
+    batch_count: int = 0
+    record_count: int = 0
+    size_bytes: int = 0
+    first_offset: int | None = None
+    end_offset: int | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    def of_kind(self, kind: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind == kind]
+
+    def to_object(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "findings"}
+        return {**fields, "findings": [finding.to_object() for finding in self.findings]}
+
+
+def verify_stream(stream: StreamDirectory) -> StreamReport:
+    """Read every byte of the stream. Raises OSError, UnsupportedFormat."""
+    return _Verification(stream, read_facts(stream)).run()
+
+
+class _Verification:
+    """The state of one run; used once."""
+
+    def __init__(self, stream: StreamDirectory, facts: StreamFacts) -> None:
+        self.stream = stream
+        self.facts = facts
+        self.report = StreamReport(stream.name)
+        manifest = facts.manifest
+        self.segments = segments_on_disk(stream.path)
+        self.log_start = 0
+        self.quarantined: tuple[QuarantinedRange, ...] = ()
+        if manifest is not None:
+            self.segments = list(manifest.segments)
+            self.log_start = manifest.log_start_offset
+            self.quarantined = manifest.quarantined
+        self.expected: int | None = None  # where the next segment should begin
+
+    def run(self) -> StreamReport:
+        report = self.report
+        if self.facts.manifest is None:
+            self._add(DAMAGE, f"{self.facts.problem}; the segments are judged by themselves")
+        for bad in self.quarantined:
+            if bad.next_offset > self.log_start:
+                text = f"lost before: {bad.reason}"
+                self._add(KNOWN, text, bad.segment, bad.position, bad.first_offset, bad.next_offset)
+        for number, entry in enumerate(self.segments):
+            self._segment(entry, is_last=number == len(self.segments) - 1)
+        report.first_offset = self.log_start or (
+            self.segments[0].base_offset if self.segments else None
+        )
+        report.end_offset = self.expected
+        end = self.expected
+        if self.facts.manifest is not None and end is not None and end < self.facts.acked_end:
+            text = "the end of the log is missing, and it was acked"
+            self._lost(text, self.segments[-1].file_name, None, end, self.facts.acked_end)
+        return report
+
+    # --- findings ---
+
+    def _add(
+        self,
+        kind: str,
+        text: str,
+        segment: str = "",
+        position: int | None = None,
+        first: int | None = None,
+        following: int | None = None,
+    ) -> None:
+        self.report.findings.append(Finding(kind, text, segment, position, first, following))
+
+    def _lost(
+        self, text: str, segment: str, position: int | None, first: int, following: int
+    ) -> None:
+        """Offsets that hold nothing: damage, unless it is known or below the log's start."""
+        if following <= self.log_start:
+            self._add(NOTE, f"below the log's start: {text}", segment, position, first, following)
+        elif not _covered(first, following, self.quarantined):
+            self._add(DAMAGE, text, segment, position, first, following)
+
+    # --- segments ---
+
+    def _segment(self, entry: SegmentEntry, *, is_last: bool) -> None:
+        if self.expected is not None and entry.base_offset != self.expected:
+            if entry.base_offset > self.expected:
+                text = "no segment holds these offsets"
+                self._lost(text, "", None, self.expected, entry.base_offset)
+            else:
+                text = f"it begins before offset {self.expected}, where the one before it ends"
+                self._add(DAMAGE, text, entry.file_name)
+        try:
+            with opened(self.stream.path / entry.file_name) as file:
+                self.report.segment_count += 1
+                self._batches(entry, file, is_active=is_last)
+        except FileNotFoundError:
+            self._missing_segment(entry, is_active=is_last)
+
+    def _missing_segment(self, entry: SegmentEntry, *, is_active: bool) -> None:
+        """Retention may have deleted it since the manifest was read."""
+        now = read_manifest(FILES, self.stream.path) if self.facts.manifest else None
+        if now is not None and entry.file_name not in {s.file_name for s in now.segments}:
+            self._add(NOTE, "deleted by the daemon meanwhile", entry.file_name)
+            self.log_start = max(self.log_start, now.log_start_offset)
+            self.expected = None
+            return
+        following = entry.next_offset
+        if is_active:
+            following = max(self.facts.acked_end, entry.base_offset)
+        if following > entry.base_offset:
+            self._lost("the file is missing", entry.file_name, 0, entry.base_offset, following)
+        elif is_active:
+            self._add(DAMAGE, "the file is missing", entry.file_name)
+        self.expected = max(following, entry.base_offset)
+
+    def _batches(self, entry: SegmentEntry, file: OsFile, *, is_active: bool) -> None:
+        """`is_active`: the manifest says nothing about the end of this segment."""
+        name = entry.file_name
+        knows_end = self.facts.manifest is not None and not is_active
+        size = min(file.size(), entry.size_bytes) if knows_end else file.size()
+        if knows_end and size < entry.size_bytes:
+            text = f"the file has {size:,} bytes, the manifest says {entry.size_bytes:,}"
+            self._add(NOTE, text, name)
+        end, records, epoch = entry.base_offset, 0, 0
+        for item in walk(file, size, entry.base_offset):
+            if not isinstance(item, Missing):
+                header = item.batch.header
+                self.report.batch_count += 1
+                records += header.record_count
+                end, epoch = header.next_offset, header.leader_epoch
+                continue
+            if not knows_end and self._is_unfinished(file, item, size, epoch):
+                text = f"{plural(item.size_bytes, 'byte')} of a write that was never acked"
+                self._add(NOTE, text, name, item.position, item.first_offset)
+                size = item.position
+                break
+            end = item.first_offset
+            if item.next_offset is not None:
+                self._lost(item.reason, name, item.position, end, item.next_offset)
+                end = item.next_offset
+            else:
+                end = self._bad_end(entry, item, knows_end=knows_end)
+        if knows_end and end < entry.next_offset:
+            self._lost("the end of the file is missing", name, size, end, entry.next_offset)
+        if knows_end:
+            self._check_index(entry)
+            end = max(end, entry.next_offset)
+        self.report.record_count += records
+        self.report.size_bytes += size
+        self.expected = end
+
+    def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:
+        """Damage with nothing good behind it; returns where the log goes on."""
+        after_header = item.header.next_offset if item.header is not None else item.first_offset
+        following = max(entry.next_offset if knows_end else self.facts.acked_end, after_header)
+        if following > item.first_offset:
+            self._lost(item.reason, entry.file_name, item.position, item.first_offset, following)
+        else:
+            self._add(DAMAGE, item.reason, entry.file_name, item.position, item.first_offset)
+        return following
+
+    def _is_unfinished(self, file: OsFile, item: Missing, size: int, epoch: int) -> bool:
+        """Whether the next start would cut this tail off because it cannot have been acked."""
+        facts = self.facts
+        if facts.manifest is None or item.size_bytes == 0:
+            return False
+        if _covered(item.first_offset, item.first_offset + 1, self.quarantined):
+            return False
+        damage = Damage(item.position, item.first_offset, item.reason, item.header)
+        good = replace(
+            ActiveState.empty("", 0),
+            position=item.position,
+            next_offset=item.first_offset,
+            leader_epoch=epoch,
+        )
+        verdict = judge_tail(
+            damage,
+            find_resync(file, damage, good, size),
+            recovery_point=facts.recovery_point,
+            slot=facts.slot,
+            reserved_offset=facts.manifest.reserved_offset,
+        )
+        return verdict.cut
+
+    def _check_index(self, entry: SegmentEntry) -> None:
+        path = self.stream.path / entry.file_name
+        try:
+            index = read_index(FILES, path, entry.base_offset, sealed=True)
+        except FileNotFoundError:
+            index = None
+        if index is None:
+            text = "its index is missing or bad; it is made anew when it is needed"
+            self._add(NOTE, text, entry.file_name)
+
+
+def _covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> bool:
+    """Whether [first, following) lies in the ranges taken together."""
+    for bad in sorted(ranges, key=lambda one: one.first_offset):
+        if bad.first_offset <= first < bad.next_offset:
+            first = bad.next_offset
+    return first >= following
+
+
+def verify_all(streams: Iterable[StreamDirectory]) -> Iterator[StreamReport]:
+    for stream in streams:
+        yield verify_stream(stream)

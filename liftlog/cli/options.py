@@ -1,0 +1,90 @@
+"""Options that many commands share; they can stand before or after the subcommand's name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from liftlog.client import SyncClient
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+DEFAULT_SERVER = "tcp://127.0.0.1:9292"
+OUTPUTS = ("table", "json", "jsonl")
+
+
+def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
+    """An option whose value is kept for the whole command line; the last one given wins.
+
+    The environment is read where the value is used: click would let the environment of an inner
+    command win over an option given to an outer one.
+    """
+
+    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None and value is not False:
+            context.meta[f"liftlog.{parameter.name}"] = value
+
+    return click.option(*names, expose_value=False, callback=keep, **attributes)
+
+
+def _kept(name: str, variable: str) -> Any:
+    value = click.get_current_context().meta.get(f"liftlog.{name}")
+    return value if value is not None else os.environ.get(variable) or None
+
+
+def output_option(command: Decorated) -> Decorated:
+    return _shared(
+        "--output",
+        "-o",
+        type=click.Choice(OUTPUTS),
+        help="How to print: for people, as one JSON document, or as one JSON object per line. "
+        "[env: LIFTLOG_OUTPUT; default: table]",
+    )(command)
+
+
+def server_options(command: Decorated) -> Decorated:
+    """--server, --token and --output."""
+    command = output_option(command)
+    command = _shared(
+        "--token",
+        metavar="TOKEN",
+        help="Token of a principal in the daemon's ACL file; better given by the environment, "
+        "where other users cannot see it. [env: LIFTLOG_TOKEN]",
+    )(command)
+    return _shared(
+        "--server",
+        metavar="URL",
+        help="The daemon's pull address, tcp://HOST:PORT or unix:///PATH. "
+        f"[env: LIFTLOG_SERVER; default: {DEFAULT_SERVER}]",
+    )(command)
+
+
+def debug_option(command: Decorated) -> Decorated:
+    return _shared("--debug", is_flag=True, help="Show the traceback of an error.")(command)
+
+
+def debug_wanted() -> bool:
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get("liftlog.debug"))
+
+
+def output_format() -> str:
+    chosen = str(_kept("output", "LIFTLOG_OUTPUT") or "table")
+    if chosen not in OUTPUTS:
+        raise click.UsageError(
+            f"LIFTLOG_OUTPUT={chosen!r} is not one of {', '.join(OUTPUTS)}.",
+            click.get_current_context(),
+        )
+    return chosen
+
+
+def connect_to_server() -> SyncClient:
+    """A connection to the daemon that --server and --token name."""
+    from liftlog.client.synchronous import connect_sync
+
+    address = str(_kept("server", "LIFTLOG_SERVER") or DEFAULT_SERVER)
+    return connect_sync(address, token=_kept("token", "LIFTLOG_TOKEN"))

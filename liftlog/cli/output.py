@@ -1,0 +1,132 @@
+"""What goes to stdout: tables for people, JSON documents, JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+Row = Sequence[str]
+
+
+def to_json(value: Any) -> str:
+    """One line; text stays readable."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def write_text(text: str) -> None:
+    """One write, flushed, so that a reader behind a pipe sees it at once.
+
+    Text that stdout cannot encode is escaped.
+    """
+    stream = sys.stdout
+    encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
+    if encoding not in ("utf-8", "utf8"):
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+    stream.write(text)
+    stream.flush()
+
+
+def write_lines(lines: Sequence[str]) -> None:
+    if lines:
+        write_text("\n".join(lines) + "\n")
+
+
+def write_object(value: Any, style: str) -> None:
+    """One object: indented for `json`, one line for `jsonl`."""
+    if style == "json":
+        write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    else:
+        write_lines([to_json(value)])
+
+
+def write_objects(values: Iterable[Any], style: str) -> None:
+    """Some objects that are all at hand: one JSON array, or one line each."""
+    if style == "json":
+        write_object(list(values), style)
+    else:
+        write_lines([to_json(value) for value in values])
+
+
+class JsonArray:
+    """A JSON array written piece by piece; whole even when what fills it is interrupted."""
+
+    def __init__(self) -> None:
+        self._empty = True
+
+    def __enter__(self) -> JsonArray:
+        write_text("[")
+        return self
+
+    def add(self, values: Sequence[Any]) -> None:
+        if values:
+            lead = "\n" if self._empty else ",\n"
+            self._empty = False
+            write_text(lead + ",\n".join(map(to_json, values)))
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None or not issubclass(kind, BrokenPipeError):
+            write_text("]\n" if self._empty else "\n]\n")
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal on stdout; None when it is something else, which has no width."""
+    if not is_terminal():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable[int] = ()) -> None:
+    """A table for people. Behind a pipe every row is one line, whole, however long."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    aligned = set(right)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number in aligned else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # Text: brackets in data are not markup
+    print_rich(table)
+
+
+def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """Names and values below each other."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        label = click.style(f"{name:<{width}}", dim=True)
+        first, *rest = value.split("\n")
+        click.echo(f"{label}  {first}")
+        for line in rest:
+            click.echo(f"{'':<{width}}  {line}")
+
+
+def print_rich(renderable: RenderableType) -> None:
+    console = make_console()
+    if not is_terminal():
+        from rich.measure import Measurement
+
+        wanted = Measurement.get(console, console.options.update(max_width=100_000), renderable)
+        console.width = max(wanted.maximum, 1)
+    # Rich pads every line to the width of the table.
+    with console.capture() as captured:
+        console.print(renderable)
+    write_lines([line.rstrip() for line in captured.get().splitlines()])
+
+
+def make_console() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, emoji=False, markup=False)

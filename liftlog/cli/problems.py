@@ -1,0 +1,105 @@
+"""Errors in words: what happened and why, then what to do next. On stderr, no tracebacks."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode, exit_code_of
+from liftlog.cli.text import printable
+from liftlog.errors import LiftlogError
+
+_NEXT_STEPS = {
+    ExitCode.CONFIG: "docs/reference/settings.md lists every setting",
+    ExitCode.CANNOT_CONNECT: "check --server (or LIFTLOG_SERVER) and that `liftlog serve` runs",
+    ExitCode.CONFLICT: "`liftlog stream info NAME` shows the stream as it is",
+    ExitCode.DAMAGED: "`liftlog log verify DIR` lists everything that is damaged",
+    ExitCode.DENIED: "ask whoever keeps the ACL file of the daemon",
+    ExitCode.TRY_AGAIN: "try again in a moment",
+}
+
+
+class Problem(LiftlogError):
+    """Something that a command found out by itself, with the exit code that it ends with."""
+
+    name = "PROBLEM"
+
+    def __init__(self, message: str, code: ExitCode, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = code
+
+
+def code_for(error: BaseException) -> ExitCode:
+    return error.exit_code if isinstance(error, Problem) else exit_code_of(error)
+
+
+def report(error: BaseException, *, debug: bool = False) -> ExitCode:
+    """Print `error` on stderr; returns the exit code that goes with it."""
+    code = code_for(error)
+    if debug:
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    for label, text in describe(error, code):
+        style: dict[str, Any] = {"fg": "red", "bold": True} if label == "error" else {"dim": True}
+        first, *rest = printable(text, keep_newlines=True).splitlines() or [""]
+        click.echo(f"{click.style(f'{label}:', **style)} {first}", err=True)
+        for line in rest:
+            click.echo(f"  {line}", err=True)
+    return code
+
+
+def describe(error: BaseException, code: ExitCode) -> list[tuple[str, str]]:
+    """(label, text) of every paragraph."""
+    if isinstance(error, LiftlogError):
+        parts = [("error", error.message)]
+        parts += [("  why", reason) for reason in _reasons(error)]
+        hint = error.hint or _NEXT_STEPS.get(code, "")
+        return [*parts, ("  next", hint)] if hint else parts
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return [("error", f"{where}{error.strerror or error}")]
+    return [
+        ("error", f"unexpected {type(error).__name__}: {error}"),
+        ("  next", "this is a defect of liftlog: run it with --debug and report what it prints"),
+    ]
+
+
+def _reasons(error: LiftlogError) -> list[str]:
+    """Details that the message does not hold."""
+    found: list[str] = []
+    differences = error.details.get("differences")
+    if isinstance(differences, (list, tuple)):
+        found += [str(one) for one in differences if str(one) not in error.message]
+    start, end = (error.details.get(name) for name in ("log_start_offset", "log_end_offset"))
+    if isinstance(start, int) and isinstance(end, int) and str(start) not in error.message:
+        found.append(
+            f"the log holds offsets {start} to {end - 1}" if end > start else "it is empty"
+        )
+    cause = error.__cause__
+    if isinstance(cause, OSError) and str(cause.strerror) not in error.message:
+        found.append(str(cause))
+    return found
+
+
+def note(text: str) -> None:
+    """A remark beside the data: on stderr."""
+    click.echo(printable(text), err=True)
+
+
+def warn(text: str) -> None:
+    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {printable(text)}", err=True)
+
+
+def silence_closed_output() -> None:
+    """After a closed pipe: let the interpreter's last flush go nowhere instead of complaining."""
+    import os
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, stream.fileno())
+            os.close(devnull)

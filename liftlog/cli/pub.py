@@ -1,0 +1,132 @@
+"""`liftlog pub`: publish over NATS and show the acks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.options import debug_option, output_format, output_option
+
+_DEFAULT_NATS = "nats://127.0.0.1:4222"
+
+
+@click.command()
+@click.argument("subject")
+@click.argument("message", required=False)
+@click.option(
+    "--header",
+    "-H",
+    "headers",
+    multiple=True,
+    metavar="NAME:VALUE",
+    help="A message header, for example -H Nats-Expected-Last-Sequence:41. Can be repeated.",
+)
+@click.option("--key", metavar="KEY", help="Message key, for compaction by key.")
+@click.option("--tombstone", is_flag=True, help="Publish a delete of --key instead of a MESSAGE.")
+@click.option(
+    "--msg-id",
+    metavar="ID",
+    help="Message id: the same id again within the dedupe window is stored only once.",
+)
+@click.option(
+    "--envelope",
+    "use_envelope",
+    is_flag=True,
+    help="Put key, headers and message id into an envelope instead of NATS headers.",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Publish N times; {n} in MESSAGE, --key and --msg-id becomes 1, 2, 3, ...",
+)
+@click.option(
+    "--expect-ack/--no-ack",
+    default=True,
+    help="Wait for every ack (default), or send without asking for one.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=0.001), default=5.0, metavar="SECONDS",
+    help="How long to wait for an ack. Default: 5.",
+)  # fmt: skip
+@click.option(
+    "--nats",
+    "nats_url",
+    metavar="URL",
+    help="NATS server, user and password included if need be. "
+    f"[env: NATS_URL, LIFTLOG_NATS__SERVERS; default: {_DEFAULT_NATS}]",
+)
+@click.option(
+    "--creds",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="NATS credentials file.",
+)
+@output_option
+@debug_option
+def pub(
+    subject: str,
+    message: str | None,
+    headers: tuple[str, ...],
+    key: str | None,
+    tombstone: bool,
+    msg_id: str | None,
+    use_envelope: bool,
+    count: int,
+    expect_ack: bool,
+    timeout: float,
+    nats_url: str | None,
+    creds: Path | None,
+) -> ExitCode:
+    """Publish MESSAGE on the NATS subject SUBJECT and print its ack: stream and offset.
+
+    MESSAGE `-` publishes every line of standard input as a message of its own. A message that is
+    refused, or not acked in time, is told on stderr, and the exit code is 10.
+    """
+    if (message is None) != tombstone:
+        _wrong("--tombstone takes no MESSAGE." if tombstone else "Give a MESSAGE, or - for lines.")
+    if tombstone and key is None:
+        _wrong("--tombstone needs --key.")
+    if message == "-" and count > 1:
+        _wrong("--count goes with a MESSAGE.")
+
+    from liftlog.cli.pub_messages import Template
+    from liftlog.cli.pub_run import run_pub
+
+    return run_pub(
+        _nats_servers(nats_url),
+        Template(subject, key, msg_id, _parse_headers(headers), use_envelope),
+        None if message is None else os.fsencode(message),
+        count=count,
+        from_stdin=message == "-",
+        creds=creds,
+        timeout=timeout if expect_ack else None,
+        style=output_format(),
+    )
+
+
+def _wrong(problem: str) -> NoReturn:
+    raise click.UsageError(problem, click.get_current_context())
+
+
+def _parse_headers(given: tuple[str, ...]) -> list[tuple[str, str]]:
+    found = []
+    for text in given:
+        name, colon, value = text.partition(":")
+        name, value = name.strip(), value.strip()
+        if not colon or not name or not name.isascii() or any(c <= " " for c in name):
+            _wrong(f"-H {text!r}: expected NAME:VALUE.")
+        if any(c in value for c in "\r\n\0"):
+            _wrong(f"-H {name}: the value must fit one line.")
+        found.append((name, value))
+    return found
+
+
+def _nats_servers(given: str | None) -> list[str]:
+    text = given or os.environ.get("NATS_URL") or os.environ.get("LIFTLOG_NATS__SERVERS")
+    return [url.strip() for url in (text or _DEFAULT_NATS).strip("[]").split(",") if url.strip()]

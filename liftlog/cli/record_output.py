@@ -1,0 +1,113 @@
+"""Records on stdout, batch by batch, in the three output formats."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from liftlog.cli.output import JsonArray, is_terminal, terminal_width, to_json, write_lines
+from liftlog.cli.text import printable, shorten, show_bytes, show_time
+
+if TYPE_CHECKING:
+    from liftlog.records.decode import Record
+
+Write = Callable[[Sequence["Record"]], None]
+
+BASE64 = "base64"
+TOMBSTONE = "<tombstone>"
+
+_OFFSET_WIDTH = 8
+_TIME_WIDTH = 27
+_MAX_SUBJECT_WIDTH = 40
+_MAX_KEY_WIDTH = 24
+
+
+def record_object(record: Record) -> dict[str, Any]:
+    """A record as JSON. Bytes that are not UTF-8 are base64, and `..._encoding` says so."""
+    fields: dict[str, Any] = {
+        "offset": record.offset,
+        "timestamp": show_time(record.timestamp_ns),
+        "timestamp_ns": record.timestamp_ns,
+        "subject": record.subject,
+    }
+    _put_bytes(fields, "key", record.key)
+    _put_bytes(fields, "value", record.value)
+    fields["headers"] = _headers(record)
+    return fields
+
+
+def _put_bytes(fields: dict[str, Any], name: str, raw: bytes | None) -> None:
+    try:
+        fields[name] = None if raw is None else raw.decode()
+    except UnicodeDecodeError:
+        fields[name] = base64.b64encode(raw or b"").decode()
+        fields[f"{name}_encoding"] = BASE64
+
+
+def _headers(record: Record) -> dict[str, Any]:
+    """A name that occurs more than once has a list of values."""
+    headers = record.headers
+    if not headers:
+        return {}
+    repeated = getattr(headers, "get_all", None)
+    found: dict[str, Any] = {}
+    for name, value in headers.items():
+        values = repeated(name) if repeated is not None else [value]
+        found[name] = values if len(values) > 1 else value
+    return found
+
+
+class RecordLines:
+    """Records as lines for people. Columns widen as longer subjects and keys come by."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+        self._subject_width = len("SUBJECT")
+        self._key_width = 0
+        self._headed = False
+
+    def lines(self, records: Sequence[Record]) -> list[str]:
+        """Lines for one batch; the heading leads the first one."""
+        subjects = [shorten(printable(r.subject), _MAX_SUBJECT_WIDTH) for r in records]
+        keys = [shorten(show_bytes(r.key), _MAX_KEY_WIDTH) for r in records]
+        self._subject_width = max(self._subject_width, *map(len, subjects), 0)
+        longest = max(map(len, keys), default=0)
+        self._key_width = max(self._key_width, longest and max(longest, len("KEY")))
+        found = []
+        if records and not self._headed:
+            self._headed = True
+            heading = self._line("OFFSET", "TIME", "SUBJECT", "KEY", "VALUE")
+            found.append(click.style(heading, bold=True) if is_terminal() else heading)
+        for record, subject, key in zip(records, subjects, keys, strict=True):
+            value = show_bytes(record.value, null=TOMBSTONE)
+            if record.headers:
+                shown = ", ".join(f"{name}: {text}" for name, text in record.headers.items())
+                value += f"  {{{printable(shown)}}}"
+            moment = show_time(record.timestamp_ns)
+            found.append(self._line(str(record.offset), moment, subject, key, value))
+        return found
+
+    def _line(self, offset: str, moment: str, subject: str, key: str, value: str) -> str:
+        key_column = f"{key:<{self._key_width}}  " if self._key_width else ""
+        line = (
+            f"{offset:>{_OFFSET_WIDTH}}  {moment:<{_TIME_WIDTH}}  "
+            f"{subject:<{self._subject_width}}  {key_column}{value}"
+        )
+        return shorten(line, self._width)
+
+
+@contextmanager
+def record_writer(style: str) -> Iterator[Write]:
+    """A function that prints records in `style`; a JSON array is closed at the end."""
+    if style == "json":
+        with JsonArray() as array:
+            yield lambda records: array.add([record_object(record) for record in records])
+    elif style == "jsonl":
+        yield lambda records: write_lines([to_json(record_object(record)) for record in records])
+    else:
+        table = RecordLines(terminal_width())
+        yield lambda records: write_lines(table.lines(records))

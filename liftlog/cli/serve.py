@@ -1,0 +1,52 @@
+"""`liftlog serve`: the daemon."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from liftlog.cli.options import debug_option
+
+
+@click.command()
+@click.option(
+    "--config",
+    "-c",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    envvar="LIFTLOG_CONFIG",
+    help="YAML file with the settings. No file is read unless it is named. [env: LIFTLOG_CONFIG]",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set one setting, for example --set nats.servers=nats://a:4222. Wins over the "
+    "environment (LIFTLOG_NATS__SERVERS=...), which wins over the file. Can be repeated.",
+)
+@click.option(
+    "--yes",
+    "-y",
+    "assume_yes",
+    is_flag=True,
+    help="Start even if new retention limits delete more than a tenth of a stream.",
+)
+@debug_option
+def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> int:
+    """Run the daemon until SIGTERM or Ctrl-C.
+
+    It then stops taking messages, commits and acks what it has, and ends. Ctrl-C twice ends it
+    at once; what was acked is on disk.
+    """
+    from liftlog.settings import load_settings
+
+    settings = load_settings(config, os.environ, overrides)
+
+    from liftlog.server.daemon import run
+    from liftlog.server.logs import configure_logging
+
+    configure_logging(settings.logging.level, settings.logging.format)
+    return run(settings, assume_yes=assume_yes)

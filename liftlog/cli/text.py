@@ -1,0 +1,61 @@
+"""Bytes and text of strangers, made fit for a terminal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Control characters could move the cursor or change the terminal's title; the bidirectional
+# ones could make a line read differently from what it says.
+_UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F)]
+_UNSAFE += range(0x2066, 0x206A)
+_ESCAPES = {code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _UNSAFE}
+_ESCAPES |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
+_KEEPING_NEWLINES = {code: text for code, text in _ESCAPES.items() if code != 0x0A}
+
+_BINARY_HEAD_BYTES = 16
+
+
+def printable(text: str, *, keep_newlines: bool = False) -> str:
+    """`text` with everything escaped that a terminal would act on."""
+    return text.translate(_KEEPING_NEWLINES if keep_newlines else _ESCAPES)
+
+
+def show_bytes(raw: bytes | None, *, null: str = "") -> str:
+    """A key or value for people: its text, or its size and first bytes in hex."""
+    if raw is None:
+        return null
+    try:
+        return printable(raw.decode())
+    except UnicodeDecodeError:
+        head = raw[:_BINARY_HEAD_BYTES].hex()
+        more = "..." if len(raw) > _BINARY_HEAD_BYTES else ""
+        return f"<{len(raw)} bytes {head}{more}>"
+
+
+def show_time(timestamp_ns: int) -> str:
+    """UTC with microseconds, as ISO 8601."""
+    moment = _EPOCH + timedelta(microseconds=timestamp_ns // 1000)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def show_size(size_bytes: int) -> str:
+    """With a binary unit and at most one decimal."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def shorten(text: str, width: int | None) -> str:
+    """`text` in at most `width` characters; None leaves it whole."""
+    if width is None or len(text) <= width:
+        return text
+    return text[: max(width - 1, 0)] + "…"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,216 @@
+"""Log lines of the daemon: JSON, or aligned text for a terminal. Always on stderr.
+
+Code logs events as `logger.info("stream-opened stream=%s offset=%d", name, offset)`: a name, then
+key=value pairs, then perhaps free text. The pairs are taken from the format string and its
+arguments, not from the finished text, so a value may hold blanks, quotes or an equals sign and
+still arrives whole.
+
+Whatever a value holds stays on one line, passwords in URLs are masked, and an event that repeats
+itself many times is counted instead of printed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, NamedTuple, TextIO
+
+_FIELD = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX])(?:\s+|$)")
+_CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]")
+_USER_INFO = re.compile(r"(?<=://)[^@/\s\"']+@")
+_BARE_VALUE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f]+")
+
+_LEVEL_COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
+_LOUD = 100
+_QUIET_SECONDS = 60.0
+_MAX_KEPT_EVENTS = 1000
+
+
+class Event(NamedTuple):
+    """One log record, taken apart."""
+
+    name: str
+    fields: dict[str, Any]
+    message: str
+
+
+class _Template(NamedTuple):
+    name: str
+    keys: tuple[tuple[str, str], ...]  # (key, conversion)
+    rest: str
+
+
+@lru_cache(maxsize=1024)
+def _take_apart(template: str) -> _Template | None:
+    """None when the text is not an event but a sentence with conversions of its own."""
+    first = _FIELD.search(template)
+    if first is None:
+        return None if _CONVERSION.search(template) else _Template(template, (), "")
+    name = template[: first.start()].strip()
+    if not name or _CONVERSION.search(name):
+        return None
+    keys = []
+    position = first.start()
+    while field := _FIELD.match(template, position):
+        keys.append((field[1], field[2]))
+        position = field.end()
+    return _Template(name, tuple(keys), template[position:])
+
+
+def event_of(record: logging.LogRecord) -> Event:
+    """Never raises, whatever was logged."""
+    arguments = record.args
+    template = _take_apart(record.msg) if isinstance(record.msg, str) else None
+    if template is None or not isinstance(arguments, (tuple, type(None))):
+        return Event("message", {}, _sentence(record))
+    values = arguments or ()
+    wanted = len(template.keys)
+    try:
+        fields = {
+            key: _field_value(conversion, value)
+            for (key, conversion), value in zip(template.keys, values[:wanted], strict=True)
+        }
+        rest = template.rest % values[wanted:] if values[wanted:] else template.rest
+    except (TypeError, ValueError):
+        return Event("message", {}, _sentence(record))
+    return Event(template.name, fields, mask(rest))
+
+
+def _sentence(record: logging.LogRecord) -> str:
+    try:
+        return mask(record.getMessage())
+    except (TypeError, ValueError):
+        return mask(f"{record.msg} {record.args}")
+
+
+def _field_value(conversion: str, value: Any) -> Any:
+    """Numbers stay numbers; everything else is text."""
+    if conversion[-1] in "di" and isinstance(value, int):
+        return int(value)
+    if isinstance(value, (bool, int, float)) and conversion == "%s":
+        return value
+    text = conversion % (value,)
+    if conversion[-1] in "fg":
+        return float(text)
+    return mask(text)
+
+
+def mask(text: str) -> str:
+    """Without user names and passwords in URLs."""
+    return _USER_INFO.sub("***@", text) if "://" in text else text
+
+
+def _exception_text(record: logging.LogRecord) -> str:
+    if not record.exc_info or record.exc_info[1] is None:
+        return ""
+    return mask("".join(traceback.format_exception(record.exc_info[1])).rstrip())
+
+
+def _moment(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time, level, logger, event, the event's own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = event_of(record)
+        line: dict[str, Any] = {
+            "time": _moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": event.name,
+        }
+        line |= {key if key not in line else f"{key}_": v for key, v in event.fields.items()}
+        if event.message:
+            line["message"] = event.message
+        suppressed = getattr(record, "suppressed", 0)
+        if suppressed:
+            line["suppressed"] = suppressed
+        trace = _exception_text(record)
+        if trace:
+            line["traceback"] = trace
+        return json.dumps(line, default=str)
+
+
+class PrettyFormatter(logging.Formatter):
+    """For people: time, level, event, key=value."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = event_of(record)
+        level = record.levelname.lower()
+        words = [f"{key}={_quoted(value)}" for key, value in event.fields.items()]
+        if event.message:
+            words.append(_one_line(event.message))
+        suppressed = getattr(record, "suppressed", 0)
+        if suppressed:
+            words.append(f"suppressed={suppressed}")
+        name = "" if event.name == "message" else _one_line(event.name) + " "
+        text = f"{_moment(record)[11:23]} {level:<8} {name}{' '.join(words)}".rstrip()
+        colour = _LEVEL_COLOURS.get(level)
+        if self._colour and colour:
+            text = f"\x1b[{colour}m{text}\x1b[0m"
+        trace = _exception_text(record)
+        return f"{text}\n{trace}" if trace else text
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    return text if _BARE_VALUE.fullmatch(text) else json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
+class RepeatFilter(logging.Filter):
+    """Lets the same event through 100 times a minute; the next one after that says how many were
+    left out. Errors with a traceback count as any other."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = self._now()
+        event = (record.name, record.levelno, str(record.msg))
+        since, count = self._seen.get(event, (now, 0))
+        if now - since >= _QUIET_SECONDS:
+            if count > _LOUD:
+                record.suppressed = count - _LOUD
+            since, count = now, 0
+        if event not in self._seen and len(self._seen) >= _MAX_KEPT_EVENTS:
+            self._seen.clear()
+        self._seen[event] = (since, count + 1)
+        return count < _LOUD
+
+
+def configure_logging(level: str, style: str, stream: TextIO | None = None) -> None:
+    """Send everything that is logged to `stream` (stderr). `style`: auto, pretty or json."""
+    stream = sys.stderr if stream is None else stream
+    terminal = stream.isatty()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(RepeatFilter())
+    if style == "pretty" or (style == "auto" and terminal):
+        handler.setFormatter(PrettyFormatter(colour=terminal))
+    else:
+        handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    # A log line that cannot be written (a closed pipe) must not become a traceback on stderr.
+    logging.raiseExceptions = False
+    # nats-py logs each failed attempt to connect with a traceback; our own events say it once.
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.root.level))
