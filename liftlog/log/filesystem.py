@@ -33,6 +33,10 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int: ...
     def fdatasync(self) -> None: ...
     def truncate(self, size: int) -> None: ...
+    def allocate(self, size: int) -> None:
+        """Make the file `size` bytes long, the new ones zero and with disk space behind them."""
+        ...
+
     def size(self) -> int: ...
     def close(self) -> None: ...
 
@@ -74,6 +78,9 @@ class OsFile:
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._fd, 0, size)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -17,7 +17,7 @@ from liftlog.log.manifest import (
     SegmentEntry,
     read_manifest,
 )
-from liftlog.log.recovery import ActiveState, Damage, find_resync, judge_tail, scan
+from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail, scan
 from liftlog.log.segment import Segment, build_index
 from liftlog.log.slot import SLOT_NAME, AckedSlot, SlotState
 from liftlog.records.header import BatchHeader
@@ -173,7 +173,7 @@ class _Opening:
         state = recovery_point
         if state is None or state.position > file.size():
             state = ActiveState.empty(self.manifest.incarnation, entry.base_offset)
-        size = file.size()
+        size = find_data_end(file, state.position)
         self.report.scanned_bytes = size - state.position
         index = self._load_index(file.path, file, state)
         index.truncate(state.position)

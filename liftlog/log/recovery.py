@@ -93,23 +93,40 @@ class _Window:
         return memoryview(self._buffer)[at : at + length]
 
 
+def find_data_end(file: File, start: int) -> int:
+    """Where the zeros begin that were allocated ahead, at or after `start`; a multiple of 8.
+
+    Zeros at the end of the last batch are taken for allocated ones too, so a batch may reach past
+    this position. Nothing that can be a batch begins behind it.
+    """
+    end = file.size()
+    while end > start:
+        low = max(start, end - _WINDOW_BYTES)
+        stem = file.pread(end - low, low).rstrip(b"\0")
+        if stem:
+            used = low + len(stem)
+            return start + (used - start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        end = low
+    return start
+
+
 def scan(
     file: File,
     state: ActiveState,
-    size: int,
+    data_end: int,
     on_batch: Callable[[int, BatchHeader], None],
 ) -> tuple[ActiveState, Damage | None]:
-    """Accept whole batches from `state` on, each continuing the one before.
+    """Accept whole batches from `state` on up to `data_end`, each continuing the one before.
 
     Calls `on_batch(position, header)` for each. Raises OSError (an unreadable file is not the
     end of the data) and UnsupportedFormat.
     """
-    window = _Window(file, size)
+    window = _Window(file, file.size())
     position, offset = state.position, state.next_offset
     count, newest, created = state.record_count, state.max_timestamp_ns, state.created_ns
     epoch, group = state.leader_epoch, state.commit_group
     damage = None
-    while position < size:
+    while position < data_end:
         header = None
         try:
             header = parse_header(window.view(position, HEADER_SIZE))
@@ -141,18 +158,19 @@ def scan(
     return good, damage
 
 
-def find_resync(file: File, damage: Damage, good: ActiveState, size: int) -> Resync | None:
+def find_resync(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
     """The first place behind the damage from which an unbroken chain leads to the file's end.
 
     Only batches count whose offset and epoch can continue the log: a value may contain the
     bytes of a whole foreign batch, but then the chain breaks where the value ends.
     """
-    raw = file.pread(size - damage.position, damage.position)
+    raw = file.pread(file.size() - damage.position, damage.position)
     view = memoryview(raw)
+    length = data_end - damage.position
     at = raw.find(MAGIC, ALIGNMENT)
     while at >= 0:
         if at % ALIGNMENT == 0:
-            groups = _chain_groups(view, at, damage.offset, good.leader_epoch)
+            groups = _chain_groups(view, at, length, damage.offset, good.leader_epoch)
             if groups:
                 offset = parse_header(view, at).base_offset
                 return Resync(damage.position + at, offset, frozenset(groups))
@@ -160,7 +178,7 @@ def find_resync(file: File, damage: Damage, good: ActiveState, size: int) -> Res
     return None
 
 
-def _chain_groups(view: memoryview, at: int, after: int, epoch: int) -> set[int]:
+def _chain_groups(view: memoryview, at: int, length: int, after: int, epoch: int) -> set[int]:
     """Commit groups of the chain that starts at `at`; empty when it does not reach the end.
 
     A last batch that is cut by the end of the file does not break the chain: that is the torn
@@ -169,14 +187,14 @@ def _chain_groups(view: memoryview, at: int, after: int, epoch: int) -> set[int]
     groups: set[int] = set()
     expected: int | None = None
     start = at
-    while at < len(view):
+    while at < length:
         try:
             header = parse_header(view, at)
             if at + header.length > len(view) and groups:
                 break
             verify_body(view, header, at)
         except (CorruptBatch, UnsupportedFormat):
-            return set() if len(view) - at >= HEADER_SIZE or not groups else groups
+            return set() if length - at >= HEADER_SIZE or not groups else groups
         if expected is None:
             if not after < header.base_offset <= after + start // _MIN_RECORD_BYTES:
                 return set()
