@@ -178,6 +178,11 @@ class Log:
         return self._manifest.leader_epoch
 
     @property
+    def epochs(self) -> tuple[tuple[int, int], ...]:
+        """(leader epoch, its first offset), ascending."""
+        return self._manifest.epochs
+
+    @property
     def incarnation(self) -> str:
         return self._manifest.incarnation
 

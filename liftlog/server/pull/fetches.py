@@ -198,10 +198,20 @@ def _check_identity(fetch: Fetch, log: ReadableLog) -> None:
             hint="describe the stream and start over",
             incarnation=log.incarnation,
         )
-    if fetch.epoch is not None and fetch.epoch > log.leader_epoch:
+    if fetch.epoch is None or fetch.epoch == log.leader_epoch:
+        return
+    if fetch.epoch > log.leader_epoch:
         raise Diverged(
             f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
             leader_epoch=log.leader_epoch,
+        )
+    end = next(first for epoch, first in log.epochs if epoch > fetch.epoch)
+    if type(fetch.start) is int and fetch.start > end:
+        raise Diverged(
+            f"epoch {fetch.epoch} ended at offset {end}, before {fetch.start}",
+            hint=f"what was read from offset {end} on is not in the stream any more",
+            leader_epoch=log.leader_epoch,
+            epoch_end_offset=end,
         )
 
 

@@ -18,8 +18,9 @@ class PullLimits:
     default_fetch_bytes: int = 1 * MIB
     max_unsent_bytes: int = 16 * MIB
     """Per connection: past it no fetch is answered and the socket is not read."""
-    write_stall_seconds: float = 60.0
-    """A client that takes nothing for this long while bytes wait for it is cut off."""
+    write_stall_seconds: float = 600.0
+    """A client that takes nothing for this long while bytes wait for it is cut off. Long, since
+    a slow consumer is no dead one: it costs open files, not memory."""
     auth_failure_delay_seconds: float = 0.25
     max_pending_auths: int = 64
 

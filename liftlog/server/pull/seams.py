@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from liftlog.protocol.messages import StreamInfo
@@ -36,6 +36,11 @@ class ReadableLog(Protocol):
     def log_end_offset(self) -> int: ...
     @property
     def leader_epoch(self) -> int: ...
+    @property
+    def epochs(self) -> Sequence[tuple[int, int]]:
+        """(leader epoch, its first offset), ascending."""
+        ...
+
     @property
     def incarnation(self) -> str: ...
 

@@ -10,6 +10,7 @@ import pytest
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
+from liftlog.log import Log
 from liftlog.records.decode import iter_batches
 
 
@@ -102,6 +103,21 @@ async def test_a_stream_created_anew_is_not_taken_for_the_old_one(broker: LogBro
         assert (await peer.receive())["k"] == "data"
         peer.send(fetch(3, 1, e=2))
         assert (await peer.receive())["n"] == "DIVERGED"
+
+
+async def test_a_reader_from_an_older_epoch_must_not_be_past_its_end(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Log, "leader_epoch", 4)
+    monkeypatch.setattr(Log, "epochs", ((1, 1), (3, 50), (4, 70)))
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        asked = [(1, 50, None), (1, 51, 50), (2, 51, 50), (3, 70, None), (3, 71, 70), (4, 99, None)]
+        for epoch, start, end in asked:
+            peer.send(fetch(1, start, e=epoch))
+            answer = await peer.receive()
+            assert answer["k"] == ("data" if end is None else "error"), (epoch, start)
+            if end is not None:
+                assert answer["d"] == {"leader_epoch": 4, "epoch_end_offset": end}
 
 
 async def test_a_long_poll_is_woken_by_a_commit(broker: LogBroker) -> None:
