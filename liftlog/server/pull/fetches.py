@@ -205,7 +205,8 @@ def _check_identity(fetch: Fetch, log: ReadableLog) -> None:
             f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
             leader_epoch=log.leader_epoch,
         )
-    end = next(first for epoch, first in log.epochs if epoch > fetch.epoch)
+    later = [first for epoch, first in log.epochs if epoch > fetch.epoch]
+    end = min(later, default=log.log_end_offset)
     if type(fetch.start) is int and fetch.start > end:
         raise Diverged(
             f"epoch {fetch.epoch} ended at offset {end}, before {fetch.start}",
