@@ -102,9 +102,13 @@ class Broker:
         else:
             self._may_read.clear()
 
+    def reading_is_held(self) -> bool:
+        """Whether more than the configured bytes may wait for the disk."""
+        return self._pending_estimate > self.settings.ingest.max_pending_bytes
+
     async def wait_until_ready_to_read(self) -> None:
         """Returns at once unless more than the configured bytes wait for the disk."""
-        if self._pending_estimate > self.settings.ingest.max_pending_bytes:
+        if self.reading_is_held():
             self._count_pending()
             await self._may_read.wait()
 

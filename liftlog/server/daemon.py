@@ -90,6 +90,7 @@ class Daemon:
                 on_gap=broker.on_gap,
                 on_state=lambda: None,
                 wait_until_ready_to_read=broker.wait_until_ready_to_read,
+                reading_is_held=broker.reading_is_held,
             )
             stack.push_async_callback(link.close)
             broker.set_link(link)

@@ -118,28 +118,12 @@ class BatchParser:
             raise ProtocolError from error
 
     async def _parse(self, data: bytes) -> None:
-        if self._missing:
-            # In the middle of a large message: gather pieces instead of copying them each time.
-            self._parts.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
-                return
-            data = b"".join(self._parts)
-            self._parts, self._missing = [], 0
-        elif self._rest:
-            data = self._rest + data
-            self._rest = b""
         generation = self._generation
-        pos = 0
-        while pos < len(data):
-            pos = self._take_messages(data, pos)
-            end = data.find(_CRLF, pos)
-            if end < 0 or self._missing:
-                self._keep(data, pos)
-                break
-            line = data[pos : end + 2]
-            pos = end + 2
-            self._rest = data[pos:]  # if the await below never returns
+        rest = self.feed(data)
+        while rest:
+            end = rest.index(_CRLF) + 2
+            line, rest = rest[:end], rest[end:]
+            self._rest = rest  # if the await below never returns
             if line.startswith(b"PONG"):
                 self._before_pong()
             await self._stock.parse(line)
@@ -148,15 +132,37 @@ class BatchParser:
             if self._stock.buf:
                 raise ProtocolError  # it waits for more of a line that was whole
             self._rest = b""
+            rest = self.feed(rest) if rest else b""
         await self._pressure()
 
-    def _keep(self, data: bytes, pos: int) -> None:
+    def feed(self, data: bytes) -> bytes:
+        """Deliver the messages at the beginning of what was read, without an await.
+
+        Returns what follows them if it begins with a whole line of something else; anything
+        unfinished is kept for the next call. Raises ProtocolError.
+        """
+        if self._missing:
+            # In the middle of a large message: gather pieces instead of copying them each time.
+            self._parts.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return b""
+            data = b"".join(self._parts)
+            self._parts, self._missing = [], 0
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        pos = self._take_messages(data, 0)
         if self._missing:
             self._parts = [data[pos:]]
-            return
-        self._rest = data[pos:]
-        if len(self._rest) > MAX_CONTROL_LINE:
-            raise ProtocolError
+            return b""
+        rest = data[pos:] if pos else data
+        if rest and rest.find(_CRLF) < 0:
+            if len(rest) > MAX_CONTROL_LINE:
+                raise ProtocolError
+            self._rest = rest
+            return b""
+        return rest
 
     # --- messages ---
 

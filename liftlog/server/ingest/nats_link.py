@@ -63,7 +63,8 @@ class NatsLink:
     """Owns the nats-py client. Lives on one event loop.
 
     `on_gap(reason)` is called whenever messages may have been missed; `on_chunk_end()` after the
-    messages of one read were handed out; `may_read()` is awaited before more is read.
+    messages of one read were handed out; while `reading_is_held()`,
+    `wait_until_ready_to_read()` is awaited before more is read.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class NatsLink:
         on_gap: Callable[[str], None],
         on_state: Callable[[], None],
         wait_until_ready_to_read: Callable[[], Any],
+        reading_is_held: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._servers = servers
@@ -84,6 +86,7 @@ class NatsLink:
         self._on_gap = on_gap
         self._on_state = on_state
         self._wait_ready = wait_until_ready_to_read
+        self._reading_is_held = reading_is_held
         self._client: Client | None = None
         self._transport: WideTransport | None = None
         self._wanted: list[LinkSubscription] = []
@@ -132,6 +135,13 @@ class NatsLink:
                 await transport.drain()
         await self._wait_ready()
 
+    def _is_pressed(self) -> bool:
+        """Whether `_pressure` would have to wait."""
+        transport = self._transport
+        return self._reading_is_held() or (
+            transport is not None and transport.unsent_bytes() > _MAX_UNSENT_BYTES
+        )
+
     # --- life cycle ---
 
     def start(self) -> None:
@@ -151,7 +161,7 @@ class NatsLink:
         """A new client, connected, with every wanted subscription confirmed."""
         self._closed_client.clear()
         sink: MessageSink = self
-        client = make_client(self.seam, sink, self._pressure, self._on_trouble)
+        client = make_client(self.seam, sink, self._pressure, self._is_pressed, self._on_trouble)
         try:
             # Not under the lock: with NATS down this lasts for as long as NATS is down.
             await client.connect(**self._options())
