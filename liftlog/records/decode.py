@@ -12,7 +12,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from operator import lt
+from typing import NamedTuple
+
+from crc32c import crc32c
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records.format import (
@@ -26,12 +29,21 @@ from liftlog.records.format import (
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
     TOMBSTONES,
-    padded,
 )
-from liftlog.records.header import BatchHeader, Buffer, parse_header, verify_body
+from liftlog.records.header import BatchHeader, Buffer, parse_header
+from liftlog.records.layout import (
+    FEW,
+    Binary,
+    ascending,
+    bits,
+    few_plain_values,
+    find_columns,
+    find_dictionary,
+    find_plain_values,
+    numbers,
+    timestamps_position,
+)
 from liftlog.records.message_headers import MessageHeaders
-
-_ONE_SUBJECT = struct.Struct("<IIii")  # count 1, 0, the two offsets of the only entry
 
 
 class Record(NamedTuple):
@@ -45,25 +57,21 @@ class Record(NamedTuple):
     headers: Mapping[str, str]
 
 
-class _Binary(NamedTuple):
-    """Where a binary column lies: n+1 offsets, an optional bitmap, the bytes."""
-
-    ends: memoryview  # of i32
-    bitmap: memoryview | None
-    data: int  # position of the first byte
-
-
 class RecordBatch:
-    """A decoded batch; immutable. Holds on to the buffer that it was made from."""
+    """A decoded batch; immutable. Holds on to the buffer that it was made from.
 
-    __slots__ = ("_columns", "_hi", "_lo", "_view", "header")
+    Methods raise CorruptBatch when the columns contradict the header or each other.
+    """
+
+    __slots__ = ("_columns", "_hi", "_lo", "_values", "_view", "header")
 
     def __init__(self, view: memoryview, header: BatchHeader) -> None:
         self.header = header
         self._view = view  # exactly this batch
         self._lo = 0
         self._hi = header.record_count
-        self._columns: dict[int, _Binary] | None = None
+        self._columns: dict[int, Binary] | None = None
+        self._values: Binary | None = None
 
     def __len__(self) -> int:
         return self._hi - self._lo
@@ -95,7 +103,7 @@ class RecordBatch:
             return self
         offsets = self._all_offsets()
         trimmed = RecordBatch(self._view, self.header)
-        trimmed._columns = self._columns
+        trimmed._columns, trimmed._values = self._columns, self._values
         trimmed._lo = max(self._lo, bisect_left(offsets, first_offset))
         trimmed._hi = self._hi
         if stop_offset is not None:
@@ -112,21 +120,29 @@ class RecordBatch:
         base = self.header.base_timestamp_ns
         if not self.header.attributes & TIMESTAMP_DELTAS:
             return [base] * len(self)
-        start = HEADER_SIZE
-        if self.header.attributes & OFFSET_DELTAS:
-            start += padded(4 * self.header.record_count)
-        deltas = self._numbers(start, self.header.record_count, "I")
+        position = timestamps_position(self.header)
+        deltas = numbers(self._view, position, self.header.record_count, "I")
         return [base + 1000 * delta for delta in deltas[self._lo : self._hi].tolist()]
 
     def subjects(self) -> list[str]:
-        names = self._dictionary()
+        names = self._subject_names()
         if not self.header.attributes & SUBJECT_IDS:
             return names[:1] * len(self)
-        ids = self._numbers(self._subject_ids_position(), self.header.record_count, "H")
+        position = find_dictionary(self._view, self.header).end
+        ids = numbers(self._view, position, self.header.record_count, "H")
         try:
             return [names[i] for i in ids[self._lo : self._hi].tolist()]
         except IndexError as error:
             raise CorruptBatch("a subject id points outside the dictionary") from error
+
+    def escaped_subjects(self) -> set[str]:
+        """The subjects of this batch that were not UTF-8 on NATS (see subjects.py)."""
+        if not self.header.attributes & ESCAPED_SUBJECTS:
+            return set()
+        dictionary = find_dictionary(self._view, self.header)
+        assert dictionary.escapes is not None
+        flags = bits(dictionary.escapes, len(dictionary.ends) - 1)
+        return {name for name, flag in zip(self._subject_names(), flags, strict=True) if flag}
 
     def keys(self) -> list[bytes | None]:
         if not self.header.attributes & KEYS:
@@ -141,16 +157,23 @@ class RecordBatch:
 
     def values(self) -> list[bytes | None]:
         """The payloads as bytes; None for a tombstone."""
-        column = self._column(TOMBSTONES)
+        column = self._values
+        if column is None:
+            count = self.header.record_count
+            if count <= FEW and not self.header.attributes and self._hi - self._lo == count:
+                few = few_plain_values(self._view, count)
+                if few is not None:
+                    return few  # type: ignore[return-value]  # list is invariant
+            column = self._value_column()
         if column.bitmap is None:
             return self._binary(column)  # type: ignore[return-value]  # list is invariant
         return self._nullable(column)
 
     def value_views(self) -> list[memoryview | None]:
         """The payloads as views into the batch, without a copy; None for a tombstone."""
-        column = self._column(TOMBSTONES)
+        column = self._values or self._value_column()
         data = self._view[column.data :]
-        ends = column.ends[self._lo : self._hi + 1].tolist()
+        ends = ascending(column.ends.tolist())[self._lo : self._hi + 1]
         views = [data[a:b] for a, b in pairwise(ends)]
         if column.bitmap is None:
             return views  # type: ignore[return-value]  # list is invariant
@@ -181,119 +204,46 @@ class RecordBatch:
         header = self.header
         if not header.attributes & OFFSET_DELTAS:
             return range(header.base_offset, header.base_offset + header.record_count)
-        deltas = self._numbers(HEADER_SIZE, header.record_count, "I")
-        return [header.base_offset + delta for delta in deltas.tolist()]
+        deltas = numbers(self._view, HEADER_SIZE, header.record_count, "I").tolist()
+        if deltas and not (
+            deltas[-1] <= header.last_offset_delta and all(map(lt, deltas, deltas[1:]))
+        ):
+            raise CorruptBatch("the offset deltas do not ascend inside the batch")
+        return [header.base_offset + delta for delta in deltas]
 
-    def _numbers(self, position: int, count: int, kind: Literal["H", "I", "i"]) -> memoryview[int]:
-        size = count * (2 if kind == "H" else 4)
-        raw = self._view[position : position + size]
-        if len(raw) != size:
-            raise CorruptBatch("a column reaches past the end of the batch")
-        return raw.cast("B").cast(kind)
-
-    def _dictionary_position(self) -> int:
-        position = HEADER_SIZE
-        for bit in (OFFSET_DELTAS, TIMESTAMP_DELTAS):
-            if self.header.attributes & bit:
-                position += padded(4 * self.header.record_count)
-        return position
-
-    def _dictionary_layout(self) -> tuple[int, list[int], int, int]:
-        """Entry count, entry ends, position of the escape bitmap, position of the bytes."""
-        position = self._dictionary_position()
-        count = int.from_bytes(self._view[position : position + 4], "little")
-        ends = self._numbers(position + 8, count + 1, "i").tolist()
-        bitmap = position + 8 + padded(4 * (count + 1))
-        data = bitmap
-        if self.header.attributes & ESCAPED_SUBJECTS:
-            data += padded((count + 7) // 8)
-        return count, ends, bitmap, data
-
-    def _dictionary(self) -> list[str]:
-        _, ends, _, data = self._dictionary_layout()
-        view = self._view
+    def _subject_names(self) -> list[str]:
+        dictionary = find_dictionary(self._view, self.header)
+        view, data = self._view, dictionary.data
         try:
-            return [str(view[data + a : data + b], "utf-8") for a, b in pairwise(ends)]
+            return [str(view[data + a : data + b], "utf-8") for a, b in pairwise(dictionary.ends)]
         except UnicodeDecodeError as error:
             raise CorruptBatch("a subject in the dictionary is not UTF-8") from error
 
-    def escaped_subjects(self) -> set[str]:
-        """The subjects of this batch that were not UTF-8 on NATS (see subjects.py)."""
-        if not self.header.attributes & ESCAPED_SUBJECTS:
-            return set()
-        count, _, bitmap, data = self._dictionary_layout()
-        flags = _bits(self._view[bitmap:data], count)
-        return {name for name, flag in zip(self._dictionary(), flags, strict=True) if flag}
-
-    def _subject_ids_position(self) -> int:
-        _, ends, _, data = self._dictionary_layout()
-        return data + padded(ends[-1])
-
-    def _column(self, bit: int) -> _Binary:
+    def _column(self, bit: int) -> Binary:
         if self._columns is None:
-            self._columns = self._locate_columns()
+            self._columns = find_columns(self._view, self.header)
         return self._columns[bit]
 
-    def _locate_values(self) -> dict[int, _Binary] | None:
-        """Short way for a batch of one subject and no optional column, where only values follow.
-
-        Synchronous publishers leave batches of a few records, so what each of them costs counts.
-        None: not of that kind, or damaged.
-        """
-        view, count = self._view, self.header.record_count
-        if len(view) < HEADER_SIZE + _ONE_SUBJECT.size:
-            return None
-        entries, _, _, subject_length = _ONE_SUBJECT.unpack_from(view, HEADER_SIZE)
-        position = HEADER_SIZE + _ONE_SUBJECT.size + padded(subject_length)
-        data = position + padded(4 * (count + 1))
-        if entries != 1 or subject_length < 0 or data > len(view):
-            return None
-        ends = view[position : position + 4 * (count + 1)].cast("i")
-        if ends[0] != 0 or not 0 <= ends[-1] <= len(view) - data:
-            return None
-        return {TOMBSTONES: _Binary(ends, None, data)}
-
-    def _locate_columns(self) -> dict[int, _Binary]:
-        """Walk over the columns once; TOMBSTONES stands for the value column."""
-        attributes, count = self.header.attributes, self.header.record_count
-        if not attributes and (short := self._locate_values()) is not None:
-            return short
-        if attributes & CODEC_MASK:
-            raise UnsupportedFormat(
-                f"batches compressed with {CODEC_NAMES[attributes & CODEC_MASK]} are not supported"
-            )
-        position = self._subject_ids_position()
-        if attributes & SUBJECT_IDS:
-            position += padded(2 * count)
-        found: dict[int, _Binary] = {}
-        for bit, present, nullable in (
-            (KEYS, attributes & KEYS, True),
-            (HEADERS, attributes & HEADERS, False),
-            (TOMBSTONES, True, attributes & TOMBSTONES),
-        ):
-            if not present:
-                continue
-            ends = self._numbers(position, count + 1, "i")
-            position += padded(4 * (count + 1))
-            bitmap = None
-            if nullable:
-                bitmap = self._view[position : position + (count + 7) // 8]
-                position += padded((count + 7) // 8)
-            found[bit] = _Binary(ends, bitmap, position)
-            if ends[0] != 0 or ends[-1] < 0 or position + ends[-1] > len(self._view):
-                raise CorruptBatch("a column reaches past the end of the batch")
-            position += padded(ends[-1])
+    def _value_column(self) -> Binary:
+        found = None
+        if not self.header.attributes:
+            found = find_plain_values(self._view, self.header.record_count)
+        if found is None:
+            found = self._column(TOMBSTONES)
+        self._values = found
         return found
 
-    def _binary(self, column: _Binary) -> list[bytes]:
-        count = len(self)
+    def _binary(self, column: Binary) -> list[bytes]:
+        count = self._hi - self._lo
         if count and count == self.header.record_count:
             length = column.ends[1]
             if length > 0 and column.ends[-1] == length * count:
                 ends_if_equal, cut = _equal_cuts(length, count)
                 if column.ends.tobytes() == ends_if_equal:
                     return list(cut.unpack_from(self._view, column.data))
-        ends = column.ends[self._lo : self._hi + 1].tolist()
+        ends = ascending(column.ends.tolist())
+        if count != self.header.record_count:
+            ends = ends[self._lo : self._hi + 1]
         # One copy of the column makes every slice a plain bytes slice, which is the fastest.
         first = ends[0]
         data = bytes(self._view[column.data + first : column.data + ends[-1]])
@@ -301,14 +251,14 @@ class RecordBatch:
             ends = [end - first for end in ends]
         return [data[a:b] for a, b in pairwise(ends)]
 
-    def _nullable(self, column: _Binary) -> list[bytes | None]:
+    def _nullable(self, column: Binary) -> list[bytes | None]:
         items = self._binary(column)
         assert column.bitmap is not None
         flags = self._flags(column.bitmap)
         return [item if flag else None for item, flag in zip(items, flags, strict=True)]
 
     def _flags(self, bitmap: memoryview) -> list[bool]:
-        return _bits(bitmap, self.header.record_count)[self._lo : self._hi]
+        return bits(bitmap, self.header.record_count)[self._lo : self._hi]
 
 
 @lru_cache(maxsize=32)
@@ -322,13 +272,6 @@ def _equal_cuts(length: int, count: int) -> tuple[bytes, struct.Struct]:
     return ends, struct.Struct(f"{length}s" * count)
 
 
-def _bits(bitmap: memoryview, count: int) -> list[bool]:
-    """The first `count` bits of a bitmap, lowest bit of each byte first."""
-    number = int.from_bytes(bitmap, "little")
-    digits = format(number, f"0{max(count, 1)}b")[::-1]
-    return [digit == "1" for digit in digits[:count]]
-
-
 def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBatch:
     """The batch at `pos` of `buf`, without copying it.
 
@@ -336,11 +279,22 @@ def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBat
     UnsupportedFormat when a newer liftlog wrote them. `verify=False` skips the body checksum.
     """
     header = parse_header(buf, pos)
-    if verify:
-        verify_body(buf, header, pos)
-    elif len(buf) < pos + header.length:
-        raise CorruptBatch(f"the batch is cut: {len(buf) - pos} of {header.length} bytes")
-    return RecordBatch(memoryview(buf)[pos : pos + header.length], header)
+    length = header.length
+    view = memoryview(buf)[pos : pos + length]
+    if len(view) != length:
+        raise CorruptBatch(f"the batch is cut: {len(view)} of {length} bytes")
+    if verify and crc32c(view[HEADER_SIZE:]) != header.body_crc32c:
+        raise CorruptBatch("the body checksum does not match")
+    if header.attributes & CODEC_MASK:
+        raise UnsupportedFormat(
+            f"batches compressed with {CODEC_NAMES[header.attributes & CODEC_MASK]} "
+            "are not supported"
+        )
+    if 4 * header.record_count > length:
+        # Every record has an entry in the value column; without this, a few bytes could ask
+        # for lists of four billion entries.
+        raise CorruptBatch(f"{header.record_count} records cannot lie in {length} bytes")
+    return RecordBatch(view, header)
 
 
 def iter_batches(buf: Buffer, *, verify: bool = True) -> Iterator[RecordBatch]:

@@ -18,6 +18,9 @@ from liftlog.records.format import (
     MAGIC_PREFIX,
 )
 
+_UNKNOWN_ATTRIBUTES = 0xFFFF & ~KNOWN_ATTRIBUTES
+_LAST_CODEC = max(CODEC_NAMES)
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -52,25 +55,63 @@ def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     """
     if len(buf) - pos < HEADER_SIZE:
         raise CorruptBatch(f"{max(len(buf) - pos, 0)} bytes are too few for a batch header")
-    fields = HEADER.unpack_from(buf, pos)
-    magic = fields[0]
+    (
+        magic,
+        length,
+        base_offset,
+        last_offset_delta,
+        record_count,
+        base_timestamp_ns,
+        max_timestamp_ns,
+        leader_epoch,
+        attributes,
+        commit_group,
+        reserved,
+        body_crc32c,
+        header_crc32c,
+    ) = HEADER.unpack_from(buf, pos)
     if magic != MAGIC and magic[:3] != MAGIC_PREFIX:
         raise CorruptBatch(f"no batch starts here: the magic is {magic.hex()}")
-    if crc32c(memoryview(buf)[pos : pos + HEADER_CRC_POSITION]) != fields[12]:
+    if crc32c(memoryview(buf)[pos : pos + HEADER_CRC_POSITION]) != header_crc32c:
         raise CorruptBatch("the header checksum does not match")
-    if magic != MAGIC:
-        raise UnsupportedFormat(f"record batch format version {magic[3]} is not known")
-    header = BatchHeader._make((*fields[1:10], fields[11]))
-    if fields[10]:
-        raise UnsupportedFormat("the reserved header field is not 0")
-    unknown = header.attributes & ~KNOWN_ATTRIBUTES
-    if unknown or header.attributes & CODEC_MASK not in CODEC_NAMES:
-        raise UnsupportedFormat(f"batch attributes {header.attributes:#06x} are not known")
-    if header.length < HEADER_SIZE or header.length & 7:
-        raise CorruptBatch(f"impossible batch length {header.length}")
-    if header.record_count > header.last_offset_delta + 1:
+    if (
+        magic != MAGIC
+        or reserved
+        or attributes & _UNKNOWN_ATTRIBUTES
+        or attributes & CODEC_MASK > _LAST_CODEC
+    ):
+        raise _unsupported(magic, reserved, attributes)
+    if length < HEADER_SIZE or length & 7:
+        raise CorruptBatch(f"impossible batch length {length}")
+    if record_count > last_offset_delta + 1:
         raise CorruptBatch("more records than offsets in the batch")
-    return header
+    # Built past NamedTuple's own __new__: this runs once per batch of every scan and every read.
+    return tuple.__new__(
+        BatchHeader,
+        (
+            length,
+            base_offset,
+            last_offset_delta,
+            record_count,
+            base_timestamp_ns,
+            max_timestamp_ns,
+            leader_epoch,
+            attributes,
+            commit_group,
+            body_crc32c,
+        ),
+    )
+
+
+def _unsupported(magic: bytes, reserved: int, attributes: int) -> UnsupportedFormat:
+    """Names what a newer liftlog wrote and this one does not know."""
+    if magic != MAGIC:
+        return UnsupportedFormat(f"record batch format version {magic[3]} is not known")
+    if reserved:
+        return UnsupportedFormat("the reserved header field is not 0")
+    if unknown := attributes & _UNKNOWN_ATTRIBUTES:
+        return UnsupportedFormat(f"batch attribute bits {unknown:#06x} are not known")
+    return UnsupportedFormat(f"batch codec {attributes & CODEC_MASK} is not known")
 
 
 def verify_body(buf: Buffer, header: BatchHeader, pos: int = 0) -> None:
