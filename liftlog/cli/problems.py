@@ -71,7 +71,7 @@ def _reasons(error: LiftlogError) -> list[str]:
     found: list[str] = []
     differences = error.details.get("differences")
     if isinstance(differences, (list, tuple)):
-        found += [str(one) for one in differences if str(one) not in error.message]
+        found += [one for one in differences if isinstance(one, str) and one not in error.message]
     start, end = (error.details.get(name) for name in ("log_start_offset", "log_end_offset"))
     if isinstance(start, int) and isinstance(end, int) and str(start) not in error.message:
         found.append(

@@ -8,13 +8,14 @@ from typing import NoReturn
 
 import click
 
+from acl.subjects import is_literal, why_invalid
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import debug_option, output_format, output_option
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
-@click.command()
+@click.command(short_help="Publish on NATS and print the acks.")
 @click.argument("subject")
 @click.argument("message", required=False)
 @click.option(
@@ -90,6 +91,8 @@ def pub(
     """
     if (message is None) != tombstone:
         _wrong("--tombstone takes no MESSAGE." if tombstone else "Give a MESSAGE, or - for lines.")
+    if not is_literal(subject):
+        _wrong(f"{subject!r} is no subject to publish on: {why_invalid(subject) or 'a wildcard'}.")
     if tombstone and key is None:
         _wrong("--tombstone needs --key.")
     if message == "-" and count > 1:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-
-import click
 
 from liftlog.cli.acks import Result
 from liftlog.cli.exit_codes import ExitCode
@@ -59,7 +58,7 @@ async def _repeated(
 async def _lines(template: Template) -> AsyncIterator[Outgoing]:
     splitter = LineSplitter()
     number = 0
-    async for chunk in chunks(click.get_binary_stream("stdin")):
+    async for chunk in chunks(sys.stdin.buffer):
         for line in splitter.feed(chunk):
             number += 1
             yield template.outgoing(line, number)

@@ -43,12 +43,16 @@ class Publisher:
         self._answers: dict[str, asyncio.Future[Msg | None]] = {}
         self._room = asyncio.Semaphore(_IN_FLIGHT)
         self._asked: asyncio.Queue[_Asked | None] = asyncio.Queue()
-        self._last_error = ""
+        self.last_error: Exception | None = None
+
+    @property
+    def _nats_error(self) -> str:
+        return "" if self.last_error is None else str(self.last_error)
 
     # --- callbacks of nats-py ---
 
     async def on_error(self, error: Exception) -> None:
-        self._last_error = str(error)
+        self.last_error = error
 
     async def on_closed(self) -> None:
         for answer in self._answers.values():
@@ -83,7 +87,7 @@ class Publisher:
                 hint="a subject is tokens joined by dots, without blanks and wildcards",
             ) from None
         except (nats.errors.Error, OSError) as error:
-            reason = self._last_error or str(error)
+            reason = self.last_error or error
             raise Problem(
                 f"the connection to NATS is lost: {reason}", ExitCode.CANNOT_CONNECT
             ) from None
@@ -93,12 +97,12 @@ class Publisher:
         try:
             await self.client.flush(_NATS_SECONDS)
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            reason = self._last_error or str(error)
+            reason = self.last_error or error
             raise Problem(
                 f"the connection to NATS is lost: {reason}", ExitCode.CANNOT_CONNECT
             ) from None
-        if self._last_error:
-            raise Problem(f"NATS refused it: {self._last_error}", ExitCode.DENIED)
+        if self.last_error is not None:
+            raise Problem(f"NATS refused it: {self.last_error}", ExitCode.DENIED)
 
     async def publish(self, messages: AsyncIterator[Outgoing], timeout: float, show: Show) -> None:
         """Publish all, each asking for an ack; `show` gets the results in the order of sending.
@@ -154,9 +158,9 @@ class Publisher:
             async with asyncio.timeout_at(item.deadline):
                 message = await item.answer
         except TimeoutError:
-            return no_answer(item.subject, timeout, self._last_error)
+            return no_answer(item.subject, timeout, self._nats_error)
         if message is None:
-            return connection_lost(item.subject, self._last_error)
+            return connection_lost(item.subject, self._nats_error)
         return judge_answer(item.subject, message.data, (message.headers or {}).get("Status"))
 
 
@@ -171,12 +175,14 @@ async def connected(servers: list[str], creds: Path | None) -> AsyncIterator[Pub
             name="liftlog pub",
             connect_timeout=_NATS_SECONDS,
             allow_reconnect=False,
+            max_reconnect_attempts=1,  # of the first connect: two attempts at each server
+            reconnect_time_wait=0.1,
             user_credentials=None if creds is None else str(creds),
             error_cb=publisher.on_error,
             closed_cb=publisher.on_closed,
         )
     except (OSError, nats.errors.Error, ValueError) as error:
-        raise _not_connected(where, error) from None
+        raise _not_connected(where, publisher.last_error or error) from None
     try:
         yield publisher
     finally:

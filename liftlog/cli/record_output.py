@@ -67,7 +67,7 @@ class RecordLines:
     def __init__(self, width: int | None) -> None:
         self._width = width
         self._subject_width = len("SUBJECT")
-        self._key_width = 0
+        self._key_width = len("KEY")
         self._headed = False
 
     def lines(self, records: Sequence[Record]) -> list[str]:
@@ -75,8 +75,7 @@ class RecordLines:
         subjects = [shorten(printable(r.subject), _MAX_SUBJECT_WIDTH) for r in records]
         keys = [shorten(show_bytes(r.key), _MAX_KEY_WIDTH) for r in records]
         self._subject_width = max(self._subject_width, *map(len, subjects), 0)
-        longest = max(map(len, keys), default=0)
-        self._key_width = max(self._key_width, longest and max(longest, len("KEY")))
+        self._key_width = max(self._key_width, *map(len, keys), 0)
         found = []
         if records and not self._headed:
             self._headed = True
@@ -92,10 +91,9 @@ class RecordLines:
         return found
 
     def _line(self, offset: str, moment: str, subject: str, key: str, value: str) -> str:
-        key_column = f"{key:<{self._key_width}}  " if self._key_width else ""
         line = (
             f"{offset:>{_OFFSET_WIDTH}}  {moment:<{_TIME_WIDTH}}  "
-            f"{subject:<{self._subject_width}}  {key_column}{value}"
+            f"{subject:<{self._subject_width}}  {key:<{self._key_width}}  {value}"
         )
         return shorten(line, self._width)
 

@@ -102,7 +102,7 @@ def list_streams() -> None:
 @server_options
 @debug_option
 def info(name: str) -> None:
-    """Show one stream: where its log stands, its settings, what it lost."""
+    """Show one stream: offsets, settings, losses."""
     style = output_format()
     with connect_to_server() as client:
         found = client.describe_stream(name)

@@ -24,7 +24,7 @@ _DIRECTORY = click.Path(path_type=Path)
 _LABELS = {"damage": "DAMAGED", "known": "lost", "note": "note"}
 
 
-@click.group(cls=Commands, name="log")
+@click.group(cls=Commands, name="log", short_help="Look into the files of a log.")
 @output_option
 @debug_option
 def log_commands() -> None:
@@ -45,10 +45,10 @@ def log_commands() -> None:
 @output_option
 @debug_option
 def verify(directory: Path, allow_known: bool) -> ExitCode:
-    """Check every byte under DIR: manifest, segments, batch headers, checksums, offsets.
+    """Check every byte under DIR.
 
-    Exits with 8 if offsets are lost or files are damaged, and says which. What a running daemon
-    is just writing is a note, not damage.
+    Manifest, segments, batch headers, checksums, offsets. Exits with 8 if offsets are lost or
+    files are damaged, and says which. What a running daemon is just writing is not damage.
     """
     from liftlog.cli.offline.files import find_streams
     from liftlog.cli.offline.verify import DAMAGE, KNOWN, verify_stream

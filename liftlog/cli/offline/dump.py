@@ -16,6 +16,7 @@ from liftlog.cli.offline.walk import Found, Missing, walk
 from liftlog.cli.record_output import record_object
 from liftlog.cli.text import plural, show_size, show_time
 from liftlog.log.manifest import Manifest, SegmentEntry
+from liftlog.log.recovery import find_data_end
 from liftlog.records import format as layout
 from liftlog.records.decode import RecordBatch
 
@@ -68,11 +69,13 @@ def dump_stream(stream: StreamDirectory, first_offset: int = 0) -> Iterator[Dump
             continue
         try:
             with opened(stream.path / entry.file_name) as file:
-                size = file.size()
+                size = data_end = file.size()
                 if manifest is not None and not is_last:
-                    size = min(size, entry.size_bytes)
-                yield SegmentStart(stream.name, entry, size, is_last)
-                for item in walk(file, size, entry.base_offset):
+                    size = data_end = min(size, entry.size_bytes)
+                else:
+                    data_end = find_data_end(file, 0)
+                yield SegmentStart(stream.name, entry, data_end, is_last)
+                for item in walk(file, entry.base_offset, size, data_end):
                     dumped = _dumped(stream.name, entry.file_name, item, is_last, first_offset)
                     if dumped is not None:
                         yield dumped

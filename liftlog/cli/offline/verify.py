@@ -23,7 +23,7 @@ from liftlog.cli.text import plural
 from liftlog.log.filesystem import OsFile
 from liftlog.log.index import read_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
-from liftlog.log.recovery import ActiveState, Damage, find_resync, judge_tail
+from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail
 
 DAMAGE = "damage"
 KNOWN = "known"
@@ -170,21 +170,23 @@ class _Verification:
         name = entry.file_name
         knows_end = self.facts.manifest is not None and not is_active
         size = min(file.size(), entry.size_bytes) if knows_end else file.size()
+        data_end = size if knows_end else find_data_end(file, 0)
         if knows_end and size < entry.size_bytes:
             text = f"the file has {size:,} bytes, the manifest says {entry.size_bytes:,}"
             self._add(NOTE, text, name)
         end, records, epoch = entry.base_offset, 0, 0
-        for item in walk(file, size, entry.base_offset):
+        for item in walk(file, entry.base_offset, size, data_end):
             if not isinstance(item, Missing):
                 header = item.batch.header
                 self.report.batch_count += 1
                 records += header.record_count
                 end, epoch = header.next_offset, header.leader_epoch
                 continue
-            if not knows_end and self._is_unfinished(file, item, size, epoch):
-                text = f"{plural(item.size_bytes, 'byte')} of a write that was never acked"
+            if not knows_end and self._is_unfinished(file, item, data_end, epoch):
+                unfinished = plural(data_end - item.position, "byte")
+                text = f"{unfinished} of a write that was never acked"
                 self._add(NOTE, text, name, item.position, item.first_offset)
-                size = item.position
+                data_end = item.position
                 break
             end = item.first_offset
             if item.next_offset is not None:
@@ -198,7 +200,7 @@ class _Verification:
             self._check_index(entry)
             end = max(end, entry.next_offset)
         self.report.record_count += records
-        self.report.size_bytes += size
+        self.report.size_bytes += data_end
         self.expected = end
 
     def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:
@@ -211,7 +213,7 @@ class _Verification:
             self._add(DAMAGE, item.reason, entry.file_name, item.position, item.first_offset)
         return following
 
-    def _is_unfinished(self, file: OsFile, item: Missing, size: int, epoch: int) -> bool:
+    def _is_unfinished(self, file: OsFile, item: Missing, data_end: int, epoch: int) -> bool:
         """Whether the next start would cut this tail off because it cannot have been acked."""
         facts = self.facts
         if facts.manifest is None or item.size_bytes == 0:
@@ -227,7 +229,7 @@ class _Verification:
         )
         verdict = judge_tail(
             damage,
-            find_resync(file, damage, good, size),
+            find_resync(file, damage, good, data_end),
             recovery_point=facts.recovery_point,
             slot=facts.slot,
             reserved_offset=facts.manifest.reserved_offset,

@@ -67,14 +67,15 @@ class _Window:
         return memoryview(self._buffer)[at : at + length]
 
 
-def walk(file: Readable, size: int, base_offset: int) -> Iterator[Found | Missing]:
-    """Every batch and every gap of the first `size` bytes, in order of position.
+def walk(file: Readable, base_offset: int, size: int, data_end: int) -> Iterator[Found | Missing]:
+    """Every batch and every gap below `data_end`, in order of position.
 
-    Raises OSError, and UnsupportedFormat for what a newer liftlog wrote.
+    No byte at or past `size` is looked at; between the two lie zeros allocated ahead. Raises
+    OSError, and UnsupportedFormat for what a newer liftlog wrote.
     """
     window = _Window(file, size)
     position, expected, epoch = 0, base_offset, 0
-    while position < size:
+    while position < data_end:
         header, reason = None, ""
         try:
             header = parse_header(window.view(position, HEADER_SIZE))
@@ -96,7 +97,7 @@ def walk(file: Readable, size: int, base_offset: int) -> Iterator[Found | Missin
             position += header.length
             expected, epoch = header.next_offset, header.leader_epoch
             continue
-        end, following = _behind(window, size, position, expected, epoch, header)
+        end, following = _behind(window, data_end, position, expected, epoch, header)
         yield Missing(position, end, expected, following, reason, header)
         position = end
         if following is not None:
@@ -104,10 +105,10 @@ def walk(file: Readable, size: int, base_offset: int) -> Iterator[Found | Missin
 
 
 def _behind(
-    window: _Window, size: int, position: int, expected: int, epoch: int, header: BatchHeader | None
+    window: _Window, end: int, position: int, expected: int, epoch: int, header: BatchHeader | None
 ) -> tuple[int, int | None]:
     """Where the next good batch begins, and its offset; the end and None when there is none."""
-    if header is not None and position + header.length < size:
+    if header is not None and position + header.length < end:
         # The header has a checksum of its own: it can be believed.
         at = position + header.length
         try:
@@ -116,7 +117,7 @@ def _behind(
         except CorruptBatch:
             pass
     at = position + ALIGNMENT
-    while at < size:
+    while at < end:
         # A magic that begins in this piece ends in it: the next piece overlaps by 8 bytes.
         raw = bytes(window.view(at, _WINDOW_BYTES))
         candidate = raw.find(MAGIC)
@@ -124,20 +125,20 @@ def _behind(
             found = at + candidate
             if found % ALIGNMENT == 0:
                 most = expected + (found - position) // _MIN_RECORD_BYTES
-                offset = _begins_chain(window, size, found, expected, most, epoch)
+                offset = _begins_chain(window, end, found, expected, most, epoch)
                 if offset is not None:
                     return found, offset
             candidate = raw.find(MAGIC, candidate + 1)
-        if at + len(raw) >= size:
+        if at + len(raw) >= end:
             break
         at += max(len(raw) - ALIGNMENT, ALIGNMENT)
-    return size, None
+    return end, None
 
 
 def _begins_chain(
-    window: _Window, size: int, position: int, expected: int, most: int, epoch: int
+    window: _Window, end: int, position: int, expected: int, most: int, epoch: int
 ) -> int | None:
-    """The offset of the good batch at `position`, if another one follows it or the file ends.
+    """The offset of the good batch at `position`, if another one follows it or the data ends.
 
     A value may hold the bytes of a whole foreign batch; nothing that continues it follows there.
     """
@@ -146,11 +147,12 @@ def _begins_chain(
         if not expected <= header.base_offset <= most or header.leader_epoch < epoch:
             return None
         decode_batch(window.view(position, header.length))
-        end = position + header.length
-        if end + HEADER_SIZE <= size:
-            following = parse_header(window.view(end, HEADER_SIZE))
-            if following.base_offset != header.next_offset:
-                return None
+        at = position + header.length
+        if (
+            at < end
+            and parse_header(window.view(at, HEADER_SIZE)).base_offset != header.next_offset
+        ):
+            return None
     except CorruptBatch:
         return None
     return header.base_offset

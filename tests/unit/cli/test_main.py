@@ -1,0 +1,180 @@
+"""The command itself: names, endings, what it imports."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from liftlog.cli import consume as consume_module
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Commands
+from liftlog.cli.main import Root, cli
+from liftlog.cli.options import output_format, server_options
+from liftlog.errors import StreamNotFound
+
+
+def root_with(body: Callable[[], object]) -> Root:
+    group = Root(name="liftlog")
+    group.add_command(click.Command("act", callback=body))
+    return group
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def body() -> object:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (lambda: None, ExitCode.OK),
+        (lambda: ExitCode.OK, ExitCode.OK),
+        (lambda: ExitCode.DAMAGED, ExitCode.DAMAGED),
+        (raising(StreamNotFound("no")), ExitCode.NOT_FOUND),
+        (raising(KeyboardInterrupt()), ExitCode.INTERRUPTED),
+        (raising(click.Abort()), ExitCode.INTERRUPTED),
+        (raising(BrokenPipeError()), ExitCode.PIPE_CLOSED),
+        (raising(ZeroDivisionError()), ExitCode.FAILED),
+        (raising(click.UsageError("no")), ExitCode.USAGE),
+    ],
+)
+def test_how_a_command_ends_is_its_exit_code(body: Callable[[], object], code: ExitCode) -> None:
+    assert CliRunner().invoke(root_with(body), ["act"]).exit_code == code
+
+
+def test_an_interrupt_is_quiet() -> None:
+    result = CliRunner().invoke(root_with(raising(KeyboardInterrupt())), ["act"])
+    assert result.output == ""
+
+
+def test_a_typo_is_guessed() -> None:
+    result = CliRunner().invoke(cli, ["consme", "orders"])
+    assert result.exit_code == ExitCode.USAGE
+    assert "There is no command 'consme'. Did you mean 'consume'?" in result.stderr
+    result = CliRunner().invoke(cli, ["stream", "lst"])
+    assert "Did you mean 'list'?" in result.stderr or "Did you mean 'ls'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("list", "ls"), ("delete", "rm"), ("describe", "info")]
+)
+def test_aliases(alias: str, name: str) -> None:
+    stream = cli.commands["stream"]
+    assert isinstance(stream, Commands)
+    context = click.Context(stream)
+    assert stream.get_command(context, alias) is stream.commands[name]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--output", "jsonl", "act"],
+        ["act", "--output", "jsonl"],
+        ["--output", "json", "act", "-o", "jsonl"],
+    ],
+)
+def test_shared_options_can_stand_anywhere_and_the_last_wins(arguments: list[str]) -> None:
+    seen = []
+
+    @server_options
+    @click.pass_context
+    def body(context: click.Context) -> None:
+        seen.append(output_format())
+
+    root = Root(name="liftlog", params=[*cli.params])
+    root.add_command(click.command("act")(body))
+    result = CliRunner(env={"LIFTLOG_OUTPUT": "table"}).invoke(root, arguments)
+    assert result.exit_code == 0, result.output
+    assert seen == ["jsonl"]
+
+
+def test_the_environment_is_used_when_no_option_is_given() -> None:
+    group = root_with(lambda: click.echo(output_format()))
+    assert CliRunner(env={"LIFTLOG_OUTPUT": "json"}).invoke(group, ["act"]).output == "json\n"
+    assert CliRunner().invoke(group, ["act"]).output == "table\n"
+    result = CliRunner(env={"LIFTLOG_OUTPUT": "xml"}).invoke(group, ["act"])
+    assert result.exit_code == ExitCode.USAGE
+    assert "LIFTLOG_OUTPUT='xml'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["consume", "orders", "--from", "never"],
+        ["consume", "orders", "-n", "0"],
+        ["pub", "orders.new"],
+        ["pub", "orders.*", "x"],
+        ["pub", "orders.new", "x", "-H", "no colon"],
+        ["pub", "orders.new", "x", "-H", "A: b\r\nC: d"],
+        ["pub", "orders.new", "x", "--tombstone", "--key", "k"],
+        ["pub", "orders.new", "--tombstone"],
+        ["pub", "orders.new", "-", "--count", "2"],
+        ["stream", "create", "orders"],
+        ["stream", "create", "orders", "--subject", "a", "--set", "name"],
+        ["demo", "--messages", "1"],
+    ],
+)
+def test_wrong_command_lines_touch_nothing(arguments: list[str]) -> None:
+    result = CliRunner(env={"LIFTLOG_SERVER": "tcp://127.0.0.1:1"}).invoke(cli, arguments)
+    assert result.exit_code == ExitCode.USAGE, result.output
+    assert result.stdout == ""
+
+
+def test_nobody_there() -> None:
+    result = CliRunner().invoke(cli, ["stream", "ls", "--server", "tcp://127.0.0.1:1"])
+    assert result.exit_code == ExitCode.CANNOT_CONNECT
+    assert "cannot connect to tcp://127.0.0.1:1" in result.stderr
+    result = CliRunner().invoke(cli, ["stream", "ls", "--server", "http://x"])
+    assert result.exit_code == ExitCode.USAGE
+    assert "tcp://host:port" in result.stderr
+
+
+def test_configuration_errors_are_listed_all_at_once() -> None:
+    arguments = ["serve", "--set", "a.b=1", "--set", "name=_", "--set", "logging.level=loud"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == ExitCode.CONFIG
+    for key in ("a:", "name:", "logging.level:"):
+        assert key in result.stderr
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HEAVY = {"numpy", "pydantic", "aiohttp", "nats", "uvloop", "prometheus_client", "yaml"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded = modules_after("import liftlog.cli.main")
+    assert not loaded & (HEAVY | {"asyncio", "rich"})
+
+
+def test_consume_loads_no_server() -> None:
+    loaded = modules_after(
+        "import liftlog.cli.main, liftlog.cli.record_output, liftlog.client.synchronous"
+    )
+    assert not loaded & HEAVY
+    assert not {name for name in loaded if name.startswith("liftlog.server")}
+
+
+def test_records_are_read_in_small_pieces_when_few_are_wanted() -> None:
+    asked = {}
+
+    class Client:
+        def read_batches(self, stream: str, start: object, until: object, **options: int) -> object:
+            asked.update(options)
+            return iter(())
+
+    reading = consume_module._Reading(Client(), "s", 1, 5, lambda records: None)  # type: ignore[arg-type]
+    reading.run("end")
+    assert asked["fetch_bytes"] == 64 * 1024

@@ -1,0 +1,117 @@
+"""Tables, JSON and JSON lines."""
+
+import base64
+import json
+
+import pytest
+
+from liftlog.cli.output import JsonArray, print_pairs, print_table, write_object, write_objects
+from liftlog.cli.record_output import record_object, record_writer
+from liftlog.records import MessageHeaders
+from liftlog.records.decode import Record
+
+BLOCK = b"NATS/1.0\r\nTrace: 1\r\nTag: a\r\ntag: b\r\n\r\n"
+
+
+def record(offset: int, value: bytes | None, **fields: object) -> Record:
+    whole = {
+        "timestamp_ns": 1_767_225_600_000_000_000,
+        "subject": "orders.new",
+        "key": None,
+        "headers": MessageHeaders(b""),
+    } | fields
+    return Record(offset=offset, value=value, **whole)  # type: ignore[arg-type]
+
+
+def test_a_piped_table_is_never_cut_or_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 500
+    print_table(("NAME", "COUNT"), [("a", "1"), (long, "22")], right=(1,))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].split() == ["NAME", "COUNT"]
+    assert lines[1].split() == ["a", "1"]
+    assert lines[2].split() == [long, "22"]
+    assert lines[1].endswith(" 1")
+    assert len(lines[1]) == len(lines[2])  # aligned to the right
+
+
+def test_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("A",), [("[red]x[/red] :smile: [1/2]",)])
+    assert "[red]x[/red] :smile: [1/2]" in capsys.readouterr().out
+
+
+def test_pairs_align_and_continue_below(capsys: pytest.CaptureFixture[str]) -> None:
+    print_pairs([("a", "1"), ("long", "2\n3")])
+    assert capsys.readouterr().out == "a     1\nlong  2\n      3\n"
+
+
+def test_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    write_objects([{"a": 1}, {"a": "é"}], "jsonl")
+    assert capsys.readouterr().out == '{"a":1}\n{"a":"é"}\n'
+    write_objects([{"a": 1}], "json")
+    assert json.loads(capsys.readouterr().out) == [{"a": 1}]
+    write_object({"a": 1}, "json")
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+
+
+def test_an_interrupted_array_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    array = JsonArray()
+    with pytest.raises(KeyboardInterrupt), array:
+        array.add([1, 2])
+        array.add([])
+        array.add([3])
+        raise KeyboardInterrupt
+    assert json.loads(capsys.readouterr().out) == [1, 2, 3]
+    with JsonArray():
+        pass
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_record_as_json() -> None:
+    found = record_object(record(7, b"h\xc3\xa9", key=b"k", headers=MessageHeaders(BLOCK)))
+    assert found == {
+        "offset": 7,
+        "timestamp": "2026-01-01T00:00:00.000000Z",
+        "timestamp_ns": 1_767_225_600_000_000_000,
+        "subject": "orders.new",
+        "key": "k",
+        "value": "hé",
+        "headers": {"Trace": "1", "Tag": ["a", "b"]},
+    }
+
+
+def test_bytes_that_are_not_text_are_marked() -> None:
+    raw = b"\xff\x00\xfe"
+    found = record_object(record(1, raw, key=b"\xc3"))
+    assert found["value_encoding"] == found["key_encoding"] == "base64"
+    assert base64.b64decode(found["value"]) == raw
+    assert base64.b64decode(found["key"]) == b"\xc3"
+
+
+def test_a_tombstone_and_an_empty_value_differ() -> None:
+    assert record_object(record(1, None, key=b"k"))["value"] is None
+    assert record_object(record(1, b""))["value"] == ""
+
+
+@pytest.mark.parametrize("style", ["json", "jsonl"])
+def test_records_in_both_json_forms(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with record_writer(style) as write:
+        write([record(1, b"a"), record(2, b"b")])
+        write([record(3, b"c")])
+    out = capsys.readouterr().out
+    found = json.loads(out) if style == "json" else [json.loads(one) for one in out.splitlines()]
+    assert [one["value"] for one in found] == ["a", "b", "c"]
+
+
+def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with record_writer("table") as write:
+        write([record(1, b"a" * 300), record(2, None, key=b"customer")])
+        write([record(3, b"x\ny", headers=MessageHeaders(BLOCK))])
+        write([])
+    heading, first, second, third = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["OFFSET", "TIME", "SUBJECT", "KEY", "VALUE"]
+    assert first.endswith("a" * 300)
+    assert second.split()[-2:] == ["customer", "<tombstone>"]
+    assert third.endswith("x\\ny  {Trace: 1, Tag: a}")
+    assert first.index("aaa") == second.index("<tombstone>") == third.index("x\\ny")
+    assert heading.index("KEY") == second.index("customer")

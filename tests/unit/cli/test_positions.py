@@ -1,0 +1,71 @@
+"""--from: offsets, ends and times."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from liftlog.cli.positions import Position, parse_position
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        (" latest ", "latest"),
+        ("0", 0),
+        ("42", 42),
+        (str(2**63 - 1), 2**63 - 1),
+        ("@now", NOW),
+        ("@-5m", NOW - timedelta(minutes=5)),
+        ("@-1h30m", NOW - timedelta(minutes=90)),
+        ("@-1.5d", NOW - timedelta(hours=36)),
+        ("@-250ms", NOW - timedelta(milliseconds=250)),
+        ("@2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        ("@2026-01-31T12:00:00.000001+02:00", datetime(2026, 1, 31, 10, 0, 0, 1, tzinfo=UTC)),
+        ("@0", datetime(1970, 1, 1, tzinfo=UTC)),
+        ("@1767225600", datetime(2026, 1, 1, tzinfo=UTC)),
+        ("@1767225600.5", datetime(2026, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)),
+    ],
+)
+def test_what_is_accepted(text: str, expected: Position) -> None:
+    assert parse_position(text, NOW) == expected
+
+
+def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        found = parse_position("@2026-01-31T09:00", NOW)
+        assert found == datetime(2026, 1, 31, 0, tzinfo=UTC)
+        assert parse_position("@2026-01-31", NOW) == datetime(2026, 1, 30, 15, tzinfo=UTC)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "is not a position"),
+        ("first", "is not a position"),
+        ("-5", "is not a position"),
+        ("1.5", "is not a position"),
+        ("٣", "is not a position"),
+        (str(2**63), "larger than any offset"),
+        ("@", "is not a time"),
+        ("@yesterday", "is not a time"),
+        ("@-5", "is not a time"),
+        ("@-5x", "is not a time"),
+        ("@2026-13-01", "is not a time"),
+        ("@-9999999d", "years 1 to 9999"),
+        ("@1767225600000", "looks like milliseconds"),
+        ("@1767225600000000000", "looks like milliseconds"),
+    ],
+)
+def test_what_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse_position(text, NOW)

@@ -1,0 +1,160 @@
+"""Log lines: fields arrive whole, stay on one line, and hold no secret."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from liftlog.server.logs import JsonFormatter, PrettyFormatter, RepeatFilter, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    kept = (root.level, list(root.handlers), logging.raiseExceptions)
+    yield
+    root.setLevel(kept[0])
+    root.handlers[:] = kept[1]
+    logging.raiseExceptions = kept[2]
+    logging.captureWarnings(False)
+    for name in ("nats", "asyncio"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def record(message: str, *values: Any, level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord("liftlog.server", level, __file__, 1, message, values, None)
+
+
+def as_json(message: str, *values: Any) -> dict[str, Any]:
+    line = JsonFormatter().format(record(message, *values))
+    assert "\n" not in line
+    fields: dict[str, Any] = json.loads(line)
+    return fields
+
+
+def test_an_event_becomes_fields() -> None:
+    fields = as_json("stream-opened stream=%s clean=%s records=%d seconds=%.2f", "a", True, 7, 0.5)
+    assert fields["event"] == "stream-opened"
+    assert fields["level"] == "info"
+    assert fields["logger"] == "liftlog.server"
+    assert fields["time"].endswith("Z")
+    assert (fields["stream"], fields["clean"], fields["records"], fields["seconds"]) == (
+        "a",
+        True,
+        7,
+        0.5,
+    )
+
+
+def test_a_value_may_hold_anything() -> None:
+    nasty = 'a b=c "quoted"\nlevel=error \x1b[31m'
+    assert as_json("failed stream=%s error=%s", "s", nasty)["error"] == nasty
+    pretty = PrettyFormatter(colour=False).format(record("failed error=%s", nasty))
+    assert "\n" not in pretty
+    assert "\x1b" not in pretty
+    assert json.dumps(nasty) in pretty
+
+
+def test_free_text_behind_the_fields() -> None:
+    fields = as_json("recovery stream=%s %s", "s", "cut 5 bytes")
+    assert (fields["stream"], fields["message"]) == ("s", "cut 5 bytes")
+
+
+def test_an_event_of_two_words_and_one_without_fields() -> None:
+    assert as_json("connection refused peer=%s", "p")["event"] == "connection refused"
+    assert as_json("stopping-at-once")["event"] == "stopping-at-once"
+
+
+def test_sentences_of_other_libraries() -> None:
+    fields = as_json("Task took %.3f seconds", 1.5)
+    assert (fields["event"], fields["message"]) == ("message", "Task took 1.500 seconds")
+
+
+@pytest.mark.parametrize(
+    ("message", "values"),
+    [("a=%d", ("x",)), ("x a=%s", ()), ("x a=%s", (1, 2)), ("%s", ({},))],
+)
+def test_wrong_log_calls_still_leave_a_line(message: str, values: tuple[Any, ...]) -> None:
+    assert as_json(message, *values)["message"]
+
+
+def test_a_field_cannot_replace_the_head() -> None:
+    fields = as_json("odd level=%s event=%s", "x", "y")
+    assert (fields["level"], fields["event"]) == ("info", "odd")
+    assert (fields["level_"], fields["event_"]) == ("x", "y")
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), PrettyFormatter(colour=False)])
+def test_passwords_in_urls_are_masked(formatter: logging.Formatter) -> None:
+    url = "nats://user:s3cret@host:4222"
+    for line in (
+        formatter.format(record("connect server=%s", url)),
+        formatter.format(record("trying %s", url)),
+        formatter.format(record("connect x=%s %s", "y", url)),
+    ):
+        assert "s3cret" not in line
+        assert "host:4222" in line
+
+
+def test_tracebacks_are_kept_and_masked() -> None:
+    try:
+        raise ValueError("cannot use nats://u:s3cret@h")
+    except ValueError as error:
+        failed = record("failed a=%s", 1, level=logging.ERROR)
+        failed.exc_info = (type(error), error, error.__traceback__)
+    fields = json.loads(JsonFormatter().format(failed))
+    assert "ValueError: cannot use nats://***@h" in fields["traceback"]
+    assert PrettyFormatter(colour=False).format(failed).splitlines()[-1].startswith("ValueError")
+
+
+def test_pretty_lines() -> None:
+    line = PrettyFormatter(colour=False).format(
+        record("listening pull=%s reason=%s", "tcp://127.0.0.1:1", "two words", level=30)
+    )
+    assert line[12:] == ' warning  listening pull=tcp://127.0.0.1:1 reason="two words"'[0:]
+    assert PrettyFormatter(colour=True).format(record("x", level=40)).startswith("\x1b[31m")
+
+
+def test_repeats_are_counted_instead_of_printed() -> None:
+    now = 0.0
+    repeats = RepeatFilter(now=lambda: now)
+    passed = [repeats.filter(record("flood peer=%s", n)) for n in range(500)]
+    assert passed.count(True) == 100
+    assert repeats.filter(record("other"))
+    now = 61.0
+    late = record("flood peer=%s", "x")
+    assert repeats.filter(late)
+    assert json.loads(JsonFormatter().format(late))["suppressed"] == 400
+    assert not hasattr(record("flood peer=%s", "y"), "suppressed")
+
+
+def test_repeats_do_not_fill_the_memory() -> None:
+    repeats = RepeatFilter(now=lambda: 0.0)
+    for number in range(5000):
+        repeats.filter(record(f"event-{number}"))
+    assert len(repeats._seen) <= 1000
+
+
+@pytest.mark.parametrize(("style", "is_json"), [("auto", True), ("json", True), ("pretty", False)])
+def test_configuration(style: str, is_json: bool) -> None:
+    stream = io.StringIO()
+    configure_logging("warning", style, stream)
+    logging.getLogger("liftlog.x").info("hidden")
+    logging.getLogger("liftlog.x").warning("seen a=%s", 1)
+    logging.getLogger("nats.aio.client").error("a traceback a second")
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("{") is is_json
+    assert "seen" in line
+
+
+def test_a_closed_pipe_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    configure_logging("info", "json", Closed())
+    logging.getLogger("liftlog.x").info("lost")
+    assert capsys.readouterr().err == ""
