@@ -1,0 +1,17 @@
+"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=fuzz` searches for long."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+settings.register_profile(
+    "ci", deadline=None, max_examples=100, suppress_health_check=_SLOW_MACHINES
+)
+settings.register_profile(
+    "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

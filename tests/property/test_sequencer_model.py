@@ -1,0 +1,224 @@
+"""Judging in runs and committing in groups must look as if messages had come one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from support.sequencer_model import (
+    MAX_MESSAGE_BYTES,
+    SIBLING,
+    SIBLING_SUBJECT,
+    STREAM,
+    WINDOW_NS,
+    Message,
+    Model,
+    Record,
+)
+
+import envelope
+from liftlog.records import decode_batch
+from liftlog.records.message_headers import header_lines
+from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream.refusals import STORE_FAILED
+
+T0 = 10**15
+IDS = st.sampled_from(["a", "b", "c"])
+SEQUENCES = st.sampled_from(["0", "1", "2", "3", "4", "x"])
+
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "Nats-Msg-Id": IDS,
+        "Nats-Expected-Stream": st.sampled_from([STREAM, SIBLING, "nobody"]),
+        "Nats-Expected-Last-Sequence": SEQUENCES,
+        "Nats-Expected-Last-Msg-Id": IDS,
+        "Nats-TTL": st.just("1s"),
+        "Liftlog-Key": st.sampled_from(["k", "l"]),
+        "Liftlog-Tombstone": st.sampled_from(["true", "false", "maybe"]),
+        "Trace": st.just("1"),
+    },
+)
+# Most headers alone, so that most messages are stored.
+SOME_HEADERS = st.one_of(
+    st.just({}),
+    IDS.map(lambda name: {"Nats-Msg-Id": name}),
+    st.just({"Trace": "1"}),
+    HEADERS,
+)
+WRAPPED = st.fixed_dictionaries(
+    {},
+    optional={
+        "key": st.sampled_from([b"k", b"\xff"]),
+        "headers": st.one_of(st.just({"X": "1"}), HEADERS),
+        "ack_subject": st.sampled_from(["acks.1", "acks.2", "in.loop"]),
+        "correlation_id": st.sampled_from(["c1", "ü"]),
+        "ack_policy": st.sampled_from(envelope.ACK_POLICIES),
+        "message_id": IDS,
+        "expected_last_offset": st.integers(0, 4),
+    },
+)
+MESSAGES = st.builds(
+    Message,
+    value=st.sampled_from([b"", b"v", b"w" * 50, b"x" * (MAX_MESSAGE_BYTES + 1), envelope.COOKIE]),
+    subject=st.sampled_from([b"in.a", b"in.a.b", b"in.\xff"]),
+    reply=st.sampled_from([b"", b"_INBOX.1", b"_INBOX.2", b"$JS.API.X", b"in.loop", b"a *"]),
+    headers=SOME_HEADERS,
+    wrapped=st.one_of(st.none(), st.none(), WRAPPED),
+)
+
+
+@st.composite
+def tombstones(draw: st.DrawFn) -> Message:
+    wrapped = draw(WRAPPED) | {"key": b"k", "tombstone": True}
+    return Message(value=b"", reply=b"_INBOX.3", wrapped=wrapped)
+
+
+# A step: messages that come together, a tick of the clock, or the end of a commit.
+STEPS = st.lists(
+    st.one_of(
+        st.lists(st.one_of(MESSAGES, MESSAGES, MESSAGES, tombstones()), min_size=1, max_size=6),
+        st.integers(1, WINDOW_NS // 1000),
+        st.sampled_from(["take", "commit", "commit", "fail"]),
+    ),
+    max_size=25,
+)
+
+
+class Harness:
+    """The sequencer and the model side by side."""
+
+    def __init__(self, acks: str, durability: str, group_max_bytes: int) -> None:
+        config = SequencerConfig(
+            STREAM,
+            acks=acks,
+            durability=durability,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            group_max_bytes=group_max_bytes,
+        )
+        self.dedupe = DedupeWindow(WINDOW_NS, 1000)
+        self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
+        self.sequencer.sibling_streams = {SIBLING.encode(): SIBLING_SUBJECT}
+        self.model = Model(acks)
+        self.now = T0
+        self.out: Any = None
+        self.records: list[Record] = []
+
+    def judge(self, messages: list[Message]) -> None:
+        blocks = [message.block for message in messages]
+        payloads = [message.payload for message in messages]
+        run = MessageRun(
+            [message.subject for message in messages],
+            [message.reply for message in messages],
+            payloads,
+            blocks if any(blocks) else None,
+            has_cookie=any(payload.startswith(envelope.COOKIE) for payload in payloads),
+        )
+        self.sequencer.judge(run, self.now)
+        for message in messages:
+            self.model.judge(message, self.now)
+
+    def take(self) -> None:
+        if self.out is None:
+            self.out = self.sequencer.take_group()
+
+    def commit(self) -> None:
+        self.take()
+        if self.out is None:
+            return
+        group, self.out = self.out, None
+        assert group.base_offset == self.model.committed.next_offset
+        if len(group):
+            self.records += stored(group)
+        sent = self.sequencer.committed(group)
+        assert answers_in(sent) == sorted(self.model.commit(group.received), key=repr)
+        self.check_tail()
+
+    def fail(self) -> None:
+        self.take()
+        if self.out is None:
+            return
+        group, self.out = self.out, None
+        sent = self.sequencer.failed(group, STORE_FAILED)
+        assert answers_in(sent) == sorted(self.model.fail(STORE_FAILED.err_code), key=repr)
+        assert self.sequencer.pending_bytes == 0
+        assert self.sequencer.pending_messages == 0
+        self.check_tail()
+
+    def check_tail(self) -> None:
+        sequencer, state = self.sequencer, self.model.state
+        assert sequencer.next_offset == state.next_offset
+        assert sequencer.last_message_id.decode() == state.last_id
+        self.dedupe.expire(self.now)
+        remembered = {text: (offset, stamp) for stamp, text, offset in self.dedupe.snapshot()}
+        limit = self.now - WINDOW_NS
+        assert remembered == {k: v for k, v in state.ids.items() if v[1] >= limit}
+
+    def finish(self) -> None:
+        while self.out is not None or self.sequencer.pending_messages:
+            self.commit()
+        assert self.sequencer.pending_bytes == 0
+        assert self.records == self.model.records
+
+
+def stored(group: Any) -> list[Record]:
+    """What a reader would find of this group, by way of the bytes on disk."""
+    found = []
+    encoded = group.encode(leader_epoch=1, commit_group=1, max_records=3, max_bytes=4096)
+    at = group.base_offset
+    for data, base_offset, next_offset, count, _, largest in encoded:
+        batch = decode_batch(bytes(data))
+        assert (base_offset, count) == (at, len(batch))
+        assert (batch.base_offset, batch.next_offset) == (base_offset, next_offset)
+        assert batch.header.max_timestamp_ns == largest
+        at = next_offset
+        for record, block in zip(batch.records(), batch.headers(), strict=True):
+            lines = {name.decode(): value.decode() for name, value in header_lines(block)}
+            subject = record.subject
+            raw = b"in.\xff" if subject == "in.\\xff" else subject.encode()
+            # On disk a stamp has microseconds relative to its batch.
+            stamp = T0 + round((record.timestamp_ns - T0) / 1000) * 1000
+            found.append(Record(record.offset, raw, record.key, record.value, lines, stamp))
+    assert at == group.next_offset
+    return found
+
+
+def answers_in(commands: bytes) -> list[Any]:
+    found = []
+    while commands:
+        line, _, rest = commands.partition(b"\r\n")
+        _, subject, size = line.split(b" ")
+        body = json.loads(rest[: int(size)])
+        commands = rest[int(size) + 2 :]
+        assert body["stream"] == STREAM
+        outcome: Any = body["seq"]
+        if "error" in body:
+            assert body["seq"] == 0
+            outcome = ("error", body["error"]["err_code"])
+        elif body.get("duplicate"):
+            outcome = ("duplicate", body["seq"])
+        found.append((subject, outcome, body.get("correlation_id")))
+    return sorted(found, key=repr)
+
+
+@settings(max_examples=400)
+@given(
+    STEPS,
+    st.sampled_from(["on", "on", "off", "envelope"]),
+    st.sampled_from(["fsync", "interval"]),
+    st.sampled_from([1, 2000, 10**6]),
+)
+def test_runs_and_groups_look_like_single_messages(
+    steps: list[Any], acks: str, durability: str, group_max_bytes: int
+) -> None:
+    harness = Harness(acks, durability, group_max_bytes)
+    for step in steps:
+        if isinstance(step, int):
+            harness.now += step * 1000
+        elif isinstance(step, list):
+            harness.judge(step)
+        else:
+            getattr(harness, step)()
+    harness.finish()

@@ -1,0 +1,179 @@
+"""What DESIGN asks of one stream, in plain Python: one message after the other, no batches.
+
+`Model` is judged against `liftlog.stream.Sequencer`. It works on the meaning of a message, not on
+its bytes; `Message` makes the bytes.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import envelope
+
+STREAM = "s"
+SIBLING, SIBLING_SUBJECT = "other", "in.*"
+WINDOW_NS = 1_000_000
+MAX_MESSAGE_BYTES = 400
+
+
+@dataclass
+class Message:
+    value: bytes
+    subject: bytes = b"in.a"
+    reply: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    wrapped: dict[str, Any] | None = None
+    """Arguments of `envelope.encode` beside the value; None for a plain message."""
+
+    @property
+    def block(self) -> bytes:
+        if not self.headers:
+            return b""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+    @property
+    def payload(self) -> bytes:
+        if self.wrapped is None:
+            return self.value
+        arguments = dict(self.wrapped)
+        value = None if arguments.pop("tombstone", False) else self.value
+        return envelope.encode(value, **arguments)
+
+
+@dataclass
+class Record:
+    offset: int
+    subject: bytes
+    key: bytes | None
+    value: bytes | None
+    headers: dict[str, str]
+    timestamp_ns: int
+
+
+@dataclass
+class State:
+    next_offset: int = 1
+    last_id: str = ""
+    ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class Model:
+    """Answers are (reply, outcome): an offset, ("duplicate", offset) or ("error", err_code), with
+    the correlation id behind it when there is one."""
+
+    def __init__(self, acks: str) -> None:
+        self.acks = acks
+        self.state = State()
+        self.committed = State()
+        self.records: list[Record] = []
+        self._judged: list[tuple[Message, list[Any], Record | None, State]] = []
+
+    # --- judging, one message at a time ---
+
+    def judge(self, message: Message, now_ns: int) -> None:
+        state = self.state
+        state.ids = {k: v for k, v in state.ids.items() if v[1] >= now_ns - WINDOW_NS}
+        reply, correlation = self._reply_of(message)
+        outcome, record = self._outcome(message, now_ns)
+        answers = [(reply, outcome, correlation)] if reply and outcome != "silent" else []
+        self._judged.append((message, answers, record, deepcopy(state)))
+
+    def _headers(self, message: Message) -> dict[str, str]:
+        headers = dict(message.headers)
+        if message.wrapped is not None and self.acks != "off":
+            headers |= message.wrapped.get("headers", {})
+            if "message_id" in message.wrapped:
+                headers["Nats-Msg-Id"] = message.wrapped["message_id"]
+            if "correlation_id" in message.wrapped:
+                headers["Liftlog-Correlation-Id"] = message.wrapped["correlation_id"]
+        return headers
+
+    def _is_too_large(self, message: Message) -> bool:
+        return len(message.payload) + len(message.block) > MAX_MESSAGE_BYTES
+
+    def _opened(self, message: Message) -> dict[str, Any] | None:
+        usable = self.acks != "off" and not self._is_too_large(message)
+        return message.wrapped if usable else None
+
+    def _reply_of(self, message: Message) -> tuple[bytes, str | None]:
+        opened = self._opened(message)
+        reply = message.reply if self.acks == "on" else b""
+        correlation = None
+        if opened is not None:
+            correlation = opened.get("correlation_id")
+            if opened.get("ack_policy") == "none":
+                reply = b""
+            elif "ack_subject" in opened:
+                reply = opened["ack_subject"].encode()
+        if reply.startswith((b"$", b"in.", b"liftlog.")) or b" " in reply or b"*" in reply:
+            reply = b""
+        return reply, correlation
+
+    def _outcome(self, message: Message, now_ns: int) -> tuple[Any, Record | None]:
+        state, opened = self.state, self._opened(message)
+        headers = self._headers(message) if opened is not None else dict(message.headers)
+        judged = headers if self.acks == "on" else {}
+        own = headers if self.acks != "off" else {}
+        field_id = (opened or {}).get("message_id", "")
+
+        stream = judged.get("Nats-Expected-Stream")
+        if stream not in (None, STREAM):
+            silent = stream == SIBLING and message.subject.count(b".") == 1
+            return ("silent" if silent else ("error", 10060)), None
+        if self._is_too_large(message):
+            return ("error", 10054), None
+        if "Nats-TTL" in judged:
+            return ("error", 10166), None
+        key = own.get("Liftlog-Key")
+        key = (opened or {}).get("key", None if key is None else key.encode())
+        tombstone = own.get("Liftlog-Tombstone") == "true" or bool((opened or {}).get("tombstone"))
+        if own.get("Liftlog-Tombstone") not in (None, "true", "false") or (
+            tombstone and key is None
+        ):
+            return ("error", 10003), None
+
+        judged_id = judged.get("Nats-Msg-Id", "") or field_id
+        if judged_id in state.ids:
+            return ("duplicate", state.ids[judged_id][0]), None
+        expected = (opened or {}).get(
+            "expected_last_offset", judged.get("Nats-Expected-Last-Sequence")
+        )
+        if expected is not None and str(expected) != str(state.next_offset - 1):
+            return ("error", 10071), None
+        wanted = judged.get("Nats-Expected-Last-Msg-Id")
+        if wanted and wanted != state.last_id:
+            return ("error", 10070), None
+
+        offset = state.next_offset
+        state.next_offset += 1
+        state.last_id = own.get("Nats-Msg-Id", "")
+        if state.last_id:
+            state.ids.setdefault(state.last_id, (offset, now_ns))
+        if self.acks == "off":
+            value: bytes | None = message.payload
+        else:
+            value = None if tombstone else message.value
+        return offset, Record(offset, message.subject, key, value, headers, now_ns)
+
+    # --- what becomes of it ---
+
+    def commit(self, count: int) -> list[Any]:
+        """The first `count` judged messages are committed; what their publishers hear."""
+        done, self._judged = self._judged[:count], self._judged[count:]
+        if done:
+            self.committed = deepcopy(done[-1][3])
+        self.records += [record for _, _, record, _ in done if record is not None]
+        return [answer for _, answers, _, _ in done for answer in answers]
+
+    def fail(self, err_code: int) -> list[Any]:
+        """Everything that is not committed is undone."""
+        undone, self._judged = self._judged, []
+        self.state = deepcopy(self.committed)
+        return [
+            (reply, ("error", err_code), correlation)
+            for _, answers, _, _ in undone
+            for reply, _, correlation in answers
+        ]

@@ -1,0 +1,88 @@
+"""Where acks may go."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftlog.stream.ack_subjects import MAX_LENGTH, AckSubjects
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        b"",
+        b"$JS.API.STREAM.PURGE.X",
+        b"$SYS.REQ.USER.INFO",
+        b"$anything",
+        b"liftlog.offsets.a.b",
+        b"a b",
+        b"a\tb",
+        b"a\r\nPUB x 0",
+        b"a\n",
+        b"a.*",
+        b"a.>",
+        b"a*",
+        b".a",
+        b"a.",
+        b"a..b",
+        b"caf\xc3\xa9",
+        b"a\xff",
+        b"a\x7f",
+        b"a\x00",
+        b"x" * (MAX_LENGTH + 1),
+        b"orders.new",
+    ],
+)
+def test_refused(subject: bytes) -> None:
+    assert not AckSubjects(["orders.>"]).allows(subject)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [b"_INBOX.abc.1", b"replies", b"a.b-c_d.e/f", b"liftlogs.x", b"x" * MAX_LENGTH, b"orders"],
+)
+def test_allowed(subject: bytes) -> None:
+    assert AckSubjects(["orders.>"]).allows(subject)
+
+
+def test_a_witness_takes_nobody_elses_inbox_away() -> None:
+    subjects = AckSubjects(["orders.>"], witnesses=[">"])
+    assert subjects.allows(b"_INBOX.abc")
+    assert subjects.all_allowed([b"_INBOX.abc", b"_INBOX.abc.def"])
+    # But nobody can make us write into what it records.
+    assert not subjects.allows(b"payments.in")
+
+
+def test_a_stream_that_acks_inboxes_is_never_acked_to() -> None:
+    subjects = AckSubjects(["*.a"])
+    assert not subjects.allows(b"_INBOX.a")
+    assert subjects.allows(b"_INBOX.b")
+    assert not subjects.all_allowed([b"_INBOX.b"]), "ask one by one"
+
+
+TOKEN = st.text(alphabet="aZ09_-$*>\r\n é.", max_size=4).map(str.encode)
+SUBJECT = st.one_of(
+    TOKEN.map(lambda token: b"_INBOX." + token),
+    TOKEN.map(lambda token: b"_INBOX.a" + token),
+    st.sampled_from([b"", b"_INBOX.", b"_INBOX", b"orders.a", b"_INBOX." + b"x" * MAX_LENGTH]),
+)
+
+
+@given(
+    st.lists(SUBJECT, min_size=1, max_size=5),
+    st.sampled_from([[], ["orders.>"], ["_INBOX.a"], ["*.a"], [">"]]),
+    st.sampled_from([[], [">"], ["_INBOX.>"]]),
+)
+def test_the_fast_path_never_allows_what_the_slow_one_refuses(
+    subjects: list[bytes], attached: list[str], witnesses: list[str]
+) -> None:
+    decide = AckSubjects(attached, witnesses)
+    if decide.all_allowed(subjects):
+        assert all(map(decide.allows, subjects))
+
+
+@given(st.lists(st.from_regex(rb"\A_INBOX(\.[A-Za-z0-9_-]{1,8}){1,3}\Z"), min_size=1, max_size=20))
+def test_ordinary_inboxes_take_the_fast_path(subjects: list[bytes]) -> None:
+    assert AckSubjects(["orders.>"]).all_allowed(subjects)

@@ -1,0 +1,78 @@
+"""The bytes of acks and nacks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftlog.stream.acks import AckFormat, publish_commands
+from liftlog.stream.refusals import OVERLOADED, refusal_body
+
+
+def parse(commands: bytes) -> list[tuple[bytes, bytes]]:
+    """(subject, body) of each PUB, checking the sizes on the way."""
+    found = []
+    while commands:
+        line, _, rest = commands.partition(b"\r\n")
+        verb, subject, size = line.split(b" ")
+        assert verb == b"PUB"
+        assert rest[int(size) : int(size) + 2] == b"\r\n"
+        found.append((subject, rest[: int(size)]))
+        commands = rest[int(size) + 2 :]
+    return found
+
+
+@given(
+    st.integers(min_value=1, max_value=10**18),
+    st.lists(st.sampled_from([b"", b"_INBOX.a", b"r.1"]), max_size=30),
+    st.sampled_from(["fsync", "interval", "os"]),
+)
+def test_joined_commands_say_what_the_single_acks_say(
+    first: int, replies: list[bytes], durability: str
+) -> None:
+    form = AckFormat("orders", durability)
+    wanted = [
+        (reply, form.body(offset)) for offset, reply in enumerate(replies, start=first) if reply
+    ]
+    assert parse(form.commands(replies, first)) == wanted
+
+
+@pytest.mark.parametrize("boundary", [10, 100, 1_000, 10**6, 10**9])
+def test_the_length_follows_the_digits(boundary: int) -> None:
+    form = AckFormat("s", "fsync")
+    got = parse(form.commands([b"r"] * 6, boundary - 3))
+    assert [json.loads(body)["seq"] for _, body in got] == list(range(boundary - 3, boundary + 3))
+
+
+def test_the_ack_is_what_jetstream_sends() -> None:
+    form = AckFormat("orders", "fsync")
+    assert form.body(42) == b'{"stream":"orders","seq":42}'
+    assert form.body(42, duplicate=True) == b'{"stream":"orders","seq":42,"duplicate":true}'
+    assert form.commands([b"r.1"], 42) == b'PUB r.1 28\r\n{"stream":"orders","seq":42}\r\n'
+
+
+def test_a_weaker_durability_is_named() -> None:
+    assert json.loads(AckFormat("s", "interval").body(1)) == {
+        "stream": "s",
+        "seq": 1,
+        "durability": "interval",
+    }
+
+
+def test_a_correlation_id_is_json_whatever_it_holds() -> None:
+    body = AckFormat("s", "fsync").body(7, correlation_id='"}\\ ü')
+    assert json.loads(body) == {"stream": "s", "seq": 7, "correlation_id": '"}\\ ü'}
+
+
+def test_a_nack_has_the_shape_of_a_publish_error() -> None:
+    commands = publish_commands([(b"r.1", refusal_body("orders", OVERLOADED))])
+    [(subject, body)] = parse(commands)
+    assert subject == b"r.1"
+    assert json.loads(body) == {
+        "error": {"code": 429, "err_code": 10167, "description": "too many requests"},
+        "stream": "orders",
+        "seq": 0,
+    }
