@@ -1,0 +1,173 @@
+"""What the model of tests/property does not cover: clocks, bounds, refusing unjudged."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+import envelope
+from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream.refusals import OVERLOADED
+
+S = 1_000_000_000
+T0 = 1_700_000_000 * S
+
+
+def make(**config: object) -> Sequencer:
+    return Sequencer(
+        SequencerConfig("orders", **config),  # type: ignore[arg-type]
+        DedupeWindow(120 * S, 1000),
+        AckSubjects(["orders.>"]),
+        next_offset=1,
+    )
+
+
+def run_of(
+    payloads: list[bytes],
+    *,
+    reply: bytes = b"_INBOX.r",
+    headers: list[bytes] | None = None,
+    has_cookie: bool = False,
+) -> MessageRun:
+    count = len(payloads)
+    return MessageRun(
+        [b"orders.a"] * count, [reply] * count, payloads, headers, has_cookie=has_cookie
+    )
+
+
+def bodies(commands: bytes) -> list[dict[str, object]]:
+    return [json.loads(line) for line in commands.split(b"\r\n")[1::2]]
+
+
+def block(*lines: str) -> bytes:
+    return ("NATS/1.0\r\n" + "".join(f"{line}\r\n" for line in lines) + "\r\n").encode()
+
+
+def test_stamps_never_run_back() -> None:
+    sequencer = make()
+    sequencer.judge(run_of([b"1"]), T0)
+    sequencer.judge(run_of([b"2"]), T0 - 30 * S)
+    sequencer.judge(run_of([b"3"]), T0 + 1)
+    group = sequencer.take_group()
+    assert group is not None
+    assert group.stamps == [(T0, 2), (T0 + 1, 1)]
+
+
+def test_a_clock_that_was_far_ahead_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    sequencer = make()
+    sequencer.judge(run_of([b"1"]), T0 + 3600 * S)
+    with caplog.at_level(logging.WARNING):
+        sequencer.judge(run_of([b"2"]), T0)
+        sequencer.judge(run_of([b"3"]), T0 + 1)
+    group = sequencer.take_group()
+    assert group is not None
+    assert group.stamps == [(T0 + 3600 * S, 1), (T0, 1), (T0 + 1, 1)]
+    assert caplog.text.count("clock-stepped-back") == 1
+
+
+def test_groups_are_bounded() -> None:
+    sequencer = make(group_max_bytes=10_000)
+    for _ in range(10):
+        sequencer.judge(run_of([b"x" * 4000]), T0)
+    sizes = []
+    while (group := sequencer.take_group()) is not None:
+        sizes.append(len(group))
+        sequencer.committed(group)
+    assert sizes == [3, 3, 3, 1]
+    assert sequencer.pending_bytes == 0
+
+
+def test_a_flood_of_empty_messages_is_seen() -> None:
+    sequencer = make(group_max_bytes=1_000_000)
+    sequencer.judge(run_of([b""] * 10_000, reply=b""), T0)
+    assert sequencer.pending_bytes > 1_000_000
+    sequencer.judge(run_of([b""], reply=b""), T0)
+    first = sequencer.take_group()
+    assert first is not None
+    assert len(first) == 10_000
+    assert sequencer.pending_messages == 1
+
+
+@pytest.mark.parametrize("has_cookie", [False, True])
+def test_one_large_message_does_not_hide_behind_small_ones(has_cookie: bool) -> None:
+    sequencer = make(max_message_bytes=100)
+    sequencer.judge(run_of([b"a" * 100, b"b" * 101, b"c" * 100], has_cookie=has_cookie), T0)
+    group = sequencer.take_group()
+    assert group is not None
+    assert group.values == [b"a" * 100, b"c" * 100]
+    assert sequencer.refused == {"too_large": 1}
+    answers = bodies(sequencer.committed(group))
+    assert sorted(str(answer["seq"]) for answer in answers) == ["0", "1", "2"]
+
+
+def test_a_duplicate_waits_for_its_original() -> None:
+    sequencer = make()
+    blocks = [block("Nats-Msg-Id: a")]
+    sequencer.judge(run_of([b"1"], headers=blocks), T0)
+    first = sequencer.take_group()
+    sequencer.judge(run_of([b"1"], headers=blocks), T0)
+    assert first is not None
+    assert (
+        bodies(sequencer.failed(first, OVERLOADED))
+        == [
+            {
+                "error": {"code": 429, "err_code": 10167, "description": "too many requests"},
+                "stream": "orders",
+                "seq": 0,
+            }
+        ]
+        * 2
+    )
+    sequencer.judge(run_of([b"1"], headers=blocks), T0)
+    again = sequencer.take_group()
+    assert again is not None
+    assert bodies(sequencer.committed(again)) == [{"stream": "orders", "seq": 1}]
+
+
+def test_numbering_may_go_on_elsewhere_after_a_failure() -> None:
+    sequencer = make()
+    sequencer.judge(run_of([b"1"]), T0)
+    group = sequencer.take_group()
+    assert group is not None
+    sequencer.failed(group, OVERLOADED, next_offset=50)
+    sequencer.judge(run_of([b"1"]), T0)
+    group = sequencer.take_group()
+    assert group is not None
+    assert group.base_offset == 50
+
+
+# --- refusing a whole run unjudged ---
+
+
+def test_refusing_plain_messages() -> None:
+    sequencer = make()
+    run = MessageRun([b"orders.a"] * 3, [b"_INBOX.r", b"", b"$JS.x"], [b"1"] * 3, has_cookie=False)
+    [answer] = bodies(sequencer.refuse_run(run, OVERLOADED))
+    assert answer["seq"] == 0
+    assert sequencer.refused == {"overloaded": 3}
+    assert sequencer.acks_suppressed == 1
+    assert sequencer.next_offset == 1
+
+
+def test_refusing_is_silent_when_a_sibling_is_meant() -> None:
+    sequencer = make()
+    sequencer.sibling_streams = {b"audit": "orders.*", b"far": "payments"}
+    blocks = [block(f"Nats-Expected-Stream: {name}") for name in ("audit", "far", "orders")]
+    commands = sequencer.refuse_run(run_of([b""] * 3, headers=blocks), OVERLOADED)
+    assert len(bodies(commands)) == 2
+
+
+@pytest.mark.parametrize(("acks", "answers"), [("on", 2), ("envelope", 1), ("off", 0)])
+def test_refusing_enveloped_messages(acks: str, answers: int) -> None:
+    sequencer = make(acks=acks)
+    wrapped = envelope.encode(b"v", ack_subject="my.acks", correlation_id="c")
+    quiet = envelope.encode(b"v", ack_subject="my.acks", ack_policy="none")
+    run = run_of([wrapped, b"plain", quiet], has_cookie=True)
+    commands = sequencer.refuse_run(run, OVERLOADED)
+    assert len(bodies(commands)) == answers
+    assert sequencer.refused == {"overloaded": 3}
+    if answers:
+        assert commands.startswith(b"PUB my.acks ")
+        assert bodies(commands)[0]["correlation_id"] == "c"
