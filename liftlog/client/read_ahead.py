@@ -1,8 +1,9 @@
 """One continuous read, sans-io: which fetch to send next, what is ready, when it is over.
 
 The next fetch leaves as soon as the header of the last answer has arrived, before its body, so
-the server always has one more to work on while a body is under way. How far this runs ahead of
-the caller is bounded by `read_ahead_bytes` (plus one answer).
+the server always has one more to work on while a body is under way. The larger the answers, the
+longer a delay this covers, so a read begins with small ones (the caller may want a few records
+only) and doubles them. How far it runs ahead is bounded by `read_ahead_bytes` plus one answer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from liftlog.protocol.limits import KIB, MIB
 from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.decode import RecordBatch
 
-DEFAULT_FETCH_BYTES = 1 * MIB
-DEFAULT_READ_AHEAD_BYTES = 4 * MIB
+FIRST_FETCH_BYTES = 512 * KIB
+DEFAULT_FETCH_BYTES = 4 * MIB
+DEFAULT_READ_AHEAD_BYTES = 8 * MIB
 SMALLEST_FETCH_BYTES = 4 * KIB
 POLL_MS = 20_000
 
@@ -51,7 +53,8 @@ class ReadAhead:
         self._start: dict[str, Any] = start_fields(start)
         self._until = until
         self._stop_offset = until if type(until) is int else None
-        self._fetch_bytes = max(fetch_bytes, SMALLEST_FETCH_BYTES)
+        self._largest_fetch_bytes = max(fetch_bytes, SMALLEST_FETCH_BYTES)
+        self._fetch_bytes = min(FIRST_FETCH_BYTES, self._largest_fetch_bytes)
         self._read_ahead_bytes = read_ahead_bytes
         self._max_wait_ms = max_wait_ms
         self._asked: Exchange | None = None  # the fetch whose header has not come
@@ -138,6 +141,7 @@ class ReadAhead:
         if self._stop_offset is not None and type(position) is int:
             fields["max_records"] = max(self._stop_offset - position, 1)
         fetch = Fetch(self.stream, max_bytes=self._fetch_bytes, max_wait_ms=wait_ms, **fields)
+        self._fetch_bytes = min(2 * self._fetch_bytes, self._largest_fetch_bytes)
         exchange = Exchange(self._on_header, self._on_done)
         self._asked = exchange
         self._open.add(exchange)
