@@ -60,19 +60,35 @@ def encode_batch(
     record, b"" for none. `offsets` (ascending) is given only for batches that compaction left
     with holes; `last_offset` then says where the batch ends. `has_tombstones` must be true when
     any value is None: looking for None would cost a pass over every batch.
+
+    Stamps keep their microseconds relative to the first one, and none is stored as older than
+    it. Raises ValueError when the columns do not fit together.
     """
     count = len(values)
     if count > MAX_BATCH_RECORDS:
         raise ValueError(f"{count} records are more than a batch can hold")
+    if (
+        len(subjects) != count
+        or (keys is not None and len(keys) != count)
+        or (headers is not None and len(headers) != count)
+        or (offsets is not None and len(offsets) != count)
+    ):
+        raise ValueError(f"a column has not one entry for each of the {count} values")
     attributes = 0
     parts: list[bytes] = [_HEADER_PLACE]
     if offsets is not None:
         attributes |= OFFSET_DELTAS
         _append_numbers(parts, array("I", [offset - base_offset for offset in offsets]))
-    base_timestamp_ns = stamps[0][0] if stamps else 0
+    base_timestamp_ns = max_timestamp_ns = stamps[0][0] if stamps else 0
     if len(stamps) > 1:
         attributes |= TIMESTAMP_DELTAS
-        _append_numbers(parts, _timestamp_deltas(stamps, base_timestamp_ns))
+        deltas = _timestamp_deltas(stamps, base_timestamp_ns)
+        if len(deltas) != count:
+            raise ValueError(f"{len(deltas)} stamps for {count} records")
+        _append_numbers(parts, deltas)
+        # What readers will find, not what was handed in: else a look-up by time could be sent
+        # into a batch that holds no record as new as its header says.
+        max_timestamp_ns += 1000 * max(deltas)
     attributes |= _append_subjects(parts, subjects)
     if keys is not None:
         attributes |= KEYS
@@ -87,13 +103,15 @@ def encode_batch(
         _append_binary(parts, values)  # type: ignore[arg-type]  # no None, by has_tombstones
     batch = bytearray().join(parts)
     last = last_offset if last_offset is not None else base_offset + count - 1
+    if last < base_offset:
+        raise ValueError("a batch without records must say which offsets it stands for")
     _fill_header(
         batch,
         base_offset=base_offset,
         last_offset_delta=last - base_offset,
         record_count=count,
         base_timestamp_ns=base_timestamp_ns,
-        max_timestamp_ns=max((stamp for stamp, _ in stamps), default=0),
+        max_timestamp_ns=max_timestamp_ns,
         leader_epoch=leader_epoch,
         attributes=attributes,
         commit_group=commit_group,
