@@ -60,8 +60,9 @@ class SyncClient:
         sock.setblocking(False)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        self._writable = select.poll()
-        self._writable.register(sock, select.POLLOUT)
+        self._either = select.poll()
+        self._either.register(sock, select.POLLIN | select.POLLOUT)
+        self._unsent = b""
         self._connection = ClientConnection(
             nonce=secrets.token_bytes(NONCE_BYTES),
             software=SOFTWARE,
@@ -260,20 +261,28 @@ class SyncClient:
                 return self._sock.recv_into(view)
             except BlockingIOError:
                 self._mid_step = False
-            came = self._readable.poll(_milliseconds(deadline))
+            # While a request is half sent the daemon may be waiting for us to take answers, so
+            # neither direction may wait for the other.
+            came = (self._either if self._unsent else self._readable).poll(_milliseconds(deadline))
+            if self._unsent:
+                self._flush()
             if not came and deadline is not None and time.monotonic() >= deadline:
                 return -1
 
     def _flush(self) -> None:
-        outgoing = self._connection.take_outgoing()
-        while outgoing and self._error is None:
-            try:
-                sent = self._sock.send(outgoing)
-                outgoing = outgoing[sent:]
-            except BlockingIOError:
-                self._writable.poll(1000)
-            except OSError as error:
-                self._lose(error)
+        """Send what the socket takes now; the rest leaves with the next steps."""
+        outgoing = self._unsent + self._connection.take_outgoing()
+        self._unsent = b""
+        if not outgoing or self._error is not None:
+            return
+        try:
+            sent = self._sock.send(outgoing)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(error)
+            return
+        self._unsent = outgoing[sent:]
 
     def _lose(self, reason: object) -> None:
         if self._error is None:

@@ -40,7 +40,7 @@ from liftlog.protocol.messages import (
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.protocol.states import State
 from liftlog.server.pull.fetches import FetchQueue
-from liftlog.server.pull.limits import LINGER_BYTES, LINGER_SECONDS
+from liftlog.server.pull.limits import LAST_WORDS_SECONDS, LINGER_BYTES, LINGER_SECONDS
 from liftlog.server.pull.outbox import Outbox
 from liftlog.server.pull.seams import LogSlice, ReadableStream
 from liftlog.server.pull.transport import Transport
@@ -177,14 +177,23 @@ class PullConnection:
         self._outbox.put(self._protocol.challenge(request_id, server_id, nonce, methods))
 
     async def _authenticate(self, request_id: int, proof: Auth) -> None:
+        refusal: LiftlogError
         try:
             self.principal = await self._server.authenticate(proof.token, proof.method == TOKEN)
         except LiftlogError as error:
-            await asyncio.sleep(self._limits.auth_failure_delay_seconds)
-            if not self._closed:
-                log.warning("authentication failed peer=%s reason=%s", self.peer, error.name)
-                self._end_with(error, request_id)
+            refusal = error
+        except Exception:
+            log.exception("authentication broke peer=%s", self.peer)
+            refusal = InternalError("the daemon failed to check the token")
+        else:
+            self._admit()
             return
+        await asyncio.sleep(self._limits.auth_failure_delay_seconds)
+        if not self._closed:
+            log.warning("authentication failed peer=%s reason=%s", self.peer, refusal.name)
+            self._end_with(refusal, request_id)
+
+    def _admit(self) -> None:
         if self._closed or self._last_words:
             return
         self._cancel_timer()
@@ -321,7 +330,7 @@ class PullConnection:
         self._last_words = True
         self._cancel_timer()
         self._timer = self.loop.call_later(
-            self._limits.write_stall_seconds, self._close, "its last answer was not taken"
+            LAST_WORDS_SECONDS, self._close, "its last answer was not taken"
         )
         self._start_reading()
         self._outbox.flush()

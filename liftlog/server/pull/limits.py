@@ -28,6 +28,9 @@ class PullLimits:
 TURN_BYTES = 1 * MIB
 """Sent to one connection before the event loop gets to do something else (about 0.3 ms)."""
 
+LAST_WORDS_SECONDS = 10.0
+"""How long a client that is being refused, and what was promised before, may take to leave."""
+
 LINGER_SECONDS = 1.0
 """How long a refused client gets to read why, before the socket is closed for good."""
 

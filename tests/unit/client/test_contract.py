@@ -336,3 +336,33 @@ async def test_read_ahead_is_bounded(both: Both, broker: LogBroker) -> None:
     else:
         reads = await asyncio.to_thread(blocking)
     assert 5 <= reads <= 8
+
+
+async def test_a_long_request_while_many_answers_are_on_their_way(
+    both: Both, broker: LogBroker
+) -> None:
+    """Neither side may wait for the other to read first."""
+    stream = broker.add("large")
+    for _ in range(60):
+        stream.append([b"x" * 1_000_000])
+    settings = {"subject": "n", "note": "x" * 1_000_000}
+
+    def blocking() -> int:
+        readers = [both.client.read_batches("large", until="end") for _ in range(4)]
+        for reader in readers:
+            next(reader)
+        both.client.create_stream("new", **settings)
+        return sum(len(batch) for reader in readers for batch in reader)
+
+    async with asyncio.timeout(20):
+        if hasattr(both.client.read_batches("large"), "__aiter__"):
+            readers = [both.client.read_batches("large", until="end") for _ in range(4)]
+            for reader in readers:
+                await anext(reader)
+            await both.client.create_stream("new", **settings)
+            rest = 0
+            for reader in readers:
+                rest += sum([len(batch) async for batch in reader])
+        else:
+            rest = await asyncio.to_thread(blocking)
+    assert rest == 4 * 59

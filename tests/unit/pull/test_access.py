@@ -74,6 +74,20 @@ async def test_a_wrong_token_is_refused_after_a_delay(broker: LogBroker, token: 
             assert await peer.closed() == b""
 
 
+async def test_a_policy_that_breaks_is_a_refusal(
+    broker: LogBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(TokenPolicy):
+        def authenticate_token(self, token: str) -> str | None:
+            raise RuntimeError("no memory for argon2")
+
+    async with pull_server(broker, policy=Broken()) as (_, address):
+        async with await login(address, "bob.s") as peer:
+            assert (await peer.receive())["n"] == "INTERNAL"
+            assert await peer.closed() == b""
+    assert "no memory for argon2" in caplog.text
+
+
 async def test_anonymous_is_refused_where_a_token_is_asked_for(broker: LogBroker) -> None:
     async with pull_server(broker, policy=TokenPolicy()) as (_, address):
         async with await RawPull.connect(address, hello=False) as peer:
