@@ -53,6 +53,9 @@ class DirectReader(asyncio.StreamReader):
             try:
                 data = self._feed(data)
             except Exception as error:  # noqa: BLE001  # the read loop reconnects
+                # Never again into the parser: it has lost its place in this connection, and a
+                # payload may look like a message.
+                self._feed = None
                 self.set_exception(ProtocolError())
                 logger.warning("nats-input-not-parsed error=%r", error)
                 return
@@ -75,9 +78,14 @@ class WideTransport(TcpTransport):
     """nats-py's TCP transport with reads of 1 MiB instead of 32 KiB, and a DirectReader."""
 
     def __init__(
-        self, feed: Feed | None = None, on_connect: Callable[[], None] = lambda: None
+        self,
+        is_live: Callable[[], bool],
+        feed: Feed | None = None,
+        on_connect: Callable[[], None] = lambda: None,
     ) -> None:
+        """`is_live`: whether the client still counts on this connection."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._is_live = is_live
         self._feed = feed
         self._on_connect = on_connect
 
@@ -120,7 +128,10 @@ class WideTransport(TcpTransport):
         )
 
     async def read(self, buffer_size: int) -> bytes:
-        return await super().read(READ_BYTES)  # type: ignore[no-any-return]
+        data: bytes = await super().read(READ_BYTES)
+        # nats-py resets the parser when it gives a connection up, and may still read from it once:
+        # what comes then begins somewhere inside a message.
+        return data if self._is_live() else b""
 
     def __bool__(self) -> bool:
         return True  # or the client would replace it by its own
@@ -285,7 +296,7 @@ def make_client(
     """
     if seam == "client":
         client: WatchedClient = RawClient(sink, pressure, on_trouble)
-        client._transport = WideTransport()
+        client._transport = WideTransport(lambda: client.is_connected)
         return client
     client = WatchedClient(on_trouble)
     parser = BatchParser(
@@ -297,7 +308,7 @@ def make_client(
     client._ps = parser  # type: ignore[assignment]
 
     def feed(data: bytes) -> bytes:
-        return data if is_pressed() else parser.feed(data)
+        return parser.feed(data) if client.is_connected and not is_pressed() else data
 
-    client._transport = WideTransport(feed, parser.reset)
+    client._transport = WideTransport(lambda: client.is_connected, feed, parser.reset)
     return client
