@@ -1,0 +1,434 @@
+"""The batch parser beside nats-py's own, whatever the bytes and however they are cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
+
+from envelope import COOKIE
+from liftlog.server.ingest.batch_parser import MAX_CONTROL_LINE, BatchParser
+from liftlog.stream import MessageRun
+
+
+class Row(NamedTuple):
+    sid: int
+    subject: bytes
+    reply: bytes
+    headers: bytes
+    payload: bytes
+
+
+class Recorder:
+    """Sink of the batch parser and client of the stock parser: both tell it what they see."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.events: list[str] = []
+        self.infos: list[Any] = []
+        self.runs: list[MessageRun] = []
+        self.chunk_ends = 0
+        self.gate: asyncio.Event | None = None
+        """When set, every await of the client waits for it."""
+
+    def deliver(self, sid: int, run: MessageRun) -> None:
+        self.runs.append(run)
+        headers = run.headers or [b""] * len(run)
+        for subject, reply, block, payload in zip(
+            run.subjects, run.replies, headers, run.payloads, strict=True
+        ):
+            self.rows.append(Row(sid, subject, reply, block, payload))
+            assert run.has_cookie or not payload.startswith(COOKIE)
+
+    def chunk_end(self) -> None:
+        self.chunk_ends += 1
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
+    ) -> None:
+        self.rows.append(Row(sid, bytes(subject), bytes(reply), headers or b"", data))
+
+    async def _event(self, name: str) -> None:
+        self.events.append(name)
+        if self.gate is not None:
+            await self.gate.wait()
+
+    async def _process_ping(self) -> None:
+        await self._event("PING")
+
+    async def _process_pong(self) -> None:
+        await self._event("PONG")
+
+    async def _process_err(self, text: str) -> None:
+        await self._event("ERR " + text)
+
+    async def _process_info(self, info: Any) -> None:
+        self.infos.append(info)
+        await self._event("INFO")
+
+
+async def no_pressure() -> None:
+    return
+
+
+def make(recorder: Recorder, **options: Any) -> BatchParser:
+    arguments: dict[str, Any] = {"before_pong": lambda: None, "pressure": no_pressure} | options
+    return BatchParser(Parser(recorder), recorder, **arguments)
+
+
+def frame(row: Row) -> bytes:
+    words = [row.subject, b"%d" % row.sid]
+    if row.reply:
+        words.append(row.reply)
+    total = len(row.headers) + len(row.payload)
+    if row.headers:
+        head = b"HMSG " + b" ".join([*words, b"%d %d" % (len(row.headers), total)])
+    else:
+        head = b"MSG " + b" ".join([*words, b"%d" % total])
+    return head + b"\r\n" + row.headers + row.payload + b"\r\n"
+
+
+# What neither nats-server nor nats-py's parser takes for a separator.
+SUBJECTS = st.one_of(
+    st.sampled_from([b"a", b"orders.new", b"x\xff", b"MSG", b"caf\xc3\xa9", b"1", b"5"]),
+    st.binary(min_size=1, max_size=6).map(lambda raw: bytes(b for b in raw if b > 32) or b"s"),
+)
+PAYLOADS = st.one_of(
+    st.binary(max_size=30),
+    st.sampled_from(
+        [
+            b"",
+            b"\r\n",
+            b"MSG a 1 5\r\nhello\r\n",
+            b"\r\nMSG a 1 5\r\nhello\r\n",
+            b"PING\r\n",
+            b"HMSG a 1 12 17\r\nNATS/1.0\r\n\r\nhello\r\n",
+            COOKIE + b"\x01\x00\x08\x00",
+            b"x" * 300,
+        ]
+    ),
+)
+HEADER_BLOCKS = st.sampled_from(
+    [b"NATS/1.0\r\nA: b\r\n\r\n", b"XX", b"NATS/1.0", b"NATS/1.0 \xff\xfe\r\n\r\n", b"\r\n"]
+)
+ROWS = st.builds(
+    Row,
+    sid=st.sampled_from([1, 2, 77]),
+    subject=SUBJECTS,
+    reply=st.one_of(st.just(b""), SUBJECTS),
+    headers=st.one_of(st.just(b""), st.just(b""), HEADER_BLOCKS),
+    payload=PAYLOADS,
+)
+
+
+@st.composite
+def uniform_runs(draw: st.DrawFn) -> list[Row]:
+    """What the fast path is for, and what looks like it for a while."""
+    size = draw(st.sampled_from([0, 5, 18, 20]))
+    sid = draw(st.sampled_from([1, 2]))
+    has_reply = draw(st.booleans())
+    payload = st.one_of(
+        st.binary(min_size=size, max_size=size),
+        st.just((b"MSG a %d 5\r\nhello\r\n" % sid).ljust(size)[:size]),
+        st.just((b" %d %d\r\n" % (sid, size)).ljust(size)[:size]),
+    )
+    rows = draw(st.lists(st.tuples(SUBJECTS, SUBJECTS, payload), min_size=8, max_size=40))
+    return [Row(sid, s, r if has_reply else b"", b"", p) for s, r, p in rows]
+
+
+CONTROLS = st.sampled_from(
+    [
+        b"PING\r\n",
+        b"PONG\r\n",
+        b"+OK\r\n",
+        b"-ERR 'Slow Consumer'\r\n",
+        b'INFO {"version":"2.15.1","max_payload":1048576}\r\n',
+    ]
+)
+PIECES = st.lists(
+    st.one_of(
+        ROWS.map(lambda row: [row]),
+        uniform_runs(),
+        uniform_runs(),
+        CONTROLS.map(lambda line: [line]),
+    ),
+    max_size=8,
+)
+
+
+def cut(data: bytes, sizes: Iterator[int]) -> Iterator[bytes]:
+    pos = 0
+    while pos < len(data):
+        size = next(sizes)
+        yield data[pos : pos + size]
+        pos += size
+
+
+def by_sid(rows: list[Row]) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.sid, []).append(row)
+    return found
+
+
+@settings(max_examples=300)
+@given(PIECES, st.lists(st.one_of(st.integers(1, 40), st.integers(100, 5000)), min_size=1))
+def test_the_same_messages_as_the_stock_parser(
+    pieces: list[list[Row | bytes]], sizes: list[int]
+) -> None:
+    items = [item for piece in pieces for item in piece]
+    data = b"".join(frame(item) if isinstance(item, Row) else item for item in items)
+    ours, stock = Recorder(), Recorder()
+
+    async def scenario() -> None:
+        batch, reference = make(ours), Parser(stock)
+        numbers = iter(sizes * (len(data) + 1))
+        for chunk in cut(data, numbers):
+            await batch.parse(chunk)
+        await reference.parse(data)
+
+    asyncio.run(scenario())
+    rows = [item for item in items if isinstance(item, Row)]
+    assert by_sid(stock.rows) == by_sid(rows), "the stock parser reads what was meant"
+    assert by_sid(ours.rows) == by_sid(rows)
+    assert ours.events == stock.events
+    assert ours.infos == stock.infos
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=20),
+            CONTROLS,
+            ROWS.map(frame),
+            st.sampled_from([b"MSG a 1 -5\r\n", b"HMSG a 1 9 3\r\n", b"MSG a b c\r\n", b"\r\n"]),
+        ),
+        max_size=12,
+    ),
+    st.lists(st.integers(1, 60), min_size=1),
+)
+def test_garbage_is_a_protocol_error_or_nothing(parts: list[bytes], sizes: list[int]) -> None:
+    data = b"".join(parts)
+
+    async def scenario() -> None:
+        parser = make(Recorder())
+        try:
+            for chunk in cut(data, iter(sizes * (len(data) + 1))):
+                await parser.parse(chunk)
+        except ProtocolError:
+            parser.reset()
+        # And it goes on with the next connection.
+        parser.reset()
+        after = Recorder()
+        parser._sink = after
+        await parser.parse(b"MSG a 1 2\r\nok\r\n")
+        assert after.rows == [Row(1, b"a", b"", b"", b"ok")]
+
+    asyncio.run(scenario())
+
+
+# --- the fast path ---
+
+
+def rows_of(count: int, size: int = 20, reply: bytes = b"_INBOX.x", sid: int = 3) -> list[Row]:
+    return [Row(sid, b"orders.%d" % i, reply, b"", b"%*d" % (size, i)) for i in range(count)]
+
+
+@pytest.mark.parametrize("reply", [b"", b"_INBOX.x"])
+async def test_uniform_runs_are_whole(reply: bytes) -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    chunk = b"".join(map(frame, rows_of(100, reply=reply)))
+    for _ in range(3):
+        await parser.parse(chunk)
+    assert parser._uniform is not None, "the fast path was taken"
+    assert recorder.rows == rows_of(100, reply=reply) * 3
+    assert [len(run) for run in recorder.runs] == [100, 100, 100]
+    assert recorder.chunk_ends == 3
+
+
+async def test_the_fast_path_ends_where_the_run_does() -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    uniform = rows_of(50)
+    odd = [
+        Row(3, b"a", b"", b"", b"other size"),
+        Row(4, b"a", b"r", b"", b"%20d" % 1),
+        Row(3, b"a", b"r", b"NATS/1.0\r\n\r\n", b"12345678"),
+        Row(3, b"a", b"", b"", b"%20d" % 2),
+    ]
+    await parser.parse(b"".join(map(frame, uniform)))
+    for row in odd:
+        mixed = [*uniform, row, *uniform]
+        recorder.rows.clear()
+        await parser.parse(b"".join(map(frame, mixed)))
+        assert by_sid(recorder.rows) == by_sid(mixed)
+
+
+async def test_payloads_full_of_protocol() -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    size = 40
+    inner = frame(Row(3, b"forged", b"r", b"", b"x" * 5))
+    rows = [Row(3, b"s", b"r", b"", (inner * 2).ljust(size)[:size])] * 60
+    for _ in range(3):
+        await parser.parse(b"".join(map(frame, rows)))
+    assert recorder.rows == rows * 3
+
+
+# --- large messages ---
+
+
+async def test_a_large_message_in_many_chunks() -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    payload = bytes(range(256)) * 12_000
+    row = Row(1, b"big", b"r", b"NATS/1.0\r\nA: b\r\n\r\n", payload)
+    data = frame(rows_of(1)[0]) + frame(row) + frame(rows_of(2)[1]) + b"PING\r\n"
+    for chunk in cut(data, iter([1000] * len(data))):
+        await parser.parse(chunk)
+    assert recorder.rows == [rows_of(1)[0], row, rows_of(2)[1]]
+    assert recorder.events == ["PING"]
+
+
+@pytest.mark.parametrize("tail", [0, 1, 2])
+async def test_cut_at_the_last_bytes(tail: int) -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    data = frame(Row(1, b"a", b"", b"", b"hello"))
+    await parser.parse(data[: len(data) - tail])
+    assert len(recorder.rows) == (tail == 0)
+    await parser.parse(data[len(data) - tail :])
+    assert [row.payload for row in recorder.rows] == [b"hello"]
+
+
+# --- errors, awaits ---
+
+
+async def test_a_control_line_without_end() -> None:
+    parser = make(Recorder())
+    with pytest.raises(ProtocolError):
+        for _ in range(MAX_CONTROL_LINE // 1000 + 2):
+            await parser.parse(b"x" * 1000)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"NONSENSE\r\n",
+        b"MSG a\r\n",
+        b"MSG a 1 x\r\n",
+        b"MSG a 1 2 3 4\r\n",
+        b"MSG a 1 -1\r\n",
+        b"HMSG a 1 9 3\r\nxxx\r\n",
+        b"HMSG a 1 x 3\r\nxxx\r\n",
+        b"INFO {nonsense\r\n",
+        b"-ERR\r\n",
+    ],
+)
+async def test_malformed_lines_are_protocol_errors(line: bytes) -> None:
+    parser = make(Recorder())
+    with pytest.raises(ProtocolError):
+        await parser.parse(b"MSG a 1 2\r\nok\r\n" + line + b"MSG a 1 2\r\nno\r\n")
+
+
+async def test_an_unexpected_exception_becomes_a_protocol_error() -> None:
+    class Broken(Recorder):
+        async def _process_ping(self) -> None:
+            raise RuntimeError("bug")
+
+    with pytest.raises(ProtocolError) as caught:
+        await make(Broken()).parse(b"PING\r\n")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+async def test_messages_are_handed_over_before_anything_is_awaited() -> None:
+    recorder = Recorder()
+    recorder.gate = asyncio.Event()
+    parser = make(recorder)
+    data = frame(rows_of(1)[0]) + b"PING\r\n" + frame(rows_of(2)[1])
+    task = asyncio.create_task(parser.parse(data))
+    await asyncio.sleep(0)
+    assert recorder.events == ["PING"]
+    assert recorder.rows == rows_of(1)
+    recorder.gate.set()
+    await task
+    assert recorder.rows == rows_of(2)
+
+
+async def test_cancelling_at_any_await_loses_nothing() -> None:
+    """Cancelled at the n-th await for every n, then fed the rest: every message arrives once."""
+    rows = rows_of(6)
+    pieces = [
+        frame(row) + line for row, line in zip(rows, [b"PING\r\n", b"+OK\r\n"] * 3, strict=True)
+    ]
+    data = b"".join(pieces) + b"MSG tail 3 4\r\nta"
+    for n in range(1, 5):
+        recorder = Recorder()
+        parser = make(recorder, pressure=lambda r=recorder: r._event("pressure"))
+        recorder.gate = asyncio.Event()
+        task = asyncio.create_task(parser.parse(data))
+        await asyncio.sleep(0)
+        for _ in range(n - 1):
+            recorder.gate.set()
+            recorder.gate = asyncio.Event()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        recorder.gate = None
+        await parser.parse(b"il\r\n")
+        assert recorder.rows == [*rows, Row(3, b"tail", b"", b"", b"tail")]
+
+
+async def test_reset_during_an_await_ends_the_parse() -> None:
+    recorder = Recorder()
+    recorder.gate = asyncio.Event()
+    parser = make(recorder)
+    task = asyncio.create_task(parser.parse(b"PING\r\n" + frame(rows_of(1)[0])))
+    await asyncio.sleep(0)
+    parser.reset()
+    await parser.parse(b"MSG new 3 1\r\nn\r\n")
+    recorder.gate.set()
+    await task
+    assert recorder.rows == [Row(3, b"new", b"", b"", b"n")]
+    await parser.parse(b"MSG new 3 1\r\nm\r\n")
+    assert [row.payload for row in recorder.rows] == [b"n", b"m"]
+
+
+async def test_reset_in_the_middle_of_a_message() -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    for unfinished in (b"MSG a 1 100\r\nabc", b"MSG a 1", b"PIN"):
+        await parser.parse(unfinished)
+        parser.reset()
+        await parser.parse(b"MSG new 3 1\r\nn\r\n")
+    assert [row.payload for row in recorder.rows] == [b"n"] * 3
+
+
+async def test_done_futures_are_replaced_before_a_pong() -> None:
+    seen = []
+    recorder = Recorder()
+    parser = make(recorder, before_pong=lambda: seen.append(list(recorder.events)))
+    await parser.parse(b"PING\r\nPONG\r\nPONG\r\n")
+    assert seen == [["PING"], ["PING", "PONG"]]
+
+
+async def test_pressure_is_felt_after_a_chunk_is_handed_over() -> None:
+    recorder = Recorder()
+    order = []
+
+    async def pressure() -> None:
+        order.append(len(recorder.rows))
+
+    parser = make(recorder, pressure=pressure)
+    await parser.parse(b"".join(map(frame, rows_of(3))))
+    assert order == [3]
