@@ -19,6 +19,7 @@ from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
 from envelope import COOKIE
+from liftlog.errors import ConfigError
 from liftlog.server.ingest.batch_parser import BatchParser, MessageSink
 from liftlog.stream.run import MessageRun
 
@@ -249,6 +250,10 @@ def parser_seam_problem() -> str | None:
 
 def client_seam_problem() -> str | None:
     """Why not even raw messages can be taken from this nats-py, or None when they can."""
+    client = Client()
+    for name in ("_pongs", "_transport", "_reading_task", "_reconnection_task", "force_reconnect"):
+        if not hasattr(client, name):
+            return f"Client has no {name}"
     expected = ["self", "sid", "subject", "reply", "data", "headers"]
     if _parameters(getattr(Client, "_process_msg", None)) != expected:
         return "Client._process_msg takes other arguments"
@@ -265,18 +270,16 @@ def _parameters(function: Any) -> list[str]:
 
 
 def choose_seam(wanted: str) -> str:
-    """`parser` or `client`. Raises RuntimeError when the installed nats-py offers neither."""
+    """`parser` or `client`. Raises ConfigError when the installed nats-py offers neither."""
+    common = client_seam_problem()
     problem = parser_seam_problem() if wanted in ("auto", "parser") else "not wanted"
+    hint = "install a release of nats-py that liftlog's dependencies allow"
+    if common is not None:
+        raise ConfigError(f"this nats-py cannot be used: {common}", hint=hint)
     if problem is None:
         return "parser"
     if wanted == "parser":
-        raise RuntimeError(f"nats.seam is `parser`, but {problem}")
-    fallback_problem = client_seam_problem()
-    if fallback_problem is not None:
-        raise RuntimeError(
-            f"this nats-py fits neither seam: {problem}; {fallback_problem}. "
-            "Install a release that liftlog's dependencies allow."
-        )
+        raise ConfigError(f"nats.seam is `parser`, but {problem}", hint=hint)
     if wanted == "auto":
         logger.warning("nats-seam-fallback seam=client reason=%s", problem)
     return "client"
