@@ -118,6 +118,7 @@ class Log:
         self._appended: list[_End] = []
         self._slot = AckedSlot(environment.fs, directory, manifest.incarnation, boot_id=boot_id)
         self._slot.update(end.offset)
+        self._acked_end = end.offset
         self._closed = False
 
     @classmethod
@@ -331,7 +332,16 @@ class Log:
             else:
                 kept.append(end)
         self._appended = kept
-        self._slot.update(self._committed.offset)
+        self.note_acked(self._committed.offset)
+
+    def note_acked(self, offset: int) -> None:
+        """Remember, across a killed process, that everything below `offset` may have been acked.
+
+        With durability below fsync acks leave before the high watermark moves.
+        """
+        if offset > self._acked_end:
+            self._acked_end = offset
+            self._slot.update(offset)
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:
         """After a failed sync: go on in a new segment from the last durable position.
@@ -368,7 +378,7 @@ class Log:
         with self._lock, storage_errors(f"continuing {self.name}"):
             self._start_segment(offset)
             self._committed = self._log_end
-            self._slot.update(offset)
+            self.note_acked(offset)
 
     def _must_roll(self, size: int, next_offset: int) -> bool:
         active = self._segments[-1]

@@ -18,7 +18,7 @@ import uvloop
 from acl import AclError
 from acl.policy import Policy
 from liftlog import __version__
-from liftlog.errors import ConfigError, LiftlogError
+from liftlog.errors import ConfigError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.protocol.limits import WireLimits
 from liftlog.server.broker import Broker
@@ -199,8 +199,6 @@ async def _every(seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) 
         await asyncio.sleep(seconds)
         try:
             await work()
-        except LiftlogError as error:
-            logger.error("housekeeping-failed work=%s error=%s", work.__name__, error)  # noqa: TRY400
         except Exception:  # a supervisor: housekeeping must not end the daemon
             logger.exception("housekeeping-failed work=%s", work.__name__)
 

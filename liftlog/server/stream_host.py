@@ -200,6 +200,7 @@ class StreamHost:
         self.commits += 1
         self.records += len(group)
         if self.settings.durability == "interval":
+            self.log.note_acked(self.log.log_end_offset)
             self._after_interval_append(len(group))
         else:
             self._committed_up_to(self.log.log_end_offset)
