@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -41,6 +42,22 @@ def flood(directory: Path, measured: Measurements, progress: Progress, *, repeat
                     f"flood {count:,} at {rate:,.0f}/s: {stored:,} stored, memory grew by "
                     f"{growth / 2**20:.0f} MiB of the {bound / 2**20:.0f} MiB allowed"
                 )
+                if stored < count:
+                    progress.say(f"  lost {count - stored:,}: {_where_lost(system)}")
+
+
+def _where_lost(system: Liftlog) -> str:
+    """Whether NATS cut us off as a slow consumer, or the stream refused."""
+    counts = []
+    for metric in (
+        "liftlog_nats_disconnects_total",
+        "liftlog_nats_slow_consumer_errors_total",
+        "liftlog_possible_loss_events_total",
+        "liftlog_refused_total",
+    ):
+        with contextlib.suppress(KeyError):  # a labelled one exists only once it has counted
+            counts.append(f"{metric}={system.daemon.metric(metric):,.0f}")
+    return " ".join(counts)
 
 
 def flood_jetstream(directory: Path, measured: Measurements, progress: Progress) -> None:

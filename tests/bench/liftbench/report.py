@@ -44,6 +44,7 @@ def environment(directory: Path) -> dict[str, Any]:
         "nats_server": version.stdout.strip(),
         "file_system": file_system_of(directory),
         "fdatasync_us": round(fdatasync_us(directory), 1),
+        "load_average": os.getloadavg()[0],
     }
 
 
@@ -70,7 +71,8 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
     parts = [
         f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, {about['file_system']} "
         f"(fdatasync {about['fdatasync_us']:.0f} us), Python {about['python']}, "
-        f"{about['nats_server']}; medians of {rounds} rounds",
+        f"{about['nats_server']}; load average before {about['load_average']:.1f}; "
+        f"medians of {rounds} rounds",
     ]
     for title, content in (
         ("Ratios", _ratio_table(measured)),
