@@ -1,7 +1,8 @@
 """`liftlog log`: look into a log's files without a daemon, or beside a running one.
 
 files    finds the streams of a directory; a file system that cannot write
-walk     the batches of one segment and every place where there is none
+walk     the batches of one segment and every stretch where there is none
+resync   where good batches go on behind damage (window: reading in large pieces)
 verify   judges a stream: what is damaged, what is only unfinished
 dump     prints batches and records
 command  the click commands

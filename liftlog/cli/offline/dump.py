@@ -10,6 +10,7 @@ from liftlog.cli.offline.files import (
     StreamDirectory,
     opened,
     read_facts,
+    sealed_index,
     segments_on_disk,
 )
 from liftlog.cli.offline.walk import Found, Missing, walk
@@ -69,13 +70,14 @@ def dump_stream(stream: StreamDirectory, first_offset: int = 0) -> Iterator[Dump
             continue
         try:
             with opened(stream.path / entry.file_name) as file:
-                size = data_end = file.size()
+                size = file.size()
                 if manifest is not None and not is_last:
                     size = data_end = min(size, entry.size_bytes)
+                    index = sealed_index(stream.path, entry)
                 else:
-                    data_end = find_data_end(file, 0)
+                    data_end, index = find_data_end(file, 0), None
                 yield SegmentStart(stream.name, entry, data_end, is_last)
-                for item in walk(file, entry.base_offset, size, data_end):
+                for item in walk(file, entry.base_offset, size, data_end, index):
                     dumped = _dumped(stream.name, entry.file_name, item, is_last, first_offset)
                     if dumped is not None:
                         yield dumped

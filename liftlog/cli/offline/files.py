@@ -17,6 +17,7 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file
 from liftlog.log.data_dir import CLEAN_NAME, RECOVERY_POINTS_NAME, STREAMS_NAME
 from liftlog.log.filesystem import OsFile, OsFileSystem
+from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
 from liftlog.log.slot import AckedSlot, SlotState
 
@@ -173,6 +174,14 @@ def _recovery_point(stream: StreamDirectory, incarnation: str) -> int:
         except (CorruptMetadata, OSError, KeyError, TypeError, ValueError):
             continue
     return found
+
+
+def sealed_index(directory: Path, entry: SegmentEntry) -> SparseIndex | None:
+    """The index of a sealed segment, None when it is missing or fails its check."""
+    try:
+        return read_index(FILES, directory / entry.file_name, entry.base_offset, sealed=True)
+    except FileNotFoundError:
+        return None
 
 
 def segments_on_disk(directory: Path) -> list[SegmentEntry]:

@@ -16,12 +16,13 @@ from liftlog.cli.offline.files import (
     StreamFacts,
     opened,
     read_facts,
+    sealed_index,
     segments_on_disk,
 )
 from liftlog.cli.offline.walk import Missing, walk
 from liftlog.cli.text import plural
 from liftlog.log.filesystem import OsFile
-from liftlog.log.index import read_index
+from liftlog.log.index import SparseIndex
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail
 
@@ -175,7 +176,8 @@ class _Verification:
             text = f"the file has {size:,} bytes, the manifest says {entry.size_bytes:,}"
             self._add(NOTE, text, name)
         end, records, epoch = entry.base_offset, 0, 0
-        for item in walk(file, entry.base_offset, size, data_end):
+        index = self._index(entry) if knows_end else None
+        for item in walk(file, entry.base_offset, size, data_end, index):
             if not isinstance(item, Missing):
                 header = item.batch.header
                 self.report.batch_count += 1
@@ -197,7 +199,6 @@ class _Verification:
         if knows_end and end < entry.next_offset:
             self._lost("the end of the file is missing", name, size, end, entry.next_offset)
         if knows_end:
-            self._check_index(entry)
             end = max(end, entry.next_offset)
         self.report.record_count += records
         self.report.size_bytes += data_end
@@ -236,15 +237,12 @@ class _Verification:
         )
         return verdict.cut
 
-    def _check_index(self, entry: SegmentEntry) -> None:
-        path = self.stream.path / entry.file_name
-        try:
-            index = read_index(FILES, path, entry.base_offset, sealed=True)
-        except FileNotFoundError:
-            index = None
+    def _index(self, entry: SegmentEntry) -> SparseIndex | None:
+        index = sealed_index(self.stream.path, entry)
         if index is None:
             text = "its index is missing or bad; it is made anew when it is needed"
             self._add(NOTE, text, entry.file_name)
+        return index
 
 
 def _covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> bool:

@@ -114,7 +114,7 @@ def test_pretty_lines() -> None:
     line = PrettyFormatter(colour=False).format(
         record("listening pull=%s reason=%s", "tcp://127.0.0.1:1", "two words", level=30)
     )
-    assert line[12:] == ' warning  listening pull=tcp://127.0.0.1:1 reason="two words"'[0:]
+    assert line[12:] == ' warning  listening pull=tcp://127.0.0.1:1 reason="two words"'
     assert PrettyFormatter(colour=True).format(record("x", level=40)).startswith("\x1b[31m")
 
 

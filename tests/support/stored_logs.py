@@ -1,0 +1,128 @@
+"""A data directory with one stream on disk, written by the real log, for tests that look at files
+and damage them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from liftlog.log import DataDir, EncodedBatch, Log, LogConfig, LogEnvironment
+from liftlog.log.clock import SystemClock
+from liftlog.log.filesystem import OsFileSystem
+from liftlog.records.encode import encode_batch
+from liftlog.records.header import BatchHeader, parse_header
+
+STREAM = "orders"
+FIRST_SEGMENT = f"{1:020d}.log"
+STAMP_NS = 1_767_225_600_000_000_000
+
+
+class StoredLog:
+    """Append batches, then `close` (a clean stop) or `crash` (the process is gone)."""
+
+    def __init__(self, data_dir: Path, *, segment_max_bytes: int = 1 << 20) -> None:
+        self.data_dir = data_dir
+        self.directory = data_dir / "streams" / STREAM
+        self.environment = LogEnvironment.create(OsFileSystem(), SystemClock())
+        self.config = LogConfig(segment_max_bytes=segment_max_bytes, segment_max_age_ns=None)
+        self._dir = DataDir(data_dir, self.environment)
+        self._dir.open()
+        if STREAM in self._dir.stream_names():
+            self.log, self.report = self._dir.open_log(STREAM, self.config)
+        else:
+            self.log = self._dir.create_log(STREAM, self.config, initial_offset=1, metadata={})
+
+    def append(
+        self,
+        values: Sequence[bytes | None],
+        *,
+        commit: bool = True,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[bytes] | None = None,
+    ) -> None:
+        """One batch; without `commit` it is written but neither synced nor acked."""
+        data = make_batch(self.log, values, keys=keys, headers=headers)
+        header = parse_header(data)
+        self.log.append([encoded(data, header)])
+        if commit:
+            self.log.sync()
+            self.log.advance_high_watermark(self.log.log_end_offset)
+
+    def close(self) -> None:
+        state = self.log.close()
+        assert state is not None
+        self._dir.close({STREAM: state})
+
+    def crash(self) -> None:
+        """Leaves everything as a killed process does."""
+        self.log._slot.close()
+        self.log._file.close()
+        self._dir.close(None)
+
+    def positions(self, segment: str = FIRST_SEGMENT) -> list[tuple[int, BatchHeader]]:
+        return batch_positions(self.directory / segment)
+
+
+def make_batch(
+    log: Log,
+    values: Sequence[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[bytes] | None = None,
+    base_offset: int | None = None,
+) -> bytearray:
+    return encode_batch(
+        base_offset=log.log_end_offset if base_offset is None else base_offset,
+        leader_epoch=log.leader_epoch,
+        commit_group=log.commit_group,
+        stamps=[(STAMP_NS, len(values))],
+        subjects=[b"orders.new"] * len(values),
+        values=values,
+        keys=keys,
+        headers=headers,
+        has_tombstones=None in values,
+    )
+
+
+def encoded(data: bytearray, header: BatchHeader) -> EncodedBatch:
+    return EncodedBatch(
+        data,
+        header.base_offset,
+        header.next_offset,
+        header.record_count,
+        header.base_timestamp_ns,
+        header.max_timestamp_ns,
+    )
+
+
+def batch_positions(path: Path) -> list[tuple[int, BatchHeader]]:
+    """(position, header) of every batch of an undamaged segment."""
+    raw = path.read_bytes()
+    found = []
+    position = 0
+    while position < len(raw) and raw[position] != 0:
+        header = parse_header(raw, position)
+        found.append((position, header))
+        position += header.length
+    return found
+
+
+def flip(path: Path, position: int) -> None:
+    """Damage one bit."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def fingerprint(directory: Path) -> dict[str, tuple[str, int]]:
+    """Content and time of change of everything below, to show that nothing was touched."""
+    return {
+        str(path): (
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+            path.stat().st_mtime_ns,
+        )
+        for path in [directory, *sorted(directory.rglob("*"))]
+    }
