@@ -1,0 +1,146 @@
+"""Publishing to a real daemon and reading back what it stored."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from support.daemon import Daemon
+from support.raw_nats import RawMessage, RawNats, header_block, pub_frame
+
+from liftlog.client import connect_sync
+from liftlog.records.decode import Record
+
+
+def records_of(daemon: Daemon, stream: str, start: int | str = "earliest") -> list[Record]:
+    """Everything a consumer can read of a stream now."""
+    with connect_sync(daemon.pull_address) as client:
+        return list(client.read(stream, start=start, until="end"))
+
+
+def values_of(daemon: Daemon, stream: str) -> list[bytes | None]:
+    return [record.value for record in records_of(daemon, stream)]
+
+
+def describe(daemon: Daemon, stream: str) -> Any:
+    with connect_sync(daemon.pull_address) as client:
+        return client.describe_stream(stream)
+
+
+def until(condition: Callable[[], Any], timeout: float = 15.0, what: str = "") -> None:
+    """Poll: for states that nothing announces."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {timeout} s: {what or condition}"
+        time.sleep(0.01)
+
+
+def assert_no_traceback(daemon: Daemon) -> None:
+    assert "Traceback" not in daemon.log, daemon.log
+    assert "Error in sys.excepthook" not in daemon.log
+    assert "was never retrieved" not in daemon.log, daemon.log
+
+
+def refused(daemon: Daemon, stream: str, reason: str) -> float:
+    try:
+        return daemon.metric("liftlog_refused_total", stream=stream, reason=reason)
+    except KeyError:
+        return 0.0
+
+
+def ack_of(message: RawMessage) -> dict[str, Any]:
+    assert message.payload, f"no ack but {message.headers!r}"
+    found: dict[str, Any] = json.loads(message.payload)
+    return found
+
+
+def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str) -> dict[str, Any]:
+    """Publish with a reply subject; returns the ack. Underscores in names become dashes."""
+    block = header_block({name.replace("_", "-"): value for name, value in headers.items()})
+    return ack_of(client.request(subject, payload, headers=block if headers else b""))
+
+
+class AckedPublisher(threading.Thread):
+    """Publishes numbered messages, many in flight, and keeps the books.
+
+    The value of a message is its number. `acked` maps numbers to offsets; `nacked` to error codes.
+    A message without an answer stays in neither.
+    """
+
+    def __init__(self, port: int, subject: str, *, in_flight: int = 64, pad: int = 0) -> None:
+        super().__init__(name=f"publisher-{subject}")
+        self.acked: dict[int, int] = {}
+        self.nacked: dict[int, int] = {}
+        self.published = 0
+        self.error: BaseException | None = None
+        self._port, self._subject = port, subject
+        self._in_flight, self._pad = in_flight, pad
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with RawNats(self._port) as client:
+                self._publish(client)
+        except (OSError, AssertionError) as error:
+            self.error = error
+
+    def _publish(self, client: RawNats) -> None:
+        inbox = client.new_reply().rpartition(b".")[0]
+        waiting: set[int] = set()
+        while not self._stop_asked.is_set():
+            frames = []
+            while len(waiting) < self._in_flight:
+                number = self.published
+                self.published += 1
+                waiting.add(number)
+                value = (b"%d" % number).ljust(self._pad)
+                frames.append(pub_frame(self._subject, value, reply=inbox + b".%d" % number))
+            client.send(b"".join(frames))
+            try:
+                self._take(client.next_message(0.3), waiting)
+                while client._messages:
+                    self._take(client.next_message(), waiting)
+            except TimeoutError:
+                waiting.clear()
+        # What is still under way: the answers come, or they do not.
+        while waiting:
+            try:
+                self._take(client.next_message(0.3), waiting)
+            except TimeoutError:
+                break
+
+    def _take(self, message: RawMessage, waiting: set[int]) -> None:
+        number = int(message.subject.rpartition(b".")[2])
+        waiting.discard(number)
+        if message.payload:  # else: nobody subscribes at the moment
+            answer = json.loads(message.payload)
+            if "error" in answer:
+                self.nacked[number] = answer["error"]["err_code"]
+            else:
+                assert number not in self.acked, "acked twice"
+                self.acked[number] = answer["seq"]
+
+    def finish(self) -> None:
+        """Stop publishing, wait for the answers under way."""
+        self._stop_asked.set()
+        self.join(20)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def assert_all_stored(daemon: Daemon, stream: str, publisher: AckedPublisher) -> list[Record]:
+    """Every acked message can be read under its offset, and offsets run without gaps."""
+    records = records_of(daemon, stream)
+    by_offset = {record.offset: record for record in records}
+    assert len(by_offset) == len(records)
+    missing = [
+        (number, offset)
+        for number, offset in publisher.acked.items()
+        if offset not in by_offset or int(by_offset[offset].value or b"-1") != number
+    ]
+    assert not missing, f"{len(missing)} of {len(publisher.acked)} acked are wrong: {missing[:5]}"
+    return records
