@@ -1,0 +1,372 @@
+"""The commands against the real daemon and a real nats-server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.daemon import REPOSITORY, Daemon
+from support.nats_server import NatsServer
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.main import cli
+
+pytestmark = pytest.mark.integration
+
+NUMBERS = itertools.count(1)
+COMMAND = [sys.executable, "-m", "liftlog"]
+
+
+class Cli:
+    """Runs commands in this process, or as one of their own, against one daemon."""
+
+    def __init__(self, daemon: Daemon, nats: NatsServer) -> None:
+        self.daemon = daemon
+        self.environ = {"LIFTLOG_SERVER": daemon.pull_address, "NATS_URL": nats.url}
+
+    def __call__(self, *arguments: str, stdin: bytes | None = None) -> Result:
+        return CliRunner(env=self.environ).invoke(cli, arguments, input=stdin)
+
+    def ok(self, *arguments: str, stdin: bytes | None = None) -> str:
+        result = self(*arguments, stdin=stdin)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def objects(self, *arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.ok(*arguments, "-o", "jsonl").splitlines()]
+
+    def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*COMMAND, *arguments],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **self.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def liftlog() -> Iterator[Cli]:
+    streams = {"orders": {"subject": "orders.>"}, "silent": {"subject": "silent", "acks": "off"}}
+    with NatsServer() as nats, Daemon(nats.url, {"streams": streams}) as daemon:
+        yield Cli(daemon, nats)
+
+
+@pytest.fixture
+def stream(liftlog: Cli) -> Iterator[str]:
+    """A stream for one test; it records <name>.>"""
+    name = f"test{next(NUMBERS)}"
+    liftlog.ok("stream", "create", name, "--subject", f"{name}.>")
+    yield name
+    liftlog.ok("stream", "rm", name, "--yes")
+
+
+# --- streams ---
+
+
+def test_create_is_idempotent_and_conflicts_are_explained(liftlog: Cli) -> None:
+    create = ("stream", "create", "jobs", "--subject", "jobs.*")
+    settings = ("--set", "retention.max_messages=100", "--set", "acks=off")
+    assert "jobs records jobs.* (attached)" in liftlog.ok(*create, *settings)
+    (again,) = liftlog.objects(*create, *settings)
+    assert again["settings"]["retention"]["max_messages"] == 100
+    assert again["acks"] == "off"
+    refused = liftlog(*create, "--set", "acks=off", "--set", "retention.max_messages=5")
+    assert refused.exit_code == ExitCode.CONFLICT
+    assert refused.stdout == ""
+    assert "retention.max_messages" in refused.stderr
+    liftlog.ok("stream", "delete", "jobs", "-y")
+
+
+def test_wrong_settings_are_listed_all_at_once(liftlog: Cli) -> None:
+    result = liftlog(
+        "stream", "create", "x", "--subject", "a..b", "--set", "durability=maybe", "--set", "foo=1"
+    )
+    assert result.exit_code == ExitCode.USAGE
+    for key in ("subject", "durability", "foo"):
+        assert key in result.stderr
+    assert liftlog("stream", "info", "x").exit_code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "_offsets", "x" * 129, "ü"])
+def test_names_that_are_none(liftlog: Cli, name: str) -> None:
+    result = liftlog("stream", "create", name, "--subject", "a")
+    assert result.exit_code == ExitCode.USAGE
+    assert "Traceback" not in result.stderr
+
+
+def test_ls_and_info(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("pub", f"{stream}.a", "hello")
+    names = [one["name"] for one in liftlog.objects("stream", "ls")]
+    assert {"orders", "silent", stream} <= set(names)
+    assert json.loads(liftlog.ok("stream", "list", "-o", "json"))[0].keys() >= {"name", "state"}
+    heading, *rows = liftlog.ok("stream", "ls").splitlines()
+    assert heading.split()[:3] == ["NAME", "SUBJECT", "STATE"]
+    (row,) = [row for row in rows if row.startswith(stream)]
+    assert row.split()[1:4] == [f"{stream}.>", "attached", "1"]
+    shown = liftlog.ok("stream", "info", stream)
+    assert "1 record, offsets 1 to 1" in shown
+    assert "dedupe_window: 2m" in shown
+    (described,) = liftlog.objects("stream", "describe", stream)
+    assert described["high_watermark"] == 2
+
+
+def test_rm_asks_first_and_spares_what_the_configuration_names(liftlog: Cli, stream: str) -> None:
+    result = liftlog("stream", "rm", stream)
+    assert result.exit_code == ExitCode.USAGE
+    assert "--yes" in result.stderr
+    assert liftlog("stream", "info", stream).exit_code == ExitCode.OK
+    assert liftlog("stream", "rm", "orders", "--yes").exit_code == ExitCode.CONFLICT
+    assert liftlog("stream", "rm", "nope", "--yes").exit_code == ExitCode.NOT_FOUND
+
+
+# --- pub ---
+
+
+def test_pub_prints_stream_and_offset(liftlog: Cli, stream: str) -> None:
+    assert liftlog.ok("pub", f"{stream}.a", "one") == f"{stream} 1\n"
+    twice = ("pub", f"{stream}.a", "two", "--msg-id", "m1")
+    assert liftlog.ok(*twice) == f"{stream} 2\n"
+    assert liftlog.ok(*twice) == f"{stream} 2 duplicate\n"
+    assert json.loads(liftlog.ok(*twice, "-o", "json")) == [
+        {"subject": f"{stream}.a", "stream": stream, "seq": 2, "duplicate": True}
+    ]
+
+
+@pytest.mark.parametrize("form", [(), ("--envelope",)])
+def test_keys_headers_and_tombstones(liftlog: Cli, stream: str, form: tuple[str, ...]) -> None:
+    with_key = ("--key", "k", "-H", "Trace: 1", *form)
+    liftlog.ok("pub", f"{stream}.a", "value", "--msg-id", "m", *with_key)
+    liftlog.ok("pub", f"{stream}.a", "--tombstone", *with_key)
+    assert "duplicate" in liftlog.ok("pub", f"{stream}.a", "value", "--msg-id", "m", *with_key)
+    first, second = liftlog.objects("consume", stream, "--until-end")
+    assert (first["key"], first["value"], first["headers"]["Trace"]) == ("k", "value", "1")
+    assert (second["key"], second["value"]) == ("k", None)
+
+
+def test_many_messages_come_in_order(liftlog: Cli, stream: str) -> None:
+    acks = liftlog.ok("pub", f"{stream}.a", "n {n}", "--count", "1500").splitlines()
+    assert acks == [f"{stream} {offset}" for offset in range(1, 1501)]
+    found = liftlog.objects("consume", stream, "--until-end")
+    assert [one["value"] for one in found] == [f"n {n}" for n in range(1, 1501)]
+
+
+def test_lines_of_standard_input(liftlog: Cli, stream: str) -> None:
+    data = b"first\r\n\n\xff\xfe\nlast"
+    acks = liftlog.ok("pub", f"{stream}.a", "-", "--msg-id", "line-{n}", stdin=data)
+    assert acks.splitlines() == [f"{stream} {offset}" for offset in range(1, 5)]
+    found = liftlog.objects("consume", stream, "--until-end")
+    assert [one["value"] for one in found] == ["first", "", "//4=", "last"]
+    assert found[3]["headers"] == {"Nats-Msg-Id": "line-4"}
+
+
+def test_without_acks(liftlog: Cli, stream: str) -> None:
+    result = liftlog("pub", f"{stream}.a", "x", "--count", "3", "--no-ack")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "3 messages sent without asking for an ack" in result.stderr
+    liftlog.ok("pub", f"{stream}.a", "x")  # same server, later: the three are in
+    assert len(liftlog.objects("consume", stream, "--until-end")) == 4
+
+
+def test_a_refusal_is_told_and_the_rest_goes_on(liftlog: Cli, stream: str) -> None:
+    result = liftlog(
+        "pub", f"{stream}.a", "x", "--count", "3", "-H", "Nats-Expected-Last-Sequence:0",
+    )  # fmt: skip
+    assert result.exit_code == ExitCode.NOT_ACKED
+    assert result.stdout == f"{stream} 1\n"
+    assert result.stderr.count("wrong last sequence: 1 (error 10071)") == 2
+    assert "1 of 3 messages acked" in result.stderr
+
+
+def test_nobody_listens_and_nobody_answers(liftlog: Cli) -> None:
+    result = liftlog("pub", "nobody.here", "x", "--count", "1000")
+    assert result.exit_code == ExitCode.NOT_ACKED
+    assert "nobody listens on nobody.here" in result.stderr
+    assert "Nothing more was sent" in result.stderr
+    result = liftlog("pub", "silent", "x", "--timeout", "0.2")
+    assert result.exit_code == ExitCode.NOT_ACKED
+    assert "no ack came in 0.2 s" in result.stderr
+
+
+def test_no_nats_and_no_secrets_shown(liftlog: Cli) -> None:
+    result = liftlog("pub", "a", "x", "--nats", "nats://u:s3cret@127.0.0.1:1")
+    assert result.exit_code == ExitCode.CANNOT_CONNECT
+    assert "s3cret" not in result.output
+    assert "127.0.0.1:1" in result.stderr
+
+
+# --- consume ---
+
+
+def test_where_to_start_and_stop(liftlog: Cli, stream: str) -> None:
+    for number in range(1, 6):
+        liftlog.ok("pub", f"{stream}.a", f"{number}")
+
+    def values(*arguments: str) -> list[str]:
+        return [one["value"] for one in liftlog.objects("consume", stream, *arguments)]
+
+    assert values("--until-end") == ["1", "2", "3", "4", "5"]
+    assert values("--until-end", "--from", "4") == ["4", "5"]
+    assert values("--from", "2", "-n", "2") == ["2", "3"]
+    assert values("--until-end", "--from", "latest") == []
+    assert values("--until-end", "--from", "@-1h") == ["1", "2", "3", "4", "5"]
+    assert values("--until-end", "--from", "@now") == []
+    third = liftlog.objects("consume", stream, "--from", "3", "-n", "1")[0]
+    assert values("--until-end", "--from", f"@{third['timestamp']}") == ["3", "4", "5"]
+    assert json.loads(liftlog.ok("consume", stream, "--from", "5", "-n", "1", "-o", "json"))
+    table = liftlog.ok("consume", stream, "--until-end").splitlines()
+    assert len(table) == 6
+
+
+def test_out_of_range_and_unknown(liftlog: Cli, stream: str) -> None:
+    result = liftlog("consume", stream, "--from", "99", "--until-end")
+    assert result.exit_code == ExitCode.OUT_OF_RANGE
+    assert "next:" in result.stderr
+    assert liftlog("consume", "nope").exit_code == ExitCode.NOT_FOUND
+
+
+def test_it_waits_for_more_until_interrupted(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("pub", f"{stream}.a", "before")
+    process = liftlog.spawn("consume", stream, "-o", "jsonl")
+    assert process.stdout is not None
+    try:
+        assert json.loads(process.stdout.readline())["value"] == "before"
+        liftlog.ok("pub", f"{stream}.a", "after")
+        assert json.loads(process.stdout.readline())["value"] == "after"
+        process.send_signal(signal.SIGINT)
+        rest, complaints = process.communicate(timeout=20)
+    finally:
+        end(process)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert (rest, complaints) == (b"", b"")
+
+
+def test_an_interrupted_json_array_is_whole(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("pub", f"{stream}.a", "x")
+    process = liftlog.spawn("consume", stream, "-o", "json")
+    assert process.stdout is not None
+    try:
+        head = process.stdout.read1(100)
+        while b'"value"' not in head:
+            head += process.stdout.read1(1000)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=20)
+    finally:
+        end(process)
+    assert [one["value"] for one in json.loads(head + rest)] == ["x"]
+
+
+def test_a_closed_pipe_is_quiet(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("pub", f"{stream}.a", "x" * 1000, "--count", "1000")
+    process = liftlog.spawn("consume", stream)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(timeout=20)
+        complaints = process.stderr.read()
+    finally:
+        end(process)
+    assert process.returncode == ExitCode.PIPE_CLOSED
+    assert complaints == b""
+
+
+def test_a_daemon_that_goes_away(tmp_path: Path) -> None:
+    with NatsServer() as nats, Daemon(nats.url, {"streams": {"a": {"subject": "a"}}}) as daemon:
+        liftlog = Cli(daemon, nats)
+        liftlog.ok("pub", "a", "x")
+        process = liftlog.spawn("consume", "a", "-o", "jsonl")
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline()
+            daemon.kill()
+            _, complaints = process.communicate(timeout=20)
+        finally:
+            end(process)
+        assert process.returncode == ExitCode.CANNOT_CONNECT
+        assert b"read on with --from 2" in complaints
+        daemon.start()
+
+
+# --- log, serve, start-up ---
+
+
+def test_verify_and_dump_beside_a_busy_daemon(liftlog: Cli, stream: str) -> None:
+    process = liftlog.spawn("pub", f"{stream}.a", "x" * 2000, "--count", "20000")
+    try:
+        rounds = 0
+        while process.poll() is None and rounds < 20:
+            rounds += 1
+            result = liftlog("log", "verify", str(liftlog.daemon.data_dir))
+            assert result.exit_code == ExitCode.OK, result.output
+        acks, _ = process.communicate(timeout=60)
+    finally:
+        end(process)
+    count = len(acks.splitlines())
+    directory = str(liftlog.daemon.data_dir / "streams" / stream)
+    dumped = liftlog.ok("log", "dump", directory, "--values", "-o", "jsonl").splitlines()
+    assert len(dumped) == count == 20_000
+    assert json.loads(dumped[-1])["offset"] == count
+    (report,) = liftlog.objects("log", "verify", directory)
+    assert report["record_count"] == count
+    assert report["findings"] == []
+
+
+def test_a_second_daemon_on_the_same_directory_is_refused(liftlog: Cli) -> None:
+    process = liftlog.spawn("serve", "-c", str(liftlog.daemon.config_path))
+    try:
+        _, complaints = process.communicate(timeout=30)
+    finally:
+        end(process)
+    assert process.returncode == ExitCode.TRY_AGAIN
+    assert str(liftlog.daemon.pid).encode() in complaints
+    assert b"Traceback" not in complaints
+
+
+def test_serve_logs_json_lines_without_secrets(tmp_path: Path) -> None:
+    settings = {"nats": {"servers": ["nats://user:s3cret@127.0.0.1:1"], "connect_timeout": "100ms"}}
+    daemon = Daemon(None, settings, directory=tmp_path).spawn()
+    try:
+        daemon.wait_listening()
+        deadline = time.monotonic() + 20
+        while "nats-" not in daemon.log.split("listening")[-1] and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        stopped = daemon.stop()
+    assert stopped.exit_code == 0
+    events = [json.loads(line) for line in daemon.log.splitlines()]
+    assert {event["event"] for event in events} >= {"starting", "listening"}
+    assert any(event["event"].startswith("nats-") for event in events)
+    assert "s3cret" not in daemon.log
+
+
+def test_consume_starts_fast(liftlog: Cli) -> None:
+    """CPU time, since the machine may be busy; generous, but imports of servers would break it."""
+    before = os.times()
+    process = liftlog.spawn("consume", "orders", "--until-end")
+    process.communicate(timeout=30)
+    after = os.times()
+    used = after.children_user - before.children_user + after.children_system
+    assert process.returncode == 0
+    assert used - before.children_system < 0.6
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
