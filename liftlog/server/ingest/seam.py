@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import nats.protocol.parser
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.errors import ProtocolError
@@ -163,6 +165,25 @@ class WideTransport(TcpTransport):
         return True
 
 
+_STRICT_PATTERNS = {
+    "MSG_RE": re.compile(rb"\AMSG ([^ \r\n]+) ([^ \r\n]+) (([^ \r\n]+) )?(\d+)\r\n"),
+    "HMSG_RE": re.compile(rb"\AHMSG ([^ \r\n]+) ([^ \r\n]+) (([^ \r\n]+) )?(\d+) (\d+)\r\n"),
+}
+
+
+def separate_at_blanks_only() -> None:
+    """Make nats-py's own parser read control lines as nats-server writes them.
+
+    Its patterns take any whitespace for a separator, line ends too. A header block that begins
+    with `12\r\n` then becomes the sizes of the message: whoever publishes it chooses where the
+    next message begins, and so can forge one. Patterns of another shape are left alone.
+    """
+    for name, strict in _STRICT_PATTERNS.items():
+        theirs = getattr(nats.protocol.parser, name, None)
+        if isinstance(theirs, re.Pattern) and theirs.groups == strict.groups:
+            setattr(nats.protocol.parser, name, strict)
+
+
 def replace_done_pongs(client: Client) -> None:
     """A flush that timed out leaves a finished future behind, and nats-py's PONG handling would
     trip over it and end the read loop."""
@@ -298,6 +319,7 @@ def make_client(
     all of them do.
     """
     if seam == "client":
+        separate_at_blanks_only()
         client: WatchedClient = RawClient(sink, pressure, on_trouble)
         client._transport = WideTransport(lambda: client.is_connected)
         return client

@@ -252,6 +252,21 @@ async def test_the_fallback_delivers_raw_bytes_in_runs() -> None:
     assert list(second.headers or ()) == [b"XX"]
 
 
+async def test_the_fallback_separates_at_blanks_only() -> None:
+    sink = Sink()
+    client = make_client("client", sink, no_pressure, lambda: False, lambda error: None)
+    forged = b"MSG forged 1 2\r\nno\r\n"
+    data = (
+        b"HMSG a 1 6 %d\r\n" % (6 + len(forged)) + b"3\r\n\r\n\r" + forged + b"\r\n"
+        b"MSG a\x0bb 1 r\x0c 2\r\nok\r\n"
+    )
+    await client._ps.parse(data)
+    await asyncio.sleep(0)
+    [(_, run)] = sink.runs
+    assert list(run.subjects) == [b"a", b"a\x0bb"]
+    assert list(run.payloads) == [forged, b"ok"]
+
+
 async def test_trouble_is_told_once() -> None:
     told: list[Exception] = []
     client = make_client("parser", Sink(), no_pressure, lambda: False, told.append)
