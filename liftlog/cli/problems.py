@@ -36,11 +36,19 @@ def code_for(error: BaseException) -> ExitCode:
     return error.exit_code if isinstance(error, Problem) else exit_code_of(error)
 
 
+def unwrapped(error: BaseException) -> BaseException:
+    """What failed, out of the groups that a failing task is wrapped in."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def report(error: BaseException, *, debug: bool = False) -> ExitCode:
     """Print `error` on stderr; returns the exit code that goes with it."""
-    code = code_for(error)
     if debug:
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    error = unwrapped(error)
+    code = code_for(error)
     for label, text in describe(error, code):
         style: dict[str, Any] = {"fg": "red", "bold": True} if label == "error" else {"dim": True}
         first, *rest = printable(text, keep_newlines=True).splitlines() or [""]

@@ -26,6 +26,9 @@ Data goes to stdout; errors, warnings and remarks go to stderr. An error says wh
 what to do next; `--debug` adds the traceback.
 
 Tables are for people and may change. Behind a pipe no line of a table is cut or wrapped.
+
+Completion for bash (zsh and fish have `zsh_source` and `fish_source`):
+`eval "$(_LIFTLOG_COMPLETE=bash_source liftlog)"`
 """
 
 _OUTPUT = """\

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import click
 
 from liftlog.cli.options import debug_option
+from liftlog.cli.problems import unwrapped
+from liftlog.errors import LiftlogError
+
+logger = logging.getLogger("liftlog.server")
 
 
 @click.command()
@@ -49,4 +54,10 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
     from liftlog.server.logs import configure_logging
 
     configure_logging(settings.logging.level, settings.logging.format)
-    return run(settings, assume_yes=assume_yes)
+    try:
+        return run(settings, assume_yes=assume_yes)
+    except Exception as error:
+        if not isinstance(unwrapped(error), LiftlogError):
+            # A defect: whoever reads the logs of a daemon needs more than a sentence.
+            logger.critical("daemon-failed", exc_info=True)
+        raise

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from support.daemon import REPOSITORY, Daemon
 from support.nats_server import NatsServer
 
+from acl.tokens import hash_token, new_secret
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.main import cli
 
@@ -298,6 +299,70 @@ def test_a_daemon_that_goes_away(tmp_path: Path) -> None:
         assert process.returncode == ExitCode.CANNOT_CONNECT
         assert b"read on with --from 2" in complaints
         daemon.start()
+
+
+def test_damaged_records_are_named_and_can_be_skipped(tmp_path: Path) -> None:
+    streams = {"a": {"subject": "a"}}
+    with NatsServer() as nats, Daemon(nats.url, {"streams": streams}, directory=tmp_path) as daemon:
+        for number in range(1, 6):  # one batch each
+            Cli(daemon, nats).ok("pub", "a", f"value {number}")
+        daemon.stop()
+        path = daemon.data_dir / "streams" / "a" / f"{1:020d}.log"
+        path.write_bytes(path.read_bytes().replace(b"value 3", b"VALUE 3"))
+        daemon.start()
+        liftlog = Cli(daemon, nats)
+        result = liftlog("consume", "a", "--until-end", "-o", "jsonl")
+        assert result.exit_code == ExitCode.DAMAGED
+        assert [json.loads(line)["offset"] for line in result.stdout.splitlines()] == [1, 2]
+        assert "--from 4" in result.stderr
+        result = liftlog("consume", "a", "--until-end", "-o", "jsonl", "--skip-damaged")
+        assert result.exit_code == ExitCode.DAMAGED
+        assert [json.loads(line)["offset"] for line in result.stdout.splitlines()] == [1, 2, 4, 5]
+        assert "[3, 4)" in result.stderr
+        result = liftlog("log", "verify", str(tmp_path / "data"))
+        assert result.exit_code == ExitCode.DAMAGED
+        assert "offset 3: the body checksum does not match" in result.stdout
+
+
+# --- who may ---
+
+ACL = """
+principals:
+  reader: {{token_hash: "{0}"}}
+  owner: {{token_hash: "{1}"}}
+roles:
+  reading:
+    - {{allow: [read], streams: ["orders"]}}
+  owning:
+    - {{allow: [create, delete, read, commit, admin], streams: ["*"], attach: ["orders.>"]}}
+bindings:
+  reader: [reading]
+  owner: [owning]
+"""
+
+
+def test_tokens_and_a_unix_socket(tmp_path: Path) -> None:
+    secret, other = new_secret(), new_secret()
+    (tmp_path / "acl.yaml").write_text(ACL.format(hash_token(secret), hash_token(other)))
+    settings = {
+        "acl": {"file": str(tmp_path / "acl.yaml")},
+        "pull": {"listen": [f"unix://{tmp_path}/pull.sock"]},
+        "streams": {"orders": {"subject": "orders.>"}},
+    }
+    with NatsServer() as nats, Daemon(nats.url, settings, directory=tmp_path) as daemon:
+        liftlog = Cli(daemon, nats)
+        denied = liftlog("stream", "ls")
+        assert denied.exit_code == ExitCode.DENIED
+        assert liftlog("stream", "ls", "--token", "reader.wrong").exit_code == ExitCode.DENIED
+        assert "orders" in liftlog.ok("stream", "ls", "--token", f"reader.{secret}")
+        liftlog.environ["LIFTLOG_TOKEN"] = f"reader.{secret}"
+        liftlog.ok("consume", "orders", "--until-end")
+        create = ("stream", "create", "more", "--subject", "orders.more")
+        refused = liftlog(*create)
+        assert refused.exit_code == ExitCode.DENIED
+        assert "Traceback" not in refused.stderr
+        liftlog.ok(*create, "--token", f"owner.{other}")
+        assert secret not in denied.output + refused.output + daemon.log
 
 
 # --- log, serve, start-up ---

@@ -143,6 +143,21 @@ def test_configuration_errors_are_listed_all_at_once() -> None:
         assert key in result.stderr
 
 
+def test_a_daemon_that_fails_leaves_a_traceback_in_its_log() -> None:
+    code = (
+        "from liftlog.server import daemon\n"
+        "def run(*a, **k): raise ExceptionGroup('group', [ZeroDivisionError('boom')])\n"
+        "daemon.run = run\n"
+        "from liftlog.cli.main import cli; cli.main(['serve'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.FAILED
+    line, *words = done.stderr.splitlines()
+    assert json.loads(line)["event"] == "daemon-failed"
+    assert "ZeroDivisionError: boom" in json.loads(line)["traceback"]
+    assert words[0] == "error: unexpected ZeroDivisionError: boom"
+
+
 def modules_after(statement: str) -> set[str]:
     code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(

@@ -63,6 +63,16 @@ def test_a_defect_asks_to_be_reported(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Traceback" not in shown
 
 
+def test_an_error_of_a_task_is_taken_out_of_its_groups(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inner = ExceptionGroup("inner", [StreamNotFound("no stream")])
+    assert report(ExceptionGroup("outer", [inner])) is ExitCode.NOT_FOUND
+    assert capsys.readouterr().err.startswith("error: no stream\n")
+    several = ExceptionGroup("several", [KeyError("a"), KeyError("b")])
+    assert report(several) is ExitCode.FAILED
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise KeyError("boom")
