@@ -17,6 +17,7 @@ from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import DEFAULT_FETCH_BYTES, DEFAULT_READ_AHEAD_BYTES, ReadAhead
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
+    RECEIVE_BYTES,
     REQUEST_TIMEOUT_SECONDS,
     SOFTWARE,
     Answer,
@@ -45,8 +46,6 @@ from liftlog.protocol.messages import (
 )
 from liftlog.protocol.states import State
 from liftlog.records.decode import Record, RecordBatch
-
-_RECEIVES_PER_TURN = 16
 
 
 class Client:
@@ -227,11 +226,12 @@ class Client:
                 connection.authenticate(token)
 
     def _on_readable(self) -> None:
-        connection, receive = self._connection, self._sock.recv_into
+        connection = self._connection
+        budget = RECEIVE_BYTES
         try:
-            for _ in range(_RECEIVES_PER_TURN):
-                view = connection.get_buffer()
-                received = receive(view)
+            while budget > 0 and self._error is None:
+                room = connection.get_buffer()[:budget]
+                received = self._sock.recv_into(room)
                 if received == 0:
                     self._lose("the daemon closed it")
                     return
@@ -240,8 +240,9 @@ class Client:
                     self._opening.set_result(None)
                     self._opening = None
                 self._flush()
-                if received < len(view):
+                if received < len(room):
                     return  # that was all; the loop calls again when there is more
+                budget -= received
         except (BlockingIOError, InterruptedError):
             pass
         except (OSError, LiftlogError) as error:

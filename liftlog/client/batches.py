@@ -2,36 +2,90 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.format import HEADER_SIZE, LENGTH_POSITION
 from liftlog.records.header import parse_header
+
+_LENGTH = struct.Struct("<I")
+
+
+class ArrivingBatches:
+    """The batches of a body that may still be on its way.
+
+    Every checksum is verified before its batch is handed out. Records below the asked offset
+    and the log start, and at or above `stop_offset`, are dropped, and batches left without
+    records are skipped. A batch is looked at as soon as it is whole: its bytes have just been
+    copied then and are still in the processor's cache.
+    """
+
+    __slots__ = ("_body", "_first_wanted", "_header", "_position", "_reached", "_stop", "_stream",
+                 "needed_bytes")  # fmt: skip
+
+    def __init__(
+        self, stream: str, header: FetchHeader, body: memoryview, stop_offset: int | None
+    ) -> None:
+        self._stream = stream
+        self._header = header
+        self._body = body
+        self._stop = stop_offset
+        self._first_wanted = max(header.offset, header.log_start_offset)
+        self._reached = header.first_offset
+        self._position = 0
+        self.needed_bytes = 0
+        """How many bytes of the body must be here before `next` has more to say."""
+
+    @property
+    def exhausted(self) -> bool:
+        return self._position >= len(self._body)
+
+    def next(self, arrived_bytes: int) -> RecordBatch | None:
+        """The next batch, or None: exhausted, or the bytes of the next one are not here.
+
+        Raises CorruptRange at the first batch that fails its check; what came before it has
+        been handed out.
+        """
+        body = self._body
+        end = len(body)
+        while (position := self._position) < end:
+            if arrived_bytes < end and not self._is_whole(position, arrived_bytes):
+                return None
+            try:
+                batch = decode_batch(body, position)
+            except CorruptBatch as error:
+                reached = max(self._reached, self._first_wanted)
+                self._position = end
+                raise _corrupt(self._stream, self._header, body, position, reached) from error
+            header = batch.header
+            self._position = position + header.length
+            self._reached = header.base_offset + header.last_offset_delta + 1
+            batch = batch.trim(self._first_wanted, self._stop)
+            if len(batch):
+                return batch
+        return None
+
+    def _is_whole(self, position: int, arrived_bytes: int) -> bool:
+        """Whether the batch at `position` has arrived; what it says of itself is not checked yet,
+        so the worst that a wrong length can do is to wait for the rest of the body."""
+        needed = position + HEADER_SIZE
+        if needed <= arrived_bytes:
+            (length,) = _LENGTH.unpack_from(self._body, position + LENGTH_POSITION)
+            needed = position + max(length, HEADER_SIZE)
+        self.needed_bytes = min(needed, len(self._body))
+        return needed <= arrived_bytes
 
 
 def checked_batches(
     stream: str, header: FetchHeader, body: memoryview, stop_offset: int | None
 ) -> Iterator[RecordBatch]:
-    """Every checksum is verified before its batch is handed out.
-
-    Records below the asked offset and the log start, and at or above `stop_offset`, are
-    dropped, and batches left without records are skipped. Raises CorruptRange at the first
-    batch that fails its check; what came before it has been handed out.
-    """
-    first_wanted = max(header.offset, header.log_start_offset)
-    position, end = 0, len(body)
-    reached = header.first_offset
-    while position < end:
-        try:
-            batch = decode_batch(body, position)
-        except CorruptBatch as error:
-            raise _corrupt(stream, header, body, position, max(reached, first_wanted)) from error
-        position += batch.header.length
-        reached = batch.header.next_offset
-        batch = batch.trim(first_wanted, stop_offset)
-        if len(batch):
-            yield batch
+    """The batches of a whole body."""
+    batches = ArrivingBatches(stream, header, body, stop_offset)
+    while (batch := batches.next(len(body))) is not None:
+        yield batch
 
 
 def _corrupt(

@@ -9,10 +9,10 @@ only) and doubles them. How far it runs ahead is bounded by `read_ahead_bytes` p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from liftlog.client.batches import checked_batches
+from liftlog.client.batches import ArrivingBatches
 from liftlog.client.positions import END, Start, Until, check_until, start_fields
 from liftlog.errors import LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
@@ -21,7 +21,7 @@ from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.decode import RecordBatch
 
 FIRST_FETCH_BYTES = 512 * KIB
-DEFAULT_FETCH_BYTES = 4 * MIB
+DEFAULT_FETCH_BYTES = 2 * MIB
 DEFAULT_READ_AHEAD_BYTES = 8 * MIB
 SMALLEST_FETCH_BYTES = 4 * KIB
 POLL_MS = 20_000
@@ -61,8 +61,9 @@ class ReadAhead:
         self._open: set[Exchange] = set()
         self._last: FetchHeader | None = None  # newest header
         self._ahead_bytes = 0
-        self._ready: deque[tuple[FetchHeader, memoryview] | LiftlogError] = deque()
-        self._current: Iterator[RecordBatch] | None = None
+        self._ready: deque[tuple[FetchHeader, Exchange] | LiftlogError] = deque()
+        self._current: ArrivingBatches | None = None
+        self._arriving: Exchange | None = None  # the answer that `_current` looks at
         self._current_bytes = 0
         self._begun = False
         self._over = False  # no further fetch will be sent
@@ -86,16 +87,18 @@ class ReadAhead:
             self._begun = True
             self._ask()
         while True:
-            current = self._current
-            if current is not None:
+            current, arriving = self._current, self._arriving
+            if current is not None and arriving is not None:
                 try:
-                    batch = next(current, None)
+                    batch = current.next(arriving.arrived_bytes)
                 except LiftlogError:
                     self.stop()
                     raise
                 if batch is not None:
                     return batch
-                self._current = None
+                if not current.exhausted and arriving.error is None:
+                    return None  # the rest is on its way
+                self._current = self._arriving = None
                 self._ahead_bytes -= self._current_bytes
             if not self._ready:
                 self._ask_if_room()
@@ -104,21 +107,25 @@ class ReadAhead:
             if isinstance(item, LiftlogError):
                 self.stop()
                 raise item
-            header, body = item
-            self._current = checked_batches(self.stream, header, body, self._stop_offset)
+            header, exchange = item
+            body = exchange.body
+            assert body is not None
+            exchange.body = None
+            self._current = ArrivingBatches(self.stream, header, body, self._stop_offset)
+            self._arriving = exchange
             self._current_bytes = header.body_length
-            del item, body  # the buffer must be free as soon as its batches are
+            del item, body, exchange  # the buffer must be free as soon as its batches are
             self._ask_if_room()
 
     def stop(self) -> None:
         """Give up: nothing more will be handed out. Calling it again does nothing."""
         self._over = True
         for exchange in self._open:
-            exchange.on_header = exchange.on_done = None
+            exchange.on_header = exchange.on_done = exchange.on_progress = None
             self._requester.give_up(exchange)
         self._open.clear()
         self._ready.clear()
-        self._current = None
+        self._current = self._arriving = None
         self._asked = None
 
     # --- fetching ---
@@ -142,13 +149,13 @@ class ReadAhead:
             fields["max_records"] = max(self._stop_offset - position, 1)
         fetch = Fetch(self.stream, max_bytes=self._fetch_bytes, max_wait_ms=wait_ms, **fields)
         self._fetch_bytes = min(2 * self._fetch_bytes, self._largest_fetch_bytes)
-        exchange = Exchange(self._on_header, self._on_done)
+        exchange = Exchange(self._on_header, self._on_done, self._on_progress)
         self._asked = exchange
         self._open.add(exchange)
         self._requester.request(fetch, exchange)
 
     def _on_header(self, header: FetchHeader) -> None:
-        self._asked = None
+        asked, self._asked = self._asked, None
         if header.body_length and header.next_offset <= header.offset:
             raise ProtocolViolation("the server sent records and a next offset that stands still")
         self._last = header
@@ -157,7 +164,18 @@ class ReadAhead:
             self._stop_offset = header.high_watermark
         if self._stop_offset is not None and header.next_offset >= self._stop_offset:
             self._over = True
+        if header.body_length and asked is not None:
+            self._ready.append((header, asked))
         self._ask_if_room()
+
+    def _on_progress(self) -> None:
+        """More of a body is here: of that of the oldest answer which is not whole."""
+        current, arriving = self._current, self._arriving
+        if self.on_ready is not None and (
+            current is None
+            or (arriving is not None and arriving.arrived_bytes >= current.needed_bytes)
+        ):
+            self.on_ready()
 
     def _on_done(self, exchange: Exchange) -> None:
         self._open.discard(exchange)
@@ -165,12 +183,8 @@ class ReadAhead:
             self._over = True
             self._asked = None
             self._ready.append(exchange.error)
-        elif isinstance(exchange.answer, FetchHeader):
-            if exchange.body is not None:
-                self._ready.append((exchange.answer, exchange.body))
-                exchange.body = None
-        else:
+        elif not isinstance(exchange.answer, FetchHeader):
             self._over = True
             self._ready.append(ProtocolViolation("a fetch was answered with something else"))
-        if self.on_ready is not None and (self._ready or self._over):
+        if self.on_ready is not None:
             self.on_ready()

@@ -16,6 +16,10 @@ SOFTWARE = f"liftlog-python/{liftlog.__version__}"
 CONNECT_TIMEOUT_SECONDS = 10.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 
+RECEIVE_BYTES = 2 * 1024 * 1024
+"""Received at once before the batches in it are looked at; larger steps overflow the processor's
+cache, smaller ones cost a turn of Python each."""
+
 Answer = TypeVar("Answer", bound=Message)
 
 

@@ -17,6 +17,7 @@ from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import DEFAULT_FETCH_BYTES, DEFAULT_READ_AHEAD_BYTES, ReadAhead
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
+    RECEIVE_BYTES,
     REQUEST_TIMEOUT_SECONDS,
     SOFTWARE,
     Answer,
@@ -236,7 +237,7 @@ class SyncClient:
             raise self._error or AssertionError
         connection = self._connection
         try:
-            view = connection.get_buffer()
+            view = connection.get_buffer()[:RECEIVE_BYTES]
             received = self._receive(view, deadline)
             if received < 0:
                 return False

@@ -39,19 +39,32 @@ from liftlog.protocol.wire import ID_KEY, KIND_KEY, Message
 class Exchange:
     """One request of a client and what has come back for it.
 
-    `on_header` runs when the header of a fetch arrives, before its body; `on_done` once,
-    when the answer is complete or the connection is lost. Exactly one of `answer` and
-    `error` is set by then.
+    `on_header` runs when the header of a fetch arrives, before its body: `body` is set then, and
+    its first `arrived_bytes` are valid. `on_progress` runs when there are more of them.
+    `on_done` runs once, when the answer is complete or the connection is lost. Exactly one of
+    `answer` and `error` is set by then.
     """
 
-    __slots__ = ("answer", "body", "error", "on_done", "on_header", "request_id")
+    __slots__ = (
+        "answer",
+        "arrived_bytes",
+        "body",
+        "error",
+        "on_done",
+        "on_header",
+        "on_progress",
+        "request_id",
+    )
 
     def __init__(
         self,
         on_header: Callable[[FetchHeader], None] | None = None,
         on_done: Callable[[Exchange], None] | None = None,
+        on_progress: Callable[[], None] | None = None,
     ) -> None:
         self.request_id = 0
+        self.arrived_bytes = 0
+        self.on_progress = on_progress
         self.on_header = on_header
         self.on_done = on_done
         self.answer: Message | None = None
@@ -175,6 +188,8 @@ class ClientConnection:
             except LiftlogError as error:
                 raise ProtocolViolation(f"the server broke the framing: {error}") from error
             if event is None:
+                if self._awaiting_body is not None:
+                    self._note_arrived(self._awaiting_body[0])
                 return progressed
             if type(event) is memoryview:
                 self._receive_body(event)
@@ -237,8 +252,12 @@ class ClientConnection:
         exchange = self._exchanges[request_id]
         if header.body_length:
             self._awaiting_body = (request_id, header)
-        if exchange is not None and exchange.on_header is not None:
-            exchange.on_header(header)
+        if exchange is not None:
+            if header.body_length:
+                exchange.body = self._frames.arriving_body
+                exchange.arrived_bytes = self._frames.arrived_bytes
+            if exchange.on_header is not None:
+                exchange.on_header(header)
         if not header.body_length:
             self._finish(request_id, header)
 
@@ -249,8 +268,15 @@ class ClientConnection:
         self._awaiting_body = None
         exchange = self._exchanges.get(request_id)
         if exchange is not None:
-            exchange.body = body
+            exchange.arrived_bytes = len(body)
         self._finish(request_id, header)
+
+    def _note_arrived(self, request_id: int) -> None:
+        exchange = self._exchanges.get(request_id)
+        if exchange is not None:
+            exchange.arrived_bytes = self._frames.arrived_bytes
+            if exchange.on_progress is not None:
+                exchange.on_progress()
 
     def _finish(self, request_id: int, message: Message) -> None:
         if request_id not in self._exchanges:

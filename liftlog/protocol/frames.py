@@ -120,9 +120,13 @@ class FrameReader:
         return self._body is not None or self._end > self._start
 
     @property
-    def body_missing(self) -> int:
-        """Bytes of the current body that have not arrived; 0 outside a body."""
-        return 0 if self._body is None else len(self._body) - self._body_filled
+    def arriving_body(self) -> memoryview | None:
+        """The memory of the body under way, of which `arrived_bytes` are valid; None outside."""
+        return self._body
+
+    @property
+    def arrived_bytes(self) -> int:
+        return self._body_filled
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         """Where to put the next bytes received; never empty."""

@@ -80,10 +80,11 @@ def test_events_left_in_the_reader_survive_further_bytes() -> None:
 def test_the_map_comes_before_its_body_has_arrived() -> None:
     frames = reader()
     assert feed(frames, encode_frame({"b": 4}) + b"ab") == [{"b": 4}]
-    assert frames.body_missing == 2
+    assert frames.arrived_bytes == 2
+    assert bytes(frames.arriving_body or b"")[:2] == b"ab"
     assert frames.mid_frame
     assert feed(frames, b"cd") == [b"abcd"]
-    assert frames.body_missing == 0
+    assert frames.arriving_body is None
 
 
 def test_a_body_is_received_into_the_memory_that_is_handed_out() -> None:
