@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 Row = Sequence[str]
 
 
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # dumps() makes one a call
+
+
 def to_json(value: Any) -> str:
     """One line; text stays readable."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encoder.encode(value)
 
 
 def write_text(text: str) -> None:
@@ -96,7 +99,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     aligned = set(right)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number in aligned else "left")
+        justify: Literal["right", "left"] = "right" if number in aligned else "left"
+        table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: brackets in data are not markup
     print_rich(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Control characters could move the cursor or change the terminal's title; the bidirectional
@@ -19,6 +20,8 @@ _BINARY_HEAD_BYTES = 16
 
 def printable(text: str, *, keep_newlines: bool = False) -> str:
     """`text` with everything escaped that a terminal would act on."""
+    if text.isprintable():  # the common case; false for everything that is escaped, and more
+        return text
     return text.translate(_KEEPING_NEWLINES if keep_newlines else _ESCAPES)
 
 
@@ -36,8 +39,13 @@ def show_bytes(raw: bytes | None, *, null: str = "") -> str:
 
 def show_time(timestamp_ns: int) -> str:
     """UTC with microseconds, as ISO 8601."""
-    moment = _EPOCH + timedelta(microseconds=timestamp_ns // 1000)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    seconds, rest_ns = divmod(timestamp_ns, 1_000_000_000)
+    return f"{_show_second(seconds)}.{rest_ns // 1000:06d}Z"
+
+
+@lru_cache(maxsize=1024)
+def _show_second(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def show_size(size_bytes: int) -> str:

@@ -65,10 +65,10 @@ def test_it_succeeds_and_leaves_nothing_behind(demo: subprocess.Popen[str], tmp_
     assert err == ""
     for told in (
         '{"stream":"orders","seq":1}',
-        "envelope.encode()",
+        "an envelope.encode()",
         "js.publish()",
         "duplicate=True",
-        "err_code 10071",
+        "10071 wrong last sequence",
         "status -9",
         "is remembered",
         "stored exactly once",

@@ -92,7 +92,7 @@ async def _enveloped(nc: NatsClient, story: Introduction) -> None:
     )
     if json.loads(ack.data).get("correlation_id") != CORRELATION_ID:
         story.problems.append("the ack of the envelope lacks its correlation id")
-    story.shown.append(Shown("an envelope", "envelope.encode(), nc.publish()", ack.data.decode()))
+    story.shown.append(Shown("an envelope.encode()", "nc.publish()", ack.data.decode()))
 
 
 async def _by_jetstream(js: JetStreamContext, story: Introduction) -> None:
@@ -114,13 +114,13 @@ async def _refused(js: JetStreamContext, story: Introduction) -> None:
     try:
         ack = await js.publish(SUBJECT, b"too late", headers=stale)
     except APIError as error:
-        answer = f"refused: {error.description} (err_code {error.err_code})"
+        answer = f"{error.err_code} {error.description}"
         if error.err_code != 10071:
             story.problems.append(f"a stale precondition was answered {answer}")
     else:
         answer = show_ack(ack)
         story.problems.append("a message whose precondition fails was stored")
-    story.shown.append(Shown("Expected-Last-Sequence: 1", "js.publish()", answer))
+    story.shown.append(Shown("a stale precondition", "js.publish()", answer))
 
 
 async def _unacked(nc: NatsClient, story: Introduction) -> None:
@@ -135,9 +135,7 @@ async def _unacked(nc: NatsClient, story: Introduction) -> None:
         for number in range(UNACKED)
     ]
     story.expected.append(Expected(end, "orders.log", closing))
-    story.shown.append(
-        Shown(f"{UNACKED} without asking", "nc.publish()", "none: nobody asked for an ack")
-    )
+    story.shown.append(Shown(f"{UNACKED} without asking", "nc.publish()", ""))
     story.shown.append(Shown("one more, asking", "nc.request()", reply.data.decode()))
 
 
