@@ -141,6 +141,10 @@ class Broker:
             self.broken[name] = str(error)
             logger.error("stream-not-opened stream=%s error=%s", name, error)  # noqa: TRY400
             return
+        except Exception as error:  # a supervisor: the other streams are served
+            self.broken[name] = f"internal error: {error!r}"
+            logger.exception("stream-not-opened stream=%s", name)
+            return
         if configured is not None and configured != stored and not assume_yes:
             self._refuse_large_deletion(log, settings)
         origin = "config" if configured is not None else str(log.metadata.get("origin", "api"))
