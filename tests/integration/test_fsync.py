@@ -1,0 +1,236 @@
+"""An ack means fsynced: seen from outside, with the system calls slowed down or failing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import (
+    AckedPublisher,
+    assert_all_stored,
+    assert_no_traceback,
+    describe,
+    publish,
+    records_of,
+    until,
+    values_of,
+)
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats, header_block, pub_frame
+
+pytestmark = [pytest.mark.integration, pytest.mark.strace]
+
+STREAMS = {"in": {"subject": "in.>"}}
+DELAY_SECONDS = 0.2
+
+
+@pytest.fixture(scope="module")
+def strace() -> str:
+    path = shutil.which("strace")
+    if path is None:
+        pytest.skip("strace is not installed")
+    tried = subprocess.run([path, "-f", "-e", "trace=none", "true"], capture_output=True)
+    if tried.returncode != 0:
+        pytest.skip(f"strace may not trace here: {tried.stderr.decode(errors='replace').strip()}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+def wrapped(strace: str, trace: Path, *options: str) -> list[str]:
+    calls = "trace=fdatasync,fsync"
+    return [strace, "-f", "-q", "-y", "-o", str(trace), "-e", calls, *options]
+
+
+def syncs(trace: Path) -> list[str]:
+    """The finished fdatasync calls on segment files."""
+    return [line for line in trace.read_text().splitlines() if ".log>" in line]
+
+
+def test_no_ack_before_the_disk(strace: str, server: NatsServer, tmp_path: Path) -> None:
+    slow = f"inject=fdatasync,fsync:delay_enter={int(DELAY_SECONDS * 1e6)}"
+    wrapper = wrapped(strace, tmp_path / "trace", "-e", slow)
+    with Daemon(server.url, {"streams": STREAMS}, wrapper=wrapper) as daemon:
+        with RawNats(server.port) as raw:
+            waited = []
+            for i in range(5):
+                started = time.monotonic()
+                assert publish(raw, "in.a", b"%d" % i)["seq"] == i + 1
+                waited.append(time.monotonic() - started)
+            assert min(waited) >= DELAY_SECONDS
+            # A duplicate and a refusal that depend on it wait for the same sync.
+            for block, code in (
+                (header_block({"Nats-Msg-Id": "a"}), None),
+                (header_block({"Nats-Expected-Last-Sequence": "99"}), 10071),
+            ):
+                started = time.monotonic()
+                replies = [raw.new_reply() for _ in range(2)]
+                first = header_block({"Nats-Msg-Id": "a"}) if code is None else b""
+                for reply, headers in zip(replies, (first, block), strict=True):
+                    if headers:
+                        raw.hpub("in.a", headers, b"x", reply=reply)
+                    else:
+                        raw.pub("in.a", b"x", reply=reply)
+                answers = [raw.next_message().json() for _ in range(2)]
+                assert time.monotonic() - started >= DELAY_SECONDS
+                assert [a.get("error", {}).get("err_code") for a in answers][1] == code
+        # One group: a hundred waiting publishers need one or two syncs, not a hundred.
+        before = len(syncs(tmp_path / "trace"))
+        with RawNats(server.port) as raw:
+            inbox = raw.new_reply().rpartition(b".")[0]
+            raw.send(
+                b"".join(pub_frame("in.b", b"x", reply=inbox + b".%d" % i) for i in range(100))
+            )
+            started = time.monotonic()
+            for _ in range(100):
+                raw.next_message()
+            assert DELAY_SECONDS <= time.monotonic() - started < 5 * DELAY_SECONDS
+        assert 1 <= len(syncs(tmp_path / "trace")) - before <= 4
+        assert_no_traceback(daemon)
+
+
+def test_the_loop_stays_awake_while_the_disk_is_slow(
+    strace: str, server: NatsServer, tmp_path: Path
+) -> None:
+    """Readers and the HTTP port are served between two syncs, and other streams commit."""
+    slow = f"inject=fdatasync:delay_enter={int(DELAY_SECONDS * 1e6)}"
+    wrapper = wrapped(strace, tmp_path / "trace", "-e", slow)
+    with Daemon(server.url, {"streams": STREAMS}, wrapper=wrapper) as daemon:
+        publisher = AckedPublisher(server.port, "in.x", in_flight=10)
+        publisher.start()
+        until(lambda: len(publisher.acked) > 30)
+        answered = []
+        for _ in range(20):
+            started = time.monotonic()
+            assert daemon.get("/livez")[0] == 200
+            answered.append(time.monotonic() - started)
+        publisher.finish()
+        # Some may meet an inline sync; were all of them inline, every one would wait.
+        assert sorted(answered)[10] < DELAY_SECONDS / 2
+
+
+@pytest.mark.parametrize("durability", ["fsync", "interval"])
+def test_a_failed_sync_is_never_an_ack(
+    durability: str, strace: str, server: NatsServer, tmp_path: Path
+) -> None:
+    """The 30th fdatasync of each thread fails. Its waiters are nacked, the stream goes on in a new
+    segment, and nothing acked is lost, now or after a crash."""
+    fail = "inject=fdatasync:error=EIO:when=30"
+    wrapper = wrapped(strace, tmp_path / "trace", "-e", fail)
+    streams = {
+        "in": {
+            "subject": f"{durability}.>",
+            "durability": durability,
+            "flush": {"messages": 1, "interval": "1s"},
+        }
+    }
+    with Daemon(server.url, {"streams": streams}, wrapper=wrapper) as daemon:
+        publisher = AckedPublisher(server.port, f"{durability}.x", in_flight=8)
+        publisher.start()
+        until(lambda: publisher.nacked)
+        seen = len(publisher.acked)
+        until(lambda: len(publisher.acked) > seen + 200)
+        publisher.finish()
+        assert any("EIO" in line for line in syncs(tmp_path / "trace"))
+        assert set(publisher.nacked.values()) == {10077}
+        info = describe(daemon, "in")
+        assert info.state == "attached"
+        assert info.segment_count >= 2
+        records = assert_all_stored(daemon, "in", publisher)
+        stored = {int(record.value or b"-1") for record in records}
+        assert not stored & set(publisher.nacked), "what was nacked is not there"
+        daemon.kill()
+        daemon.wrapper = []
+        daemon.start()
+        assert_all_stored(daemon, "in", publisher)
+        with RawNats(server.port) as raw:
+            assert "error" not in publish(raw, f"{durability}.x", b"0")
+        assert_no_traceback(daemon)
+
+
+def test_acked_before_the_sync_failed(strace: str, server: NatsServer, tmp_path: Path) -> None:
+    """`durability: interval` may lose what was acked, but says exactly what, and never gives an
+    offset out twice."""
+    segment = tmp_path / "data" / "streams" / "in" / f"{1:020}.log"
+    fail = "inject=fdatasync:error=EIO:when=1"
+    wrapper = wrapped(strace, tmp_path / "trace", "-P", str(segment), "-e", fail)
+    streams = {
+        "in": {
+            "subject": "lost.>",
+            "durability": "interval",
+            "flush": {"messages": 1000, "interval": "1s"},
+        }
+    }
+    with Daemon(server.url, {"streams": streams}, directory=tmp_path, wrapper=wrapper) as daemon:
+        with RawNats(server.port) as raw:
+            acked = [publish(raw, "lost.x", b"%d" % i)["seq"] for i in range(10)]
+            until(lambda: describe(daemon, "in").quarantined)
+            quarantined = describe(daemon, "in").quarantined
+            assert [(q["first_offset"], q["next_offset"]) for q in quarantined] == [(1, 11)]
+            assert "fdatasync" in quarantined[0]["reason"]
+            seq = publish(raw, "lost.x", b"kept")["seq"]
+            assert (acked, seq) == (list(range(1, 11)), 11)
+            until(lambda: describe(daemon, "in").high_watermark == 12)
+        daemon.kill()
+        daemon.wrapper = []
+        daemon.start()
+        assert describe(daemon, "in").quarantined == quarantined
+        found = {record.offset: record.value for record in records_of(daemon, "in", seq)}
+        assert found == {seq: b"kept"}
+        assert_no_traceback(daemon)
+
+
+def test_storage_that_fails_for_good_stops_that_stream_alone(
+    strace: str, server: NatsServer, tmp_path: Path
+) -> None:
+    fail = "inject=fdatasync,fsync:error=EIO:when=40+"
+    streams = {"in": {"subject": "bad.>"}, "os": {"subject": "fine.>", "durability": "os"}}
+    wrapper = wrapped(strace, tmp_path / "trace", "-e", fail)
+    with Daemon(server.url, {"streams": streams}, wrapper=wrapper) as daemon:
+        with RawNats(server.port) as raw:
+            acked = []
+            answer = publish(raw, "bad.x", b"0")
+            while "error" not in answer:
+                acked.append(answer["seq"])
+                answer = publish(raw, "bad.x", b"%d" % len(acked))
+            while describe(daemon, "in").state != "failed":
+                publish(raw, "bad.x", b"x")
+            for _ in range(3):
+                assert publish(raw, "bad.x", b"x")["error"]["err_code"] == 10077
+            assert publish(raw, "fine.x", b"1")["seq"] == 1
+        assert describe(daemon, "in").state == "failed"
+        assert describe(daemon, "os").state == "attached"
+        assert daemon.metric("liftlog_failed", stream="in") == 1
+        assert not daemon.ready
+        daemon.kill()
+        daemon.wrapper = []
+        daemon.start()
+        assert values_of(daemon, "in")[: len(acked)] == [b"%d" % i for i in range(len(acked))]
+        assert_no_traceback(daemon)
+
+
+def test_stopping_while_the_disk_is_slow(strace: str, server: NatsServer, tmp_path: Path) -> None:
+    slow = f"inject=fdatasync:delay_enter={int(DELAY_SECONDS * 1e6)}"
+    wrapper = wrapped(strace, tmp_path / "trace", "-e", slow)
+    with Daemon(server.url, {"streams": STREAMS}, wrapper=wrapper) as daemon:
+        publisher = AckedPublisher(server.port, "in.x", in_flight=100)
+        publisher.start()
+        until(lambda: len(publisher.acked) > 200)
+        stopper = threading.Thread(target=daemon.stop)
+        stopper.start()
+        stopper.join(10)
+        publisher.finish()
+        daemon.wrapper = []
+        daemon.start()
+        assert_all_stored(daemon, "in", publisher)
+        assert_no_traceback(daemon)
