@@ -6,9 +6,10 @@ One 16-byte entry for at most every 4 KiB of log, written at batch boundaries:
     4  4  position               u32  where the batch starts
     8  8  max timestamp_ns       i64  of everything before and in this batch
 
-A sealed index ends with a 16-byte footer: "LLIX", entry count u32, CRC-32C of the entries u32,
-CRC-32C of the 12 bytes before u32. An index is only ever a hint: whoever uses an entry checks
-the batch header that it lands on.
+It ends with a 16-byte footer: "LLIX", entry count u32, CRC-32C of the entries u32, CRC-32C of the
+12 bytes before u32. Without a good footer it is made anew from the batch headers. The file of an
+active segment is as old as the last checkpoint. Whoever uses an entry checks the batch header that
+it lands on.
 """
 
 from __future__ import annotations
@@ -96,42 +97,37 @@ class SparseIndex:
         return twin
 
     def truncate(self, end_position: int) -> None:
-        """Drop entries at or past `end_position`."""
+        """Drop entries at or past `end_position`. Not while others look up: copy it first."""
         keep = bisect_left(self._positions, end_position)
         for column in (self._relative, self._positions, self._stamps):
             del column[keep:]
 
     # --- bytes ---
 
-    def to_bytes(self, *, sealed: bool) -> bytes:
-        """The index file; only a sealed one carries the footer."""
+    def to_bytes(self) -> bytes:
+        """The index file."""
         entries = np.empty(len(self._relative), _ENTRY_TYPE)
         entries["relative"] = self._relative
         entries["position"] = self._positions
         entries["stamp"] = self._stamps
         raw = entries.tobytes()
-        if not sealed:
-            return raw
         head = _FOOTER.pack(_FOOTER_MAGIC, len(entries), crc32c(raw), 0)[:12]
         return raw + head + struct.pack("<I", crc32c(head))
 
     @classmethod
-    def from_bytes(cls, base_offset: int, raw: bytes, *, sealed: bool) -> SparseIndex | None:
-        """None when a sealed index has no good footer, or entries do not ascend."""
-        if sealed:
-            if len(raw) < _FOOTER.size:
-                return None
-            magic, count, check, footer_check = _FOOTER.unpack_from(raw, len(raw) - _FOOTER.size)
-            body = raw[: -_FOOTER.size]
-            if (
-                magic != _FOOTER_MAGIC
-                or len(body) != count * ENTRY_SIZE
-                or crc32c(raw[-_FOOTER.size : -4]) != footer_check
-                or crc32c(body) != check
-            ):
-                return None
-        else:
-            body = raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE]
+    def from_bytes(cls, base_offset: int, raw: bytes) -> SparseIndex | None:
+        """None when there is no good footer, or entries do not ascend."""
+        if len(raw) < _FOOTER.size:
+            return None
+        magic, count, check, footer_check = _FOOTER.unpack_from(raw, len(raw) - _FOOTER.size)
+        body = raw[: -_FOOTER.size]
+        if (
+            magic != _FOOTER_MAGIC
+            or len(body) != count * ENTRY_SIZE
+            or crc32c(raw[-_FOOTER.size : -4]) != footer_check
+            or crc32c(body) != check
+        ):
+            return None
         entries = np.frombuffer(body, _ENTRY_TYPE)
         if len(entries) > 1 and not (
             np.all(np.diff(entries["relative"].astype(np.int64)) > 0)
@@ -150,19 +146,17 @@ def index_path(log_path: Path) -> Path:
     return log_path.with_suffix(".index")
 
 
-def write_index(fs: FileSystem, log_path: Path, index: SparseIndex, *, sealed: bool) -> None:
+def write_index(fs: FileSystem, log_path: Path, index: SparseIndex) -> None:
     """Write the index beside its segment; fsynced on return. Raises OSError."""
     file = fs.open(index_path(log_path), create=True)
     try:
-        write_all(file, [index.to_bytes(sealed=sealed)], 0)
+        write_all(file, [index.to_bytes()], 0)
         file.fdatasync()
     finally:
         file.close()
 
 
-def read_index(
-    fs: FileSystem, log_path: Path, base_offset: int, *, sealed: bool
-) -> SparseIndex | None:
+def read_index(fs: FileSystem, log_path: Path, base_offset: int) -> SparseIndex | None:
     """The index beside `log_path`, or None when it is missing or cannot be trusted."""
     path = index_path(log_path)
     if not fs.exists(path):
@@ -172,4 +166,4 @@ def read_index(
         raw = file.pread(file.size(), 0)
     finally:
         file.close()
-    return SparseIndex.from_bytes(base_offset, raw, sealed=sealed)
+    return SparseIndex.from_bytes(base_offset, raw)

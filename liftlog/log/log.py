@@ -21,7 +21,7 @@ from liftlog.errors import DiskFull, OffsetOutOfRange, StorageError, SyncFailed
 from liftlog.log.clock import Clock
 from liftlog.log.file_pool import FilePool
 from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
-from liftlog.log.index import SparseIndex, index_path, write_index
+from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.reader import LogSlice, find_time_in_segment, slice_segment
 from liftlog.log.recovery import ActiveState
@@ -117,8 +117,12 @@ class Log:
         self._committed = end
         self._appended: list[_End] = []
         self._slot = AckedSlot(environment.fs, directory, manifest.incarnation, boot_id=boot_id)
-        self._slot.update(end.offset)
-        self._acked_end = end.offset
+        # Never lower than what it said: between here and `skip_to` the machine may stop again.
+        recovered = self._slot.recovered
+        self._acked_end = max(end.offset, recovered.acked_end if recovered is not None else 0)
+        self._slot.update(self._acked_end)
+        self._manifest_in_doubt = False
+        self._leftover_bytes = False
         self._closed = False
 
     @classmethod
@@ -130,6 +134,7 @@ class Log:
         *,
         initial_offset: int = 1,
         metadata: dict[str, Any] | None = None,
+        boot_id: str | None = None,
     ) -> Log:
         """Make a new, empty log. Durable on return. Raises StorageError, DiskFull."""
         fs = environment.fs
@@ -151,7 +156,9 @@ class Log:
             manifest.write(fs, directory)
             segment = Segment(directory, entry, sealed=False)
             index = SparseIndex(initial_offset)
-            return cls(directory, environment, config, manifest, [segment], file, index)
+            return cls(
+                directory, environment, config, manifest, [segment], file, index, boot_id=boot_id
+            )
 
     # --- what is known ---
 
@@ -230,6 +237,8 @@ class Log:
             )
         size = sum([len(batch.data) for batch in batches])
         with storage_errors(f"appending to {self.name}"):
+            if self._manifest_in_doubt or self._leftover_bytes:
+                self._settle_doubts()
             if self._must_roll(size, batches[-1].next_offset):
                 self._roll()
             if batches[-1].next_offset > self._manifest.reserved_offset:
@@ -285,18 +294,47 @@ class Log:
 
     def _roll_back_append(self) -> None:
         size = self._segments[-1].size_bytes
+        self._leftover_bytes = True
         try:
-            self._file.truncate(size)
-            self._allocated = size
+            self._remove_leftovers()
         except OSError as error:
-            # Harmless: the next append writes at the same position, and recovery cuts what is
-            # past the last whole batch.
+            # The next append tries again before it writes: behind a shorter group the rest of
+            # this one might look like batches that continue it.
             logger.warning(
                 "append-rollback-failed stream=%s position=%d error=%s",
                 self.name,
                 size,
                 error,
             )
+
+    def _remove_leftovers(self) -> None:
+        size = self._segments[-1].size_bytes
+        self._file.truncate(size)
+        self._allocated = size
+        self._leftover_bytes = False
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        """Make it the manifest, on disk first. Raises OSError; then nothing changed in memory.
+
+        A failure may come after the rename, so the disk may already say otherwise: no append may
+        follow before it has been told again what is true, or a segment that it takes for sealed
+        would grow behind its back.
+        """
+        try:
+            manifest.write(self.environment.fs, self.directory)
+        except OSError:
+            self._manifest_in_doubt = True
+            raise
+        self._manifest_in_doubt = False
+        self._manifest = manifest
+
+    def _settle_doubts(self) -> None:
+        """After a failed operation: bring the disk back to what is known here. Raises OSError."""
+        if self._manifest_in_doubt:
+            with self._lock:
+                self._write_manifest(self._manifest)
+        if self._leftover_bytes:
+            self._remove_leftovers()
 
     def sync(self) -> int:
         """Make everything appended durable; returns the durable end offset.
@@ -337,11 +375,21 @@ class Log:
     def note_acked(self, offset: int) -> None:
         """Remember, across a killed process, that everything below `offset` may have been acked.
 
-        With durability below fsync acks leave before the high watermark moves.
+        With durability below fsync acks leave before they are durable; the manifest is told so
+        before the first of them, since after a power cut nobody knows how far they went.
         """
+        if offset > self._durable.offset and not self._manifest.acks_before_sync:
+            self._admit_early_acks()
         if offset > self._acked_end:
             self._acked_end = offset
             self._slot.update(offset)
+
+    def _admit_early_acks(self) -> None:
+        try:
+            with self._lock:
+                self._write_manifest(self._manifest.with_changes(acks_before_sync=True))
+        except OSError as error:
+            logger.warning("early-acks-not-noted stream=%s error=%s", self.name, error)
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:
         """After a failed sync: go on in a new segment from the last durable position.
@@ -353,6 +401,7 @@ class Log:
         with self._lock, storage_errors(f"abandoning the tail of {self.name}"):
             active = self._segments[-1]
             manifest = self._manifest
+            base_offset = end.offset if keep_offsets else durable.offset
             if keep_offsets and end.offset > durable.offset:
                 lost = QuarantinedRange(
                     durable.offset,
@@ -362,16 +411,24 @@ class Log:
                     durable.position,
                     "fdatasync failed before these records were durable",
                 )
-                manifest = manifest.with_changes(quarantined=(*manifest.quarantined, lost))
-            self._index.truncate(durable.position)
-            # The record count below the durable end is the count minus what came after it; with
-            # no holes in an active segment that is the number of offsets.
-            active.record_count -= end.offset - durable.offset
+                if lost not in manifest.quarantined:
+                    manifest = manifest.with_changes(quarantined=(*manifest.quarantined, lost))
+            index = self._index.copy()  # readers may be looking into the other
+            index.truncate(durable.position)
+            self._index = index
+            # The record count below the durable end is the count minus what came after it; what
+            # came after it was appended by this process, one record for each offset.
+            active.record_count -= active.next_offset - durable.offset
             active.size_bytes = durable.position
             active.next_offset = durable.offset
             self._manifest = manifest
-            self._start_segment(end.offset if keep_offsets else durable.offset)
+            self._start_segment(base_offset)
             self._appended.clear()
+            if keep_offsets:
+                # What was lost is known to be lost: nothing that could still be committed lies
+                # below the new end.
+                self._committed = self._log_end
+                self.note_acked(base_offset)
 
     def skip_to(self, offset: int) -> None:
         """Go on at a later offset in a new segment; the manifest must already say why."""
@@ -425,7 +482,9 @@ class Log:
         fs = self.environment.fs
         old = self._segments[-1]
         entry = SegmentEntry(base_offset=base_offset, next_offset=base_offset)
-        if old.size_bytes == 0:  # an empty segment is replaced, not kept
+        damaged = self._quarantined_in(old)
+        replaced = old.size_bytes == 0 and not damaged
+        if replaced:  # an empty segment is replaced, not kept
             kept = self._segments[:-1]
             entry = SegmentEntry(
                 base_offset=base_offset,
@@ -434,19 +493,24 @@ class Log:
             )
         else:
             kept = self._segments
-            self._trim_allocation(old.size_bytes)
-            write_index(fs, old.path, self._index, sealed=True)
+            if not any(bad.end_position > old.size_bytes for bad in damaged):
+                self._trim_allocation(old.size_bytes)
+            write_index(fs, old.path, self._index)
         file = fs.open(self.directory / entry.file_name, create=True)
         manifest = self._manifest.with_changes(
             segments=(*(segment.entry() for segment in kept), entry),
             high_watermark=self._committed.offset,
             reserved_offset=max(self._manifest.reserved_offset, base_offset + RESERVE_STEP),
         )
-        manifest.write(fs, self.directory)
-        self._manifest = manifest
-        if old.size_bytes:
+        try:
+            self._write_manifest(manifest)
+        except OSError:
+            file.close()
+            raise
+        if not replaced:
             old.sealed = True
             self.environment.indexes.put(old, self._index)
+        self._leftover_bytes = False
         self._file.close()
         self._file = file
         self._allocated = 0
@@ -457,12 +521,27 @@ class Log:
         self._durable = end
         if self._committed.offset == base_offset:
             self._committed = end
+        if replaced:
+            self._remove_files(old)
+
+    def _remove_files(self, segment: Segment) -> int:
+        """Unlink what the manifest no longer lists; what cannot go now goes at the next start."""
+        self.environment.indexes.drop(segment.path)
+        for path in (segment.path, index_path(segment.path)):
+            try:
+                self.environment.pool.remove(path)
+            except OSError as error:
+                logger.warning("file-not-removed path=%s error=%s", path, error)
+        return segment.size_bytes
+
+    def _quarantined_in(self, segment: Segment) -> list[QuarantinedRange]:
+        name = segment.path.name
+        return [bad for bad in self._manifest.quarantined if bad.segment == name]
 
     def _reserve(self, next_offset: int) -> None:
         with self._lock:
-            manifest = self._manifest.with_changes(reserved_offset=next_offset + RESERVE_STEP)
-            manifest.write(self.environment.fs, self.directory)
-            self._manifest = manifest
+            reserved = next_offset + RESERVE_STEP
+            self._write_manifest(self._manifest.with_changes(reserved_offset=reserved))
 
     # --- reading ---
 
@@ -505,13 +584,16 @@ class Log:
                 else segment.size_bytes
             )
             end_offset = min(segment.next_offset, committed.offset)
+            damaged = [bad for bad in manifest.quarantined if bad.segment == segment.path.name]
+            if any(bad.first_offset <= offset and bad.next_offset >= end_offset for bad in damaged):
+                limit = 0  # nothing is left here, and perhaps not even the file
             try:
                 with storage_errors(f"reading {self.name}"):
-                    found = slice_segment(
+                    found = limit and slice_segment(
                         self.environment.pool,
                         segment,
                         self._index_of,
-                        [q for q in manifest.quarantined if q.segment == segment.path.name],
+                        damaged,
                         offset=offset,
                         limit=limit,
                         end_offset=end_offset,
@@ -523,7 +605,7 @@ class Log:
                     # Retention removed the file between our snapshot and the open.
                     return self.read(offset, max_bytes, max_records)
                 raise
-            if found is not None:
+            if found:
                 return found
             i += 1
             if i < len(segments):
@@ -534,20 +616,38 @@ class Log:
         index = self._index
         if not segment.sealed and index.base_offset == segment.base_offset:
             return index
-        return self.environment.indexes.get(segment, file)
+        return self.environment.indexes.get(segment, file, self._quarantined_in(segment))
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
         committed, segments = self._committed, self._segments
+        start = self.log_start_offset
         for segment in segments:
-            if segment.max_timestamp_ns < timestamp_ns:
+            if segment.max_timestamp_ns < timestamp_ns or segment.next_offset <= start:
                 continue
+            damaged = self._quarantined_in(segment)
+            if any(
+                bad.first_offset <= segment.base_offset and bad.next_offset >= segment.next_offset
+                for bad in damaged
+            ):
+                continue
+            end = IndexEntry(segment.next_offset, segment.size_bytes)
+            if segment.base_offset == committed.segment_base:
+                end = IndexEntry(committed.offset, committed.position)
             with storage_errors(f"reading {self.name}"):
                 found = find_time_in_segment(
-                    self.environment.pool, segment, self._index_of, timestamp_ns
+                    self.environment.pool,
+                    segment,
+                    self._index_of,
+                    damaged,
+                    timestamp_ns,
+                    first_offset=start,
+                    end=end,
                 )
             if found is not None:
-                return max(min(found, committed.offset), self.log_start_offset)
+                return found
+            if segment.base_offset == committed.segment_base:
+                break
         return committed.offset
 
     # --- structure ---
@@ -555,9 +655,7 @@ class Log:
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Replace what the layer above keeps in the manifest; durable on return."""
         with self._lock, storage_errors(f"updating {self.name}"):
-            manifest = self._manifest.with_changes(metadata=metadata)
-            manifest.write(self.environment.fs, self.directory)
-            self._manifest = manifest
+            self._write_manifest(self._manifest.with_changes(metadata=metadata))
 
     def remove_before(self, log_start_offset: int, delete_segments: int) -> int:
         """Move the log start and drop the oldest sealed segments; returns the bytes freed.
@@ -579,14 +677,9 @@ class Log:
                 segments=tuple(segment.entry() for segment in kept),
                 quarantined=tuple(q for q in self._manifest.quarantined if q.next_offset > start),
             )
-            manifest.write(self.environment.fs, self.directory)
-            self._manifest = manifest
+            self._write_manifest(manifest)
             self._segments = kept
-            for segment in gone:
-                self.environment.indexes.drop(segment.path)
-                self.environment.pool.remove(segment.path)
-                self.environment.pool.remove(index_path(segment.path))
-            return sum(segment.size_bytes for segment in gone)
+            return sum([self._remove_files(segment) for segment in gone])
 
     def active_state(self) -> ActiveState:
         """The active segment up to the durable end, for recovery points and the clean marker."""
@@ -609,9 +702,7 @@ class Log:
         """Store the active index and return the state that a recovery point may claim."""
         with self._lock, storage_errors(f"checkpoint of {self.name}"):
             state = self.active_state()
-            write_index(
-                self.environment.fs, self._segments[-1].path, self._index.copy(), sealed=False
-            )
+            write_index(self.environment.fs, self._segments[-1].path, self._index.copy())
             return state
 
     def close(self) -> ActiveState | None:

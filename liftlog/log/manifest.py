@@ -59,6 +59,7 @@ class Manifest:
     high_watermark: int = 0
     quarantined: tuple[QuarantinedRange, ...] = ()
     tombstones_removed_below: int = 0
+    acks_before_sync: bool = False  # acks may have left for what only the page cache held
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def with_changes(self, **changes: Any) -> Manifest:
@@ -73,6 +74,7 @@ class Manifest:
             "reserved_offset": self.reserved_offset,
             "high_watermark": self.high_watermark,
             "tombstones_removed_below": self.tombstones_removed_below,
+            "acks_before_sync": self.acks_before_sync,
             "epochs": [list(entry) for entry in self.epochs],
             "segments": [
                 {"file": s.file_name} | {name: getattr(s, name) for name in SegmentEntry.__slots__}
@@ -100,6 +102,7 @@ def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
             reserved_offset=content["reserved_offset"],
             high_watermark=content["high_watermark"],
             tombstones_removed_below=content["tombstones_removed_below"],
+            acks_before_sync=content["acks_before_sync"],
             epochs=tuple((epoch, offset) for epoch, offset in content["epochs"]),
             segments=tuple(
                 SegmentEntry(**{name: entry[name] for name in SegmentEntry.__slots__})

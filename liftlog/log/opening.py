@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from liftlog.errors import CorruptBatch, CorruptMetadata
+from liftlog.errors import CorruptMetadata
 from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
-from liftlog.log.index import SparseIndex, read_index
+from liftlog.log.index import IndexEntry, SparseIndex, read_index
 from liftlog.log.log import RESERVE_STEP, Log, LogConfig, LogEnvironment
 from liftlog.log.manifest import (
     MANIFEST_NAME,
@@ -18,13 +18,14 @@ from liftlog.log.manifest import (
     read_manifest,
 )
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail, scan
-from liftlog.log.segment import Segment, build_index
+from liftlog.log.segment import Segment, build_index, walk_batches
 from liftlog.log.slot import SLOT_NAME, AckedSlot, SlotState
 from liftlog.records.header import BatchHeader
 
 logger = logging.getLogger("liftlog.log")
 
 BROKEN_SUFFIX = ".broken"
+_COPY_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class _Opening:
         self.manifest = manifest
         self.boot_id = boot_id
         self.report = RecoveryReport()
+        self.active_is_missing = False
         self.quarantined: list[QuarantinedRange] = list(manifest.quarantined)
 
     def run(
@@ -91,23 +93,28 @@ class _Opening:
         self._check_sealed(sealed)
         entry = self.manifest.segments[-1]
         path = self.directory / entry.file_name
-        if not self.fs.exists(path):
-            # Listed but gone: its directory entry was fsynced before the manifest named it, so
-            # this is damage from outside. What it held below the recovery point is lost.
+        self.active_is_missing = not self.fs.exists(path)
+        if self.active_is_missing:
             self._note(f"the active segment {entry.file_name} is missing")
-            file = self.fs.open(path, create=True)
-        else:
-            file = self.fs.open(path)
-        identity = (self.manifest.incarnation, entry.base_offset)
-        if recovery_point and (recovery_point.incarnation, recovery_point.base_offset) != identity:
-            recovery_point = None  # of an older segment, or of another stream of this name
-        if clean is not None and (clean.incarnation, clean.base_offset, clean.position) == (
-            *identity,
-            file.size(),
-        ):
-            return self._finish(sealed, entry, file, clean, self._load_index(path, file, clean))
-        self.report.clean = False
-        return self._recover(sealed, entry, file, recovery_point)
+        file = self.fs.open(path, create=self.active_is_missing)
+        try:
+            identity = (self.manifest.incarnation, entry.base_offset)
+            # A state may be of an older segment, or of another stream of this name.
+            known = [
+                state
+                for state in (clean, recovery_point)
+                if state is not None and (state.incarnation, state.base_offset) == identity
+            ]
+            if clean in known and clean is not None and clean.position == file.size():
+                index = self._load_index(path, file, clean)
+                return self._finish(sealed, entry, file, clean, index)
+            self.report.clean = False
+            # A clean marker that does not fit the file still says how far it was durable.
+            furthest = max(known, key=lambda state: state.next_offset, default=None)
+            return self._recover(sealed, entry, file, furthest)
+        except BaseException:
+            file.close()
+            raise
 
     # --- pieces ---
 
@@ -130,17 +137,40 @@ class _Opening:
                 self.fs.unlink(self.directory / name)
 
     def _check_sealed(self, sealed: list[Segment]) -> None:
+        """Sealed files are trusted, but they must be there in full length."""
         for segment in sealed:
-            if not self.fs.exists(segment.path) and not any(
-                q.segment == segment.path.name for q in self.quarantined
-            ):
+            if any(bad.segment == segment.path.name for bad in self.quarantined):
+                continue
+            if not self.fs.exists(segment.path):
                 self._note(f"the sealed segment {segment.path.name} is missing")
-                self._quarantine(segment.path, segment.base_offset, segment.next_offset, 0, 0, "")
+                self._quarantine(
+                    segment.path, segment.base_offset, segment.next_offset, 0, 0,
+                    "the file is missing",
+                )  # fmt: skip
+                continue
+            file = self.fs.open(segment.path, writable=False)
+            try:
+                if file.size() < segment.size_bytes:
+                    self._quarantine_lost_end(segment, file)
+            finally:
+                file.close()
+
+    def _quarantine_lost_end(self, segment: Segment, file: File) -> None:
+        self._note(f"{segment.path.name} has {file.size()} of {segment.size_bytes} bytes")
+        reached = IndexEntry(segment.base_offset, 0)
+        end = IndexEntry(segment.next_offset, segment.size_bytes)
+        for position, header in walk_batches(file, reached, end):
+            if position + header.length > file.size():
+                break
+            reached = IndexEntry(header.next_offset, position + header.length)
+        self._quarantine(
+            segment.path, reached.offset, segment.next_offset, reached.position,
+            segment.size_bytes, "the end of the file is missing",
+        )  # fmt: skip
 
     def _quarantine(
         self, path: Path, first: int, following: int, start: int, end: int, reason: str
     ) -> None:
-        reason = reason or "the file is missing"
         self.quarantined.append(QuarantinedRange(first, following, path.name, start, end, reason))
         logger.error(
             "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
@@ -151,17 +181,21 @@ class _Opening:
         )
 
     def _load_index(self, path: Path, file: File, state: ActiveState) -> SparseIndex:
-        index = read_index(self.fs, path, state.base_offset, sealed=False)
-        if index is not None:
-            index.truncate(state.position)
-            if len(index) or not state.position:
-                return index
-        entry = SegmentEntry(base_offset=state.base_offset, size_bytes=state.position)
-        try:
-            return build_index(file, Segment(self.directory, entry, sealed=False))
-        except CorruptBatch as error:
-            self._note(f"the index of {path.name} could not be rebuilt: {error}")
-            return SparseIndex(state.base_offset)
+        """Entries below `state`; what the file lacks behind the last checkpoint only costs time."""
+        index = read_index(self.fs, path, state.base_offset)
+        if index is None:
+            entry = SegmentEntry(
+                base_offset=state.base_offset,
+                next_offset=state.next_offset,
+                size_bytes=state.position,
+            )
+            segment = Segment(self.directory, entry, sealed=False)
+            index = build_index(file, segment, self._quarantined_in(path))
+        index.truncate(state.position)
+        return index
+
+    def _quarantined_in(self, path: Path) -> list[QuarantinedRange]:
+        return [bad for bad in self.quarantined if bad.segment == path.name]
 
     def _recover(
         self,
@@ -176,7 +210,6 @@ class _Opening:
         size = find_data_end(file, state.position)
         self.report.scanned_bytes = size - state.position
         index = self._load_index(file.path, file, state)
-        index.truncate(state.position)
         newest = state.max_timestamp_ns
 
         def on_batch(position: int, header: BatchHeader) -> None:
@@ -190,6 +223,10 @@ class _Opening:
             log_end = state.next_offset
             if damage is None:
                 break
+            known = self._known_damage(file.path, damage)
+            if known is not None and known.position < known.end_position <= size:
+                state = replace(state, position=known.end_position, next_offset=known.next_offset)
+                continue
             resumed, log_end = self._settle(file, state, damage, size, recovery_point)
             if resumed is None:
                 break
@@ -199,6 +236,13 @@ class _Opening:
         file.fdatasync()
         self.fs.fsync_directory(self.directory)
         return self._finish(sealed, entry, file, state, index, log_end=log_end)
+
+    def _known_damage(self, path: Path, damage: Damage) -> QuarantinedRange | None:
+        """The range that an earlier start made of this damage: recovering twice changes nothing."""
+        for bad in self._quarantined_in(path):
+            if (bad.position, bad.first_offset) == (damage.position, damage.offset):
+                return bad
+        return None
 
     def _settle(
         self,
@@ -229,16 +273,17 @@ class _Opening:
                     "offsets skipped after an unreadable tail that was not acked",
                 )
             return None, verdict.log_end_offset
-        end_position = resync.position if resync else size
-        self._note(f"offsets {damage.offset}..{verdict.quarantine_end - 1} are damaged")
-        self._quarantine(
-            file.path,
-            damage.offset,
-            verdict.quarantine_end,
-            damage.position,
-            end_position,
-            damage.reason,
-        )
+        end_position = resync.position if resync else max(size, damage.position)
+        if self._known_damage(file.path, damage) is None:
+            self._note(f"offsets {damage.offset}..{verdict.quarantine_end - 1} are damaged")
+            self._quarantine(
+                file.path,
+                damage.offset,
+                verdict.quarantine_end,
+                damage.position,
+                end_position,
+                damage.reason,
+            )
         if resync is None:
             return None, verdict.log_end_offset
         resumed = replace(good, position=resync.position, next_offset=resync.offset)
@@ -246,21 +291,31 @@ class _Opening:
 
     def _cut(self, file: File, damage: Damage, size: int) -> None:
         """Copy the bad tail aside, then cut it off."""
-        tail = file.pread(size - damage.position, damage.position)
+        length = max(min(size, file.size()) - damage.position, 0)
         name = f"{file.path.name}.{damage.position}{BROKEN_SUFFIX}"
-        aside = self.fs.open(self.directory / name, create=True)
         try:
-            write_all(aside, [tail], 0)
+            self._copy_aside(file, damage.position, length, self.directory / name)
+            where = f"it is kept in {name}"
+        except OSError as error:
+            # Nobody was promised these bytes; a full disk must not keep the stream from starting.
+            where = f"it could not be kept: {error.strerror or error}"
+        file.truncate(damage.position)
+        self.report.cut_bytes += length
+        self._note(
+            f"cut a torn tail of {length} bytes at offset {damage.offset} "
+            f"({damage.reason}); {where}"
+        )
+
+    def _copy_aside(self, file: File, position: int, length: int, target: Path) -> None:
+        aside = self.fs.open(target, create=True)
+        try:
+            for done in range(0, length, _COPY_BYTES):
+                piece = file.pread(min(_COPY_BYTES, length - done), position + done)
+                write_all(aside, [piece], done)
             aside.fdatasync()
         finally:
             aside.close()
         self.fs.fsync_directory(self.directory)
-        file.truncate(damage.position)
-        self.report.cut_bytes += len(tail)
-        self._note(
-            f"cut a torn tail of {len(tail)} bytes at offset {damage.offset} "
-            f"({damage.reason}); it is kept in {name}"
-        )
 
     def _slot_state(self) -> SlotState | None:
         slot = AckedSlot(self.fs, self.directory, self.manifest.incarnation, boot_id=self.boot_id)
@@ -272,16 +327,30 @@ class _Opening:
     def _behind_lost_end(
         self, path: Path, state: ActiveState, log_end: int, recovery_point: ActiveState | None
     ) -> int:
-        """A file that is shorter than what was acked lost its end: never hand that out again."""
-        slot = self._slot_state()
+        """Where the log goes on when more was acked, or may have been, than the file holds.
+
+        What was acked is never handed out again. How much that was is known exactly when no reboot
+        lies between; else the log goes on where no offset was ever handed out.
+        """
+        slot, manifest = self._slot_state(), self.manifest
         acked = max(
-            slot.acked_end if slot else 0, recovery_point.next_offset if recovery_point else 0
+            slot.acked_end if slot else 0,
+            recovery_point.next_offset if recovery_point else 0,
+            manifest.high_watermark,  # a start that was interrupted had got this far
         )
-        if log_end >= acked:
+        exact = slot is not None and slot.exact
+        # The directory entry of the active segment was durable before the manifest named it, so a
+        # file that is gone was taken away; and acks that left before the fdatasync may stand for
+        # any offset that a power cut took.
+        unknown = not exact and (self.active_is_missing or manifest.acks_before_sync)
+        if log_end >= acked and not unknown:
             return log_end
-        end = acked if slot is not None and slot.exact else self.manifest.reserved_offset
-        end = max(end, acked)
-        self._note(f"the log ends at offset {log_end} but {acked - 1} was acked")
+        end = acked if exact else max(manifest.reserved_offset, acked)
+        if end <= log_end:
+            return log_end
+        if any(bad.first_offset <= log_end and bad.next_offset >= end for bad in self.quarantined):
+            return end
+        self._note(f"the log ends at offset {log_end}, but up to {end - 1} may have been acked")
         self._quarantine(
             path, log_end, end, state.position, state.position, "the end of the file is missing"
         )
@@ -313,7 +382,10 @@ class _Opening:
                 quarantined=tuple(self.quarantined),
                 high_watermark=end,
                 reserved_offset=max(manifest.reserved_offset, end + RESERVE_STEP),
+                acks_before_sync=False,
             )
+        if manifest != self.manifest or len(self.quarantined) > len(manifest.quarantined):
+            manifest = manifest.with_changes(quarantined=tuple(self.quarantined))
             manifest.write(self.fs, self.directory)
         log = Log(
             self.directory,

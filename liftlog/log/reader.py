@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.log.file_pool import FilePool, PooledFile
 from liftlog.log.filesystem import File
-from liftlog.log.index import SparseIndex
+from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.segment import Segment, walk_headers
+from liftlog.log.segment import Damaged, Segment, walk_batches
 from liftlog.records.decode import decode_batch
 
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
@@ -96,128 +96,141 @@ def slice_segment(
     """The slice that begins with the batch holding `offset` (or what follows it).
 
     `limit` is the position that readers may not pass and `end_offset` the offset there. None when
-    nothing readable is left in this segment.
+    nothing readable is left in this segment. Raises CorruptRange at damage that is not known yet.
     """
     pooled = pool.acquire(segment.path)
     taken = False
     try:
         file = pooled.file
         index = index_of(segment, file)
-        start, limit, end_offset = _bounds(index, quarantined, offset, limit, end_offset)
-        found = _find_start(file, index, start, limit, offset)
-        if found is None:
+        for start, end in _stretches(index, quarantined, offset, IndexEntry(end_offset, limit)):
+            found = _find_start(file, index, start, end, offset)
+            if found is not None:
+                break
+        else:
             return None
-        position, first_offset, first_end, first_next = found
-        end, next_offset = _find_end(
-            file, index, first_end, first_next, limit, end_offset,
+        position, first_offset, first_end = found
+        stop = _find_end(
+            file, index, first_end, end,
             stop_position=position + max_bytes,
             stop_offset=None if max_records is None else offset + max_records,
         )  # fmt: skip
         taken = True
-        return LogSlice(pool, pooled, position, end - position, first_offset, next_offset)
+        length = stop.position - position
+        return LogSlice(pool, pooled, position, length, first_offset, stop.offset)
     finally:
         if not taken:
             pool.release(pooled)
 
 
-def _bounds(
-    index: SparseIndex,
-    quarantined: Sequence[QuarantinedRange],
-    offset: int,
-    limit: int,
-    end_offset: int,
-) -> tuple[int, int, int]:
-    """Where to begin the walk, and the limit, so that no quarantined bytes are walked or sent."""
-    start = index.floor(offset).position
-    for bad in quarantined:
-        if bad.first_offset <= offset:
-            start = max(start, bad.end_position)
-        elif bad.position < limit:
-            limit, end_offset = bad.position, bad.first_offset
-    return start, limit, end_offset
+def _stretches(
+    index: SparseIndex, quarantined: Sequence[QuarantinedRange], offset: int, end: IndexEntry
+) -> Iterator[tuple[IndexEntry, IndexEntry]]:
+    """What may be walked and sent from `offset` on: all but the quarantined bytes."""
+    start = index.floor(offset)
+    for bad in sorted(quarantined, key=lambda one: one.position):
+        if bad.end_position <= start.position or bad.position >= end.position:
+            continue
+        if bad.position > start.position and bad.first_offset > offset:
+            yield start, IndexEntry(bad.first_offset, bad.position)
+        start = IndexEntry(bad.next_offset, bad.end_position)
+    yield start, end
 
 
 def _find_start(
-    file: File, index: SparseIndex, start: int, limit: int, offset: int
-) -> tuple[int, int, int, int] | None:
-    """(position, base offset, end position, next offset) of the first batch that ends after
-    `offset`; raises CorruptRange when the way there is damaged."""
-    expected = offset
-    reached = start
-    try:
-        for position, header in walk_headers(file, start, limit, window=_WALK_WINDOW):
-            reached = position + header.length
-            if header.next_offset > offset and header.record_count:
-                return position, header.base_offset, reached, header.next_offset
-            expected = header.next_offset
-    except CorruptBatch as error:
-        following = index.after_position(reached)
-        next_offset = following.offset if following else expected + 1
-        raise CorruptRange(
-            f"records from offset {max(expected, offset)} on are damaged: {error}",
-            first_offset=max(expected, offset),
-            next_offset=max(next_offset, offset + 1),
-        ) from error
+    file: File, index: SparseIndex, start: IndexEntry, end: IndexEntry, offset: int
+) -> tuple[int, int, IndexEntry] | None:
+    """Position and base offset of the first batch that ends after `offset`, and its end."""
+    damaged: list[Damaged] = []
+    walk = walk_batches(file, start, end, index=index, damaged=damaged, window=_WALK_WINDOW)
+    for position, header in walk:
+        following = header.next_offset
+        if following > offset and header.record_count:
+            _refuse_damaged(damaged, offset, header.base_offset)
+            return position, header.base_offset, IndexEntry(following, position + header.length)
+    _refuse_damaged(damaged, offset, end.offset)
     return None
+
+
+def _refuse_damaged(damaged: list[Damaged], offset: int, found_offset: int) -> None:
+    """Raise CorruptRange when what was asked for lay in bytes that had to be stepped over."""
+    for bad in damaged:
+        if offset < bad.next_offset <= found_offset:
+            first = max(bad.first_offset, offset)
+            raise CorruptRange(
+                f"the records [{first}, {bad.next_offset}) are damaged on disk",
+                hint=f"read on at {bad.next_offset}",
+                first_offset=first,
+                next_offset=bad.next_offset,
+            )
 
 
 def _find_end(
     file: File,
     index: SparseIndex,
-    end: int,
-    next_offset: int,
-    limit: int,
-    end_offset: int,
+    first_end: IndexEntry,
+    end: IndexEntry,
     *,
     stop_position: int,
     stop_offset: int | None,
-) -> tuple[int, int]:
-    """The batch boundary where the answer ends, and the offset there.
+) -> IndexEntry:
+    """The batch boundary where the answer ends.
 
     Index entries lie on batch boundaries, so the last entry inside the budget is a good end and
     no header has to be read; only when there is none, the batches are walked one by one.
     """
-    if stop_position >= limit and (stop_offset is None or end_offset <= stop_offset):
-        return limit, end_offset
-    entry = index.floor_position(min(stop_position, limit))
+    if stop_position >= end.position and (stop_offset is None or end.offset <= stop_offset):
+        return end
+    entry = index.floor_position(min(stop_position, end.position))
     if stop_offset is not None:
         entry = min(entry, index.floor(stop_offset))
-    if entry.position > end:
-        return entry.position, entry.offset
-    try:
-        for position, header in walk_headers(file, end, limit, window=_WALK_WINDOW):
-            past = position + header.length > stop_position or (
-                stop_offset is not None and header.base_offset >= stop_offset
-            )
-            if past:
-                break
-            end, next_offset = position + header.length, header.next_offset
-    except CorruptBatch:
-        pass  # the damage lies behind what is sent now; whoever reads on there will be told
-    return end, next_offset
+    if entry.position > first_end.position:
+        return entry
+    reached = first_end
+    for position, header in walk_batches(file, first_end, end, window=_WALK_WINDOW):
+        if (
+            position != reached.position  # damage lies between: whoever reads on is told
+            or position + header.length > stop_position
+            or (stop_offset is not None and header.base_offset >= stop_offset)
+        ):
+            break
+        reached = IndexEntry(header.next_offset, position + header.length)
+    return reached
 
 
 def find_time_in_segment(
-    pool: FilePool, segment: Segment, index_of: IndexOf, timestamp_ns: int
+    pool: FilePool,
+    segment: Segment,
+    index_of: IndexOf,
+    quarantined: Sequence[QuarantinedRange],
+    timestamp_ns: int,
+    *,
+    first_offset: int,
+    end: IndexEntry,
 ) -> int | None:
-    """The first offset in the segment stamped at or after `timestamp_ns`, or None."""
+    """The first offset at or after `first_offset`, before `end`, stamped at or after
+    `timestamp_ns`. None when there is none; records that cannot be read are passed over."""
     pooled = pool.acquire(segment.path)
     try:
         file = pooled.file
-        start = index_of(segment, file).floor_time(timestamp_ns).position
-        for position, header in walk_headers(file, start, segment.size_bytes, window=_WALK_WINDOW):
-            if header.max_timestamp_ns < timestamp_ns or not header.record_count:
+        index = index_of(segment, file)
+        start = max(index.floor_time(timestamp_ns), index.floor(first_offset))
+        for bad in quarantined:
+            if bad.position <= start.position < bad.end_position:
+                start = IndexEntry(bad.next_offset, bad.end_position)
+        walk = walk_batches(
+            file, start, end, index=index, quarantined=quarantined, window=_WALK_WINDOW
+        )
+        for position, header in walk:
+            if header.max_timestamp_ns < timestamp_ns or header.next_offset <= first_offset:
                 continue
-            batch = decode_batch(file.pread(header.length, position))
-            for offset, stamp in zip(batch.offsets(), batch.timestamps_ns(), strict=True):
-                if stamp >= timestamp_ns:
-                    return offset
-    except CorruptBatch as error:
-        raise CorruptRange(
-            f"looking for a time hit damage: {error}",
-            first_offset=segment.base_offset,
-            next_offset=segment.next_offset,
-        ) from error
+            try:
+                batch = decode_batch(file.pread(header.length, position)).trim(first_offset)
+                for offset, stamp in zip(batch.offsets(), batch.timestamps_ns(), strict=True):
+                    if stamp >= timestamp_ns:
+                        return offset
+            except CorruptBatch:
+                continue
     finally:
         pool.release(pooled)
     return None

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.errors import CorruptBatch
+from liftlog.log import resync
 from liftlog.log.filesystem import File
+from liftlog.log.resync import Resync
 from liftlog.log.slot import SlotState
-from liftlog.records.format import ALIGNMENT, HEADER_SIZE, MAGIC
+from liftlog.records.format import ALIGNMENT, HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header, verify_body
 
 _WINDOW_BYTES = 4 * 1024 * 1024
-_MIN_RECORD_BYTES = 4  # a record costs at least its entry in the value offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,6 @@ class Damage:
     offset: int
     reason: str
     header: BatchHeader | None  # when it could be read and continues the log
-
-
-@dataclass(frozen=True, slots=True)
-class Resync:
-    """Good batches go on at `position`."""
-
-    position: int
-    offset: int
-    commit_groups: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,58 +151,20 @@ def scan(
 
 
 def find_resync(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
-    """The first place behind the damage from which an unbroken chain leads to the file's end.
-
-    Only batches count whose offset and epoch can continue the log: a value may contain the
-    bytes of a whole foreign batch, but then the chain breaks where the value ends.
-    """
-    raw = file.pread(file.size() - damage.position, damage.position)
-    view = memoryview(raw)
-    length = data_end - damage.position
-    at = raw.find(MAGIC, ALIGNMENT)
-    while at >= 0:
-        if at % ALIGNMENT == 0:
-            groups = _chain_groups(view, at, length, damage.offset, good.leader_epoch)
-            if groups:
-                offset = parse_header(view, at).base_offset
-                return Resync(damage.position + at, offset, frozenset(groups))
-        at = raw.find(MAGIC, at + 1)
-    return None
-
-
-def _chain_groups(view: memoryview, at: int, length: int, after: int, epoch: int) -> set[int]:
-    """Commit groups of the chain that starts at `at`; empty when it does not reach the end.
-
-    A last batch that is cut by the end of the file does not break the chain: that is the torn
-    tail which a crash leaves behind good batches.
-    """
-    groups: set[int] = set()
-    expected: int | None = None
-    start = at
-    while at < length:
-        try:
-            header = parse_header(view, at)
-            if at + header.length > len(view) and groups:
-                break
-            verify_body(view, header, at)
-        except (CorruptBatch, UnsupportedFormat):
-            return set() if length - at >= HEADER_SIZE or not groups else groups
-        if expected is None:
-            if not after < header.base_offset <= after + start // _MIN_RECORD_BYTES:
-                return set()
-        elif header.base_offset != expected:
-            return set()
-        if header.leader_epoch < epoch:
-            return set()
-        groups.add(header.commit_group)
-        expected, epoch = header.next_offset, header.leader_epoch
-        at += header.length
-    return groups
+    """Where good batches go on behind a damage of the active segment (see resync.py)."""
+    return resync.find_resync(
+        file,
+        damage.position,
+        data_end,
+        offset=damage.offset,
+        epoch=good.leader_epoch,
+        header=damage.header,
+    )
 
 
 def judge_tail(
     damage: Damage,
-    resync: Resync | None,
+    behind: Resync | None,
     *,
     recovery_point: int,
     slot: SlotState | None,
@@ -225,21 +179,21 @@ def judge_tail(
     if damage.offset < acked_end:
         # Acked for sure: never cut. Where it ends is known only from what follows it, or from
         # a slot that no reboot lies behind; else go on where no offset was ever handed out.
-        if resync is not None:
-            return Verdict(False, resync.offset, resync.offset)
+        if behind is not None:
+            return Verdict(False, behind.offset, behind.offset)
         end = acked_end if exact else max(acked_end, reserved_offset)
         return Verdict(False, end, end)
-    if resync is not None:
+    if behind is not None:
         # The slot is exact and lies at or before the damage: nothing from here on was acked.
         # Or the damaged batch says that it belongs to the very group that lies behind it: then
         # that group never was fsynced as a whole.
-        same_group = damage.header is not None and resync.commit_groups == {
+        same_group = damage.header is not None and behind.commit_groups == {
             damage.header.commit_group
         }
         if exact or same_group:
             return Verdict(True, damage.offset, damage.offset)
         # Another commit group behind it was written after this one was fsynced, so it was acked.
-        return Verdict(False, resync.offset, resync.offset)
+        return Verdict(False, behind.offset, behind.offset)
     if exact or damage.header is not None:
         # Exact: as above. A readable header whose body is torn: the write was in flight, and
         # its offsets were never acked.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch
 from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import SparseIndex, read_index, write_index
-from liftlog.log.manifest import SegmentEntry
+from liftlog.log.index import IndexEntry, SparseIndex, read_index, write_index
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.resync import find_resync
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
+
+logger = logging.getLogger("liftlog.log")
 
 MAX_POSITION = 0xFFFF_0000  # positions in the index are u32; leave room for one last group
 _WALK_BYTES = 64 * 1024
@@ -62,32 +67,88 @@ class Segment:
         )
 
 
-def walk_headers(
-    file: File, position: int, end: int, *, window: int = _WALK_BYTES
+class Damaged(NamedTuple):
+    """A stretch of a segment that a walk had to step over, and the offsets that lay in it."""
+
+    position: int
+    first_offset: int
+    next_offset: int
+    known: bool  # quarantined before
+
+
+def walk_batches(
+    file: File,
+    start: IndexEntry,
+    end: IndexEntry,
+    *,
+    index: SparseIndex | None = None,
+    quarantined: Sequence[QuarantinedRange] = (),
+    damaged: list[Damaged] | None = None,
+    window: int = _WALK_BYTES,
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each batch in [position, end), reading ahead in windows.
+    """(position, header) of each batch from `start` to `end`, reading ahead in windows.
 
-    Bodies are not checked. Raises CorruptBatch at the first position where no batch starts.
+    Damage is stepped over, to the next batch that provably continues the log, and noted in
+    `damaged`; so it costs readers what it hit and no more. Bodies are not checked. Raises OSError
+    and UnsupportedFormat.
     """
+    offset, position = start
+    limit = end.position
     buffer = b""
-    start = position
-    while position < end:
-        at = position - start
-        if at + HEADER_SIZE > len(buffer):
-            start, at = position, 0
-            buffer = file.pread(min(window, end - position), position)
-        header = parse_header(buffer, at)
-        if position + header.length > end:
-            raise CorruptBatch(f"the batch at position {position} reaches past the end")
-        yield position, header
-        position += header.length
+    read_from = position
+    while position < limit:
+        at = position - read_from
+        if at < 0 or at + HEADER_SIZE > len(buffer):
+            read_from, at = position, 0
+            buffer = file.pread(min(window, limit - position), position)
+        try:
+            header = parse_header(buffer, at)
+            whole = header.base_offset == offset and position + header.length <= limit
+        except CorruptBatch:
+            whole = False
+        if whole:
+            yield position, header
+            position += header.length
+            offset += header.last_offset_delta + 1
+            continue
+        hit = Damaged(position, offset, 0, known=False)
+        known = _covering(quarantined, position)
+        if known is not None:
+            offset, position = known.next_offset, known.end_position
+        else:
+            offset, position = _behind_damage(file, position, offset, end, index)
+        if damaged is not None:
+            damaged.append(hit._replace(next_offset=offset, known=known is not None))
 
 
-def build_index(file: File, segment: Segment) -> SparseIndex:
-    """Make the index anew from the batch headers. Raises CorruptBatch."""
+def _covering(ranges: Sequence[QuarantinedRange], position: int) -> QuarantinedRange | None:
+    for bad in ranges:
+        if bad.position <= position < bad.end_position:
+            return bad
+    return None
+
+
+def _behind_damage(
+    file: File, position: int, offset: int, end: IndexEntry, index: SparseIndex | None
+) -> IndexEntry:
+    border = index.after_position(position) if index is not None else None
+    if border is None or border.position >= end.position or border.offset <= offset:
+        border = end
+    found = find_resync(
+        file, position, border.position, offset=offset, epoch=0, end_offset=border.offset
+    )
+    return IndexEntry(found.offset, found.position) if found is not None else border
+
+
+def build_index(
+    file: File, segment: Segment, quarantined: Sequence[QuarantinedRange] = ()
+) -> SparseIndex:
+    """Make the index anew from the batch headers, past damage if there is some."""
     index = SparseIndex(segment.base_offset)
     newest = 0
-    for position, header in walk_headers(file, 0, segment.size_bytes):
+    start = IndexEntry(segment.base_offset, 0)
+    end = IndexEntry(segment.next_offset, segment.size_bytes)
+    for position, header in walk_batches(file, start, end, quarantined=quarantined):
         newest = max(newest, header.max_timestamp_ns)
         index.maybe_add(header.base_offset, position, newest)
     return index
@@ -105,17 +166,22 @@ class IndexCache:
         self._lock = threading.Lock()
         self._indexes: OrderedDict[Path, SparseIndex] = OrderedDict()
 
-    def get(self, segment: Segment, file: File) -> SparseIndex:
+    def get(
+        self, segment: Segment, file: File, quarantined: Sequence[QuarantinedRange] = ()
+    ) -> SparseIndex:
         """The index of a sealed segment; rebuilt (and stored) when its file is lost or bad."""
         with self._lock:
             index = self._indexes.get(segment.path)
             if index is not None:
                 self._indexes.move_to_end(segment.path)
                 return index
-        index = read_index(self._fs, segment.path, segment.base_offset, sealed=True)
+        index = read_index(self._fs, segment.path, segment.base_offset)
         if index is None:
-            index = build_index(file, segment)
-            write_index(self._fs, segment.path, index, sealed=True)
+            index = build_index(file, segment, quarantined)
+            try:
+                write_index(self._fs, segment.path, index)
+            except OSError as error:  # a full disk must not keep anyone from reading
+                logger.warning("index-not-stored segment=%s error=%s", segment.path, error)
         self.put(segment, index)
         return index
 

@@ -1,0 +1,160 @@
+"""Where good batches go on behind damage.
+
+A value may hold the bytes of whole foreign batches, perhaps put there on purpose, so a batch that
+looks good proves nothing by itself. Two things do: the damaged batch's own header, when it is
+readable, says where the next one begins; and a chain of headers, each continuing the one before,
+that leads to a place known to be a border (an index entry, the end of the data). A chain inside a
+value breaks where the value ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.log.filesystem import File
+from liftlog.records.format import ALIGNMENT, HEADER_SIZE, MAGIC
+from liftlog.records.header import BatchHeader, parse_header, verify_body
+
+_SEARCH_BYTES = 1024 * 1024
+_HEADER_WINDOW_BYTES = 64 * 1024
+_MIN_RECORD_BYTES = 4  # a record costs at least its entry in the value offsets
+_MAX_CHECKED_BYTES = 256 * 1024 * 1024
+_MAX_BATCH_BYTES = 128 * 1024 * 1024  # NATS carries no message of more than 64 MiB
+
+
+class Resync(NamedTuple):
+    """Good batches go on at `position` with the batch of `offset`."""
+
+    position: int
+    offset: int
+    commit_groups: frozenset[int]
+
+
+class Headers:
+    """Headers anywhere in a file, read in pieces; end of file and damage are both None."""
+
+    def __init__(self, file: File, window: int = _HEADER_WINDOW_BYTES) -> None:
+        self._file = file
+        self._window = window
+        self._start = 0
+        self._buffer = b""
+
+    def at(self, position: int) -> BatchHeader | None:
+        inside = position - self._start
+        if inside < 0 or inside + HEADER_SIZE > len(self._buffer):
+            self._start, inside = position, 0
+            self._buffer = self._file.pread(self._window, position)
+        try:
+            return parse_header(self._buffer, inside)
+        except (CorruptBatch, UnsupportedFormat):
+            return None
+
+
+def find_resync(
+    file: File,
+    position: int,
+    end: int,
+    *,
+    offset: int,
+    epoch: int,
+    header: BatchHeader | None = None,
+    end_offset: int | None = None,
+) -> Resync | None:
+    """The first good batch in (position, end), where the batch of `offset` at `position` is bad.
+
+    `header` is the bad batch's own, when it could be read and continues the log. `end` is the end
+    of the data or a known border; with `end_offset`, the offset that a chain must reach there.
+    Costs bounded memory and time, whatever the bytes are. Raises OSError.
+    """
+    headers = Headers(file)
+    start = position + ALIGNMENT
+    if header is not None and header.base_offset == offset:
+        start = position + header.length
+        if start >= end:
+            return None
+        following = headers.at(start)
+        if (
+            following is not None
+            and following.base_offset == header.next_offset
+            and following.leader_epoch >= header.leader_epoch
+        ):
+            groups, _ = _follow(headers, start, end, following)
+            return Resync(start, following.base_offset, frozenset(groups))
+    budget = _MAX_CHECKED_BYTES
+    broken: set[int] = set()  # positions from which no chain leads to the end
+    for at in _magics(file, start, end):
+        found = headers.at(at)
+        if (
+            found is None
+            or not offset < found.base_offset <= offset + (at - position) // _MIN_RECORD_BYTES
+            or found.leader_epoch < epoch
+            or found.length > _MAX_BATCH_BYTES
+        ):
+            continue
+        budget -= found.length
+        if budget < 0:
+            return None
+        if not _is_whole(file, at, found):
+            continue
+        groups, reached = _follow(headers, at, end, found, broken)
+        if reached is not None and end_offset in (None, reached):
+            return Resync(at, found.base_offset, frozenset(groups))
+    return None
+
+
+def _follow(
+    headers: Headers,
+    position: int,
+    end: int,
+    header: BatchHeader,
+    broken: set[int] | None = None,
+) -> tuple[set[int], int | None]:
+    """Commit groups of the chain from `position` on, and the offset that it reaches at `end`.
+
+    None when it breaks before. A last batch that the end cuts does not break it: that is the torn
+    tail that a crash leaves behind good batches.
+    """
+    groups: set[int] = set()
+    passed = []
+    current: BatchHeader | None = header
+    while current is not None:
+        groups.add(current.commit_group)
+        passed.append(position)
+        position += current.length
+        offset, epoch = current.next_offset, current.leader_epoch
+        if end - position < HEADER_SIZE:
+            return groups, offset
+        if broken is not None and position in broken:
+            break
+        current = headers.at(position)
+        if current is not None and (current.base_offset != offset or current.leader_epoch < epoch):
+            current = None
+    if broken is not None:
+        broken.update(passed)
+    return groups, None
+
+
+def _is_whole(file: File, position: int, header: BatchHeader) -> bool:
+    try:
+        verify_body(file.pread(header.length, position), header)
+    except CorruptBatch:
+        return False
+    return True
+
+
+def _magics(file: File, start: int, end: int) -> Iterator[int]:
+    """Aligned positions in [start, end) at which a batch may begin."""
+    at = start
+    while at < end:
+        # The pieces overlap by what a magic may need across the border.
+        raw = file.pread(min(_SEARCH_BYTES, end - at) + len(MAGIC), at)
+        if not raw:
+            return
+        found = raw.find(MAGIC)
+        while found >= 0:
+            if found % ALIGNMENT == 0 and at + found < end:
+                yield at + found
+            found = raw.find(MAGIC, found + 1)
+        at += _SEARCH_BYTES

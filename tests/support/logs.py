@@ -1,0 +1,191 @@
+"""One log on a file system of choice, with a memory of what was promised to whom."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from support.simfs import SimFileSystem
+
+from liftlog.errors import CorruptRange
+from liftlog.log import (
+    ActiveState,
+    EncodedBatch,
+    FileSystem,
+    Log,
+    LogConfig,
+    LogEnvironment,
+    RecoveryReport,
+    open_log,
+)
+from liftlog.records import encode_batch, iter_batches
+
+DIRECTORY = Path("/data/streams/orders")
+BASE_NS = 1_700_000_000_000_000_000
+SMALL = LogConfig(segment_max_bytes=1200, segment_max_age_ns=None)
+
+
+class FakeClock:
+    """Stands still unless told otherwise."""
+
+    def __init__(self, now_ns: int = BASE_NS) -> None:
+        self.now = now_ns
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+
+def environment(
+    fs: FileSystem, clock: FakeClock | None = None, *, files: int = 256, indexes: int = 64
+) -> LogEnvironment:
+    return LogEnvironment.create(
+        fs, clock or FakeClock(), max_open_files=files, cached_indexes=indexes
+    )
+
+
+def encode(
+    log: Log, values: list[bytes], *, stamp: int = BASE_NS, first: int | None = None
+) -> EncodedBatch:
+    base = log.log_end_offset if first is None else first
+    data = encode_batch(
+        base_offset=base,
+        leader_epoch=log.leader_epoch,
+        commit_group=log.commit_group,
+        stamps=[(stamp, len(values))],
+        subjects=[b"orders.new"] * len(values),
+        values=list(values),
+    )
+    return EncodedBatch(data, base, base + len(values), len(values), stamp, stamp)
+
+
+class Promises:
+    """What was ever written at an offset, and what was acked there."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, set[bytes]] = {}
+        self.acked: dict[int, bytes] = {}
+        self.start = 1  # the highest log start that was asked for
+        self._serial = itertools.count()
+
+    def value(self, offset: int, size: int = 40) -> bytes:
+        """Never the same twice; ends with a byte that is not zero, now and then with zeros."""
+        serial = next(self._serial)
+        tail = b"\0" * 7 if serial % 3 == 0 else b"."
+        raw = b"%d/%d/" % (offset, serial)
+        value = raw + b"x" * max(size + serial % 11 - len(raw) - len(tail), 0) + tail
+        self.written.setdefault(offset, set()).add(value)
+        return value
+
+
+def append(
+    log: Log, promises: Promises, *sizes: int, stamp: int = BASE_NS
+) -> list[tuple[int, bytes]]:
+    """One group: a batch of `size` records for each size. Not synced."""
+    batches = []
+    rows = []
+    offset = log.log_end_offset
+    for size in sizes:
+        values = [promises.value(offset + i) for i in range(size)]
+        batches.append(encode(log, values, stamp=stamp, first=offset))
+        rows += list(enumerate(values, offset))
+        offset += size
+    log.append(batches)
+    return rows
+
+
+def commit(log: Log, promises: Promises, *sizes: int, stamp: int = BASE_NS) -> None:
+    """One group as the daemon does it: append, sync, high watermark, acks."""
+    rows = append(log, promises, *sizes, stamp=stamp)
+    log.advance_high_watermark(log.sync())
+    promises.acked.update(rows)
+
+
+def read_all(log: Log, *, max_bytes: int = 500) -> dict[int, bytes]:
+    """Every readable record by offset, read in small steps; checks what an answer promises."""
+    found: dict[int, bytes] = {}
+    offset = log.log_start_offset
+    while True:
+        try:
+            piece = log.read(offset, max_bytes)
+        except CorruptRange as damage:
+            if not offset <= damage.first_offset < damage.next_offset:
+                raise AssertionError(f"a senseless range at {offset}") from damage
+            offset = damage.next_offset
+            continue
+        if piece is None:
+            return found
+        with piece:
+            raw = piece.pread()
+            assert len(raw) == piece.length
+            reached = piece.first_offset
+            count = 0
+            for batch in iter_batches(raw):
+                assert batch.header.base_offset == reached
+                reached = batch.next_offset
+                count += len(batch)
+                for record in batch.trim(offset):
+                    assert record.offset not in found
+                    assert record.value is not None
+                    found[record.offset] = record.value
+            assert reached == piece.next_offset
+            assert count <= piece.record_count
+            assert offset < piece.next_offset <= log.high_watermark
+            offset = piece.next_offset
+
+
+def check(log: Log, promises: Promises, *, lost: range = range(0)) -> dict[int, bytes]:
+    """What must hold after every recovery; `lost` are acked offsets that were damaged."""
+    found = read_all(log)
+    assert log.high_watermark == log.log_end_offset
+    start, end = log.log_start_offset, log.log_end_offset
+    assert start <= max(promises.start, 1)
+    for offset, value in promises.acked.items():
+        if offset >= start and offset not in lost:
+            assert found.get(offset) == value, f"acked offset {offset} is gone"
+    for offset, value in found.items():
+        assert value in promises.written[offset], f"offset {offset} holds what nobody wrote"
+        assert offset not in lost
+    if promises.acked:
+        assert end > max(promises.acked), "an acked offset would be assigned again"
+    gone = [range(bad.first_offset, bad.next_offset) for bad in log.quarantined]
+    for offset in itertools.islice(range(start, end), 5000):
+        assert offset in found or any(offset in one for one in gone), f"unexplained gap {offset}"
+    return found
+
+
+def reopen(
+    fs: FileSystem,
+    *,
+    boot: str = "boot-1",
+    clean: ActiveState | None = None,
+    recovery_point: ActiveState | None = None,
+    config: LogConfig = SMALL,
+    directory: Path = DIRECTORY,
+) -> tuple[Log, RecoveryReport]:
+    return open_log(
+        directory,
+        environment(fs),
+        config,
+        clean=clean,
+        recovery_point=recovery_point,
+        boot_id=boot,
+    )
+
+
+def create(
+    fs: FileSystem, *, config: LogConfig = SMALL, boot: str = "boot-1", directory: Path = DIRECTORY
+) -> Log:
+    """A new log in a directory that is there already, as the data directory's `streams` is."""
+    fs.make_directory(directory.parent)
+    for parent in [*directory.parents]:
+        fs.fsync_directory(parent)
+    return Log.create(directory, environment(fs), config, boot_id=boot)
+
+
+def flip(fs: SimFileSystem, path: Path, position: int, bit: int = 0) -> None:
+    raw = bytearray(fs.read(path))
+    raw[position] ^= 1 << bit
+    fs.replace(path, bytes(raw))

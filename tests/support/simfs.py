@@ -1,0 +1,376 @@
+"""A file system in memory that forgets what was not synced: for tests of the storage.
+
+Every file has what the page cache holds and what the disk holds, and the writes between the two;
+every directory has its entries, the durable ones, and the changes in between. `power_cut` builds
+a disk on which each un-synced write was kept, lost or torn, and each un-synced change of a
+directory kept or lost. `kill` keeps the page cache, as a killed process does. Any single operation
+can be made to fail, to write short, or to be the last one before the machine stops.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Keep = Literal["none", "all", "some"]
+
+
+class MachineStopped(BaseException):
+    """Raised by the operation at which the machine stops, and by all after it."""
+
+
+@dataclass
+class Fault:
+    """Fail the `countdown`-th matching operation, and then `times - 1` more."""
+
+    operation: str
+    error: int = errno.EIO
+    path: str = ""
+    countdown: int = 1
+    times: int = 1
+    short: int | None = None  # a write stops after this many bytes, once, without an error
+    after: bool = False  # the operation takes effect, and then fails
+
+    def hits(self, operation: str, path: Path) -> bool:
+        if operation != self.operation or self.path not in path.name or self.times == 0:
+            return False
+        self.countdown -= 1
+        if self.countdown > 0:
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass
+class Inode:
+    data: bytearray = field(default_factory=bytearray)
+    stable: bytes = b""
+    pending: list[tuple[str, int, bytes]] = field(default_factory=list)
+
+    def write(self, position: int, raw: bytes) -> None:
+        _apply(self.data, "write", position, raw)
+        self.pending.append(("write", position, raw))
+
+    def resize(self, kind: str, size: int) -> None:
+        _apply(self.data, kind, size, b"")
+        self.pending.append((kind, size, b""))
+
+    def sync(self) -> None:
+        stable = bytearray(self.stable)
+        for change in self.pending:
+            _apply(stable, *change)
+        self.stable = bytes(stable)
+        self.pending.clear()
+
+    def fail_to_sync(self) -> None:
+        """The dirty pages are clean from now on, though they never reached the disk."""
+        self.pending.clear()
+
+    def after_power_cut(self, keep: Keep, rng: random.Random) -> Inode:
+        data = bytearray(self.stable)
+        for kind, position, raw in self.pending:
+            if keep == "none" or (keep == "some" and rng.random() < 0.3):
+                continue
+            if keep == "some" and kind == "write" and rng.random() < 0.5:
+                # Torn: a stretch of it got there, the rest is as it was, or zeros.
+                cut = sorted((rng.randrange(len(raw) + 1), rng.randrange(len(raw) + 1)))
+                if rng.random() < 0.7:
+                    cut[0] = 0
+                position, raw = position + cut[0], raw[cut[0] : cut[1]]
+            _apply(data, kind, position, raw)
+        return Inode(data, bytes(data))
+
+
+class SharedMap(bytearray):
+    """Stands for a shared mmap: writing to it is writing to the page cache."""
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Directory:
+    entries: dict[str, Inode | Directory] = field(default_factory=dict)
+    stable: dict[str, Inode | Directory] = field(default_factory=dict)
+    pending: list[dict[str, Inode | Directory | None]] = field(default_factory=list)
+
+    def change(self, changes: dict[str, Inode | Directory | None]) -> None:
+        _change(self.entries, changes)
+        self.pending.append(changes)
+
+    def sync(self) -> None:
+        self.stable = dict(self.entries)
+        self.pending.clear()
+
+    def after_power_cut(self, keep: Keep, rng: random.Random, done: dict[int, Any]) -> Directory:
+        names = dict(self.stable)
+        for changes in self.pending:
+            if keep == "all" or (keep == "some" and rng.random() < 0.5):
+                _change(names, changes)
+        found = Directory()
+        for name, node in names.items():
+            if id(node) not in done:  # one file may have two names for a moment
+                done[id(node)] = (
+                    node.after_power_cut(keep, rng)
+                    if isinstance(node, Inode)
+                    else node.after_power_cut(keep, rng, done)
+                )
+            found.entries[name] = done[id(node)]
+        found.stable = dict(found.entries)
+        return found
+
+
+def _apply(data: bytearray, kind: str, position: int, raw: bytes) -> None:
+    if kind == "write":
+        data.extend(bytes(max(position - len(data), 0)))
+        data[position : position + len(raw)] = raw
+    elif kind == "truncate" and position < len(data):
+        del data[position:]
+    else:  # longer by truncate or allocate: zeros
+        data.extend(bytes(max(position - len(data), 0)))
+
+
+def _change(
+    names: dict[str, Inode | Directory], changes: dict[str, Inode | Directory | None]
+) -> None:
+    for name, node in changes.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+class SimFile:
+    def __init__(self, fs: SimFileSystem, path: Path, inode: Inode) -> None:
+        self._fs = fs
+        self.path = path
+        self._inode = inode
+        self.closed = False
+        fs.open_files += 1
+
+    def fileno(self) -> int:
+        raise AssertionError("simulated files have no descriptor; use pread")
+
+    def pread(self, length: int, position: int) -> bytes:
+        self._fs.step("pread", self.path, counted=False)
+        assert not self.closed
+        return bytes(self._inode.data[position : position + length])
+
+    def pwritev(self, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        raw = b"".join(buffers)
+        fault = self._fs.step("write", self.path)
+        assert not self.closed
+        if fault is not None:
+            if fault.short is None:
+                raise OSError(fault.error, "injected")
+            raw = raw[: fault.short]
+        room = self._fs.free_bytes
+        if room is not None:
+            growth = max(position + len(raw) - len(self._inode.data), 0)
+            if growth > room:
+                raw = raw[: max(len(raw) - (growth - room), 0)]
+                if not raw:
+                    raise OSError(errno.ENOSPC, "no space left")
+            self._fs.free_bytes = room - max(position + len(raw) - len(self._inode.data), 0)
+        self._inode.write(position, raw)
+        return len(raw)
+
+    def fdatasync(self) -> None:
+        fault = self._fs.step("fsync", self.path)
+        if fault is not None:
+            self._inode.fail_to_sync()
+            raise OSError(fault.error, "injected")
+        self._inode.sync()
+
+    def truncate(self, size: int) -> None:
+        self._fs.raise_fault("truncate", self.path)
+        self._inode.resize("truncate", size)
+
+    def allocate(self, size: int) -> None:
+        self._fs.raise_fault("allocate", self.path)
+        if self._fs.free_bytes is not None:
+            raise OSError(errno.ENOSPC, "no space left")
+        self._inode.resize("allocate", size)
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._fs.open_files -= 1
+
+
+class SimFileSystem:
+    def __init__(self) -> None:
+        self.root = Directory()
+        self.faults: list[Fault] = []
+        self.operations = 0
+        self.stop_at: int | None = None
+        self.stopped = False
+        self.free_bytes: int | None = None
+        self.open_files = 0
+        self.log: list[str] = []
+        self._maps: list[tuple[Inode, SharedMap]] = []
+
+    # --- what goes wrong ---
+
+    def step(self, operation: str, path: Path, *, counted: bool = True) -> Fault | None:
+        if self.stopped or (counted and self.operations == self.stop_at):
+            self.stopped = True
+            raise MachineStopped(f"{operation} {path.name}")
+        if counted:
+            self.operations += 1
+            self.log.append(f"{operation} {path.name}")
+        for fault in self.faults:
+            if fault.hits(operation, path):
+                return fault
+        return None
+
+    def raise_fault(self, operation: str, path: Path) -> None:
+        fault = self.step(operation, path)
+        if fault is not None:
+            raise OSError(fault.error, "injected")
+
+    def _maybe_late(self, operation: str, path: Path, effect: Callable[[], None]) -> None:
+        fault = self.step(operation, path)
+        if fault is None or fault.after:
+            effect()
+        if fault is not None:
+            raise OSError(fault.error, "injected")
+
+    def power_cut(self, keep: Keep = "some", seed: int = 0) -> SimFileSystem:
+        """The disk as the next start finds it."""
+        rng = random.Random(seed)
+        for inode, shared in self._maps:
+            if keep == "all" or (keep == "some" and rng.random() < 0.5):
+                inode.stable = bytes(shared)
+            inode.pending.clear()
+        after = SimFileSystem()
+        after.root = self.root.after_power_cut(keep, rng, {})
+        return after
+
+    def kill(self) -> SimFileSystem:
+        """What a killed process leaves: everything that was written, synced or not."""
+        for inode, shared in self._maps:
+            inode.data[:] = shared
+        after = SimFileSystem()
+        after.root = self.root
+        return after
+
+    # --- FileSystem ---
+
+    def _parent(self, path: Path) -> Directory:
+        node = self._node(path.parent)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, str(path.parent))
+        return node
+
+    def _node(self, path: Path) -> Inode | Directory:
+        node: Inode | Directory = self.root
+        for part in path.parts[1:]:
+            if not isinstance(node, Directory) or part not in node.entries:
+                raise FileNotFoundError(errno.ENOENT, str(path))
+            node = node.entries[part]
+        return node
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimFile:
+        if create:
+            self.raise_fault("create", path)
+            parent = self._parent(path)
+            node = parent.entries.get(path.name)
+            if node is None:
+                node = Inode()
+                parent.change({path.name: node})
+            assert isinstance(node, Inode)
+            if node.data:
+                node.resize("truncate", 0)
+        else:
+            self.step("open", path, counted=False)
+            node = self._node(path)
+        assert isinstance(node, Inode)
+        return SimFile(self, path, node)
+
+    def rename(self, source: Path, target: Path) -> None:
+        node = self._node(source)
+        assert source.parent == target.parent
+        parent = self._parent(source)
+        old = parent.entries.get(target.name)
+        if isinstance(old, Directory) and old.entries:
+            raise OSError(errno.ENOTEMPTY, "directory not empty")
+        self._maybe_late(
+            "rename", target, lambda: parent.change({source.name: None, target.name: node})
+        )
+
+    def unlink(self, path: Path) -> None:
+        self._node(path)
+        self.raise_fault("unlink", path)
+        self._parent(path).change({path.name: None})
+
+    def exists(self, path: Path) -> bool:
+        try:
+            self._node(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list_directory(self, path: Path) -> list[str]:
+        node = self._node(path)
+        assert isinstance(node, Directory)
+        return sorted(node.entries)
+
+    def make_directory(self, path: Path) -> None:
+        for directory in [*reversed(path.parents), path][1:]:
+            if not self.exists(directory):
+                self.raise_fault("mkdir", directory)
+                self._parent(directory).change({directory.name: Directory()})
+
+    def remove_directory(self, path: Path) -> None:
+        node = self._node(path)
+        if isinstance(node, Directory) and node.entries:
+            raise OSError(errno.ENOTEMPTY, "directory not empty")
+        self.raise_fault("rmdir", path)
+        self._parent(path).change({path.name: None})
+
+    def fsync_directory(self, path: Path) -> None:
+        self.raise_fault("fsync-directory", path)
+        node = self._node(path)
+        assert isinstance(node, Directory)
+        node.sync()
+
+    def map_shared(self, path: Path, size: int) -> Any:
+        if not self.exists(path):
+            self._parent(path).change({path.name: Inode()})
+        inode = self._node(path)
+        assert isinstance(inode, Inode)
+        for known, shared in self._maps:
+            if known is inode:
+                return shared
+        inode.data.extend(bytes(max(size - len(inode.data), 0)))
+        shared = SharedMap(inode.data[:size])
+        self._maps.append((inode, shared))
+        return shared
+
+    # --- for tests ---
+
+    def read(self, path: Path) -> bytes:
+        node = self._node(path)
+        assert isinstance(node, Inode)
+        return bytes(node.data)
+
+    def replace(self, path: Path, raw: bytes) -> None:
+        """Change a file behind everyone's back, as a failing disk or a careless hand does."""
+        node = self._node(path)
+        assert isinstance(node, Inode)
+        node.data[:] = raw
+        node.stable = raw
+        node.pending.clear()
+
+    def remove(self, path: Path) -> None:
+        parent = self._parent(path)
+        del parent.entries[path.name]
+        parent.sync()
