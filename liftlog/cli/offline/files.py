@@ -179,7 +179,7 @@ def _recovery_point(stream: StreamDirectory, incarnation: str) -> int:
 def sealed_index(directory: Path, entry: SegmentEntry) -> SparseIndex | None:
     """The index of a sealed segment, None when it is missing or fails its check."""
     try:
-        return read_index(FILES, directory / entry.file_name, entry.base_offset, sealed=True)
+        return read_index(FILES, directory / entry.file_name, entry.base_offset)
     except FileNotFoundError:
         return None
 
