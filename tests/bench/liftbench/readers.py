@@ -81,19 +81,19 @@ def drain(spec: dict[str, Any]) -> Iterator[Pass]:
 
 
 def serve_files(spec: dict[str, Any]) -> None:
-    """Bare sendfile: the files, whole, to whoever connects, one after the other."""
+    """Bare sendfile: the data of all files to whoever connects, one connection at a time."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:
             connection, _ = listener.accept()
             with connection:
-                for path in spec["files"]:
-                    _send_file(connection, path)
+                for path, size in spec["files"]:
+                    _send_file(connection, path, size)
 
 
-def _send_file(connection: socket.socket, path: str) -> None:
+def _send_file(connection: socket.socket, path: str, size: int) -> None:
     with open(path, "rb") as file:
-        left, position = os.fstat(file.fileno()).st_size, 0
+        left, position = size, 0
         while left:
             sent = os.sendfile(connection.fileno(), file.fileno(), position, left)
             position += sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +69,7 @@ def measure(
                             f"round {number + 1}/{rounds} {what:<9} {name:<18} {speed:>8,.0f} MiB/s"
                         )
             if ours is not None:
-                files = ours.segment_files(what)
-                size = sum(file.stat().st_size for file in files)
+                size = sum(size for _, size in ours.segment_files(what))
                 measured.add(LIFTLOG, f"{what}-bytes-per-record", size / count)
             for system in systems.values():
                 system.delete(what)
@@ -124,16 +123,16 @@ def _read_ordered(systems: Mapping[str, Any], what: str, count: int, content: Co
 
 def _read_sendfile(systems: Mapping[str, Any], what: str, count: int, content: Content) -> float:
     """Of the very files that the daemon serves; their bytes count whole."""
-    files = [str(path) for path in systems[LIFTLOG].segment_files(what)]
-    return sendfile_speed(files)
+    return sendfile_speed(systems[LIFTLOG].segment_files(what))
 
 
-def sendfile_speed(files: list[str]) -> float:
+def sendfile_speed(files: Sequence[tuple[str, int]]) -> float:
+    """`files`: path and how many of its bytes."""
     with worker("readers", {"mode": "serve-files", "files": files}) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
         passes = run_worker("readers", {"mode": "drain", "port": port, "passes": _PASSES})["passes"]
-    expected = sum(Path(file).stat().st_size for file in files)
+    expected = sum(size for _, size in files)
     if any(size != expected for _, size, _ in passes):
         raise WorkerFailed(f"sendfile: expected {expected} bytes, drained {passes}")
     return float(statistics.median(size / seconds for _, size, seconds in passes)) / 2**20

@@ -150,8 +150,16 @@ class Liftlog(System):
     def fsyncs(self, stream: str) -> int | None:
         return int(self.daemon.metric("liftlog_fsync_total", stream=stream))
 
-    def segment_files(self, stream: str) -> list[Path]:
-        return sorted((self.daemon.data_dir / "streams" / stream).glob("*.log"))
+    def segment_files(self, stream: str) -> list[tuple[str, int]]:
+        """Path and bytes of data; the active segment is allocated ahead of them."""
+        files = sorted((self.daemon.data_dir / "streams" / stream).glob("*.log"))
+        left = self._client.describe_stream(stream).size_bytes
+        found = []
+        for file in files:
+            size = min(left, file.stat().st_size)
+            found.append((str(file), size))
+            left -= size
+        return found
 
 
 def wait_until_still(system: System, stream: str, *, quiet_seconds: float = 2.0) -> int:
