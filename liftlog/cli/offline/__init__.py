@@ -2,7 +2,6 @@
 
 files    finds the streams of a directory; a file system that cannot write
 walk     the batches of one segment and every stretch where there is none
-resync   where good batches go on behind damage (window: reading in large pieces)
 verify   judges a stream: what is damaged, what is only unfinished
 dump     prints batches and records
 command  the click commands

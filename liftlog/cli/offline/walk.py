@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from liftlog.cli.offline.resync import find_resync
-from liftlog.cli.offline.window import Readable, Window
 from liftlog.errors import CorruptBatch
+from liftlog.log.filesystem import File
 from liftlog.log.index import SparseIndex
+from liftlog.log.resync import find_resync
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
+
+_WINDOW_BYTES = 4 * 1024 * 1024
 
 
 class Found(NamedTuple):
@@ -44,16 +46,34 @@ class Missing(NamedTuple):
         return self.end_position - self.position
 
 
+class _Window:
+    """The first `size` bytes of a file in large pieces, so that each byte is read about once."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._start = 0
+        self._buffer = b""
+
+    def view(self, position: int, length: int) -> memoryview:
+        """`length` bytes at `position`, fewer at the end."""
+        length = max(min(length, self._size - position), 0)
+        at = position - self._start
+        if at < 0 or at + length > len(self._buffer):
+            wanted = min(max(length, _WINDOW_BYTES), self._size - position)
+            self._start, at, self._buffer = position, 0, self._file.pread(wanted, position)
+        return memoryview(self._buffer)[at : at + length]
+
+
 def walk(
-    file: Readable, base_offset: int, size: int, data_end: int, index: SparseIndex | None = None
+    file: File, base_offset: int, size: int, data_end: int, index: SparseIndex | None = None
 ) -> Iterator[Found | Missing]:
     """Every batch and every gap below `data_end`, in order of position.
 
-    No byte at or past `size` is looked at; between the two lie zeros allocated ahead. `index` is
-    the one of a sealed segment. Raises OSError, and UnsupportedFormat for what a newer liftlog
-    wrote.
+    No batch reaches past `size`; between the two lie zeros allocated ahead. `index` is the one of
+    a sealed segment. Raises OSError, and UnsupportedFormat for what a newer liftlog wrote.
     """
-    window = Window(file, size)
+    window = _Window(file, size)
     position, expected, epoch = 0, base_offset, 0
     while position < data_end:
         header, batch, reason = _read_batch(window, position, expected, epoch)
@@ -67,20 +87,14 @@ def walk(
             position += header.length
             expected, epoch = header.next_offset, header.leader_epoch
             continue
-        end, following = data_end, None
-        if header is not None and _continues(window, position + header.length, data_end, header):
-            end, following = position + header.length, header.next_offset
-        else:
-            found = find_resync(window, data_end, index, position, expected, epoch)
-            if found is not None:
-                end, following = found
+        end, following = _behind(file, data_end, index, position, expected, epoch, header)
         yield Missing(position, end, expected, following, reason, header)
         position = end
         expected = expected if following is None else following
 
 
 def _read_batch(
-    window: Window, position: int, expected: int, epoch: int
+    window: _Window, position: int, expected: int, epoch: int
 ) -> tuple[BatchHeader | None, RecordBatch | None, str]:
     """The header if it is good and can continue the log, the batch if its body is good too, and
     what is wrong."""
@@ -98,11 +112,28 @@ def _read_batch(
         return header, None, error.message
 
 
-def _continues(window: Window, position: int, data_end: int, header: BatchHeader) -> bool:
-    """Whether the batch at `position` follows `header`, whose checksum says that it is ours."""
-    if position >= data_end:
-        return False
-    try:
-        return parse_header(window.view(position, HEADER_SIZE)).base_offset == header.next_offset
-    except CorruptBatch:
-        return False
+def _behind(
+    file: File,
+    data_end: int,
+    index: SparseIndex | None,
+    position: int,
+    expected: int,
+    epoch: int,
+    header: BatchHeader | None,
+) -> tuple[int, int | None]:
+    """Where to go on behind a bad batch, and the offset there; None at the end of the data."""
+    border = index.after_position(position) if index is not None else None
+    if border is not None and (border.position >= data_end or border.offset <= expected):
+        border = None
+    found = find_resync(
+        file,
+        position,
+        data_end if border is None else border.position,
+        offset=expected,
+        epoch=epoch,
+        header=header,
+        end_offset=None if border is None else border.offset,
+    )
+    if found is not None:
+        return found.position, found.offset
+    return (data_end, None) if border is None else (border.position, border.offset)
