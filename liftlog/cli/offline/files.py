@@ -122,7 +122,7 @@ class StreamFacts:
     """What the small files of a stream say."""
 
     manifest: Manifest | None
-    problem: str  # why there is no manifest
+    problem: str  # what is wrong with the manifest; empty if there is none
     slot: SlotState | None
     recovery_point: int  # everything below it was fsynced
 
@@ -139,7 +139,7 @@ def read_facts(stream: StreamDirectory) -> StreamFacts:
         while True:
             before = read_manifest(FILES, stream.path)
             if before is None:
-                return StreamFacts(None, "there is no manifest", None, 0)
+                return StreamFacts(None, "", None, 0)
             slot = _slot(stream.path, before.incarnation)
             recovery_point = _recovery_point(stream, before.incarnation)
             manifest = read_manifest(FILES, stream.path)

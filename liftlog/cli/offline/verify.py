@@ -93,7 +93,11 @@ class _Verification:
     def run(self) -> StreamReport:
         report = self.report
         if self.facts.manifest is None:
-            self._add(DAMAGE, f"{self.facts.problem}; the segments are judged by themselves")
+            if not self.facts.problem and not any(map(self._has_bytes, self.segments)):
+                self._add(NOTE, "no data: a stream that is just being created or deleted")
+                return report
+            problem = self.facts.problem or "there is no manifest"
+            self._add(DAMAGE, f"{problem}; the segments are judged by themselves")
         for bad in self.quarantined:
             if bad.next_offset > self.log_start:
                 text = f"lost before: {bad.reason}"
@@ -109,6 +113,12 @@ class _Verification:
             text = "the end of the log is missing, and it was acked"
             self._lost(text, self.segments[-1].file_name, None, end, self.facts.acked_end)
         return report
+
+    def _has_bytes(self, entry: SegmentEntry) -> bool:
+        try:
+            return (self.stream.path / entry.file_name).stat().st_size > 0
+        except FileNotFoundError:
+            return False
 
     # --- findings ---
 

@@ -265,6 +265,16 @@ def test_without_a_manifest_the_segments_are_still_judged(rolled: StoredLog, how
     ]
 
 
+def test_a_stream_that_is_just_being_created_is_a_note(tmp_path: Path) -> None:
+    directory = tmp_path / "streams" / "young"
+    directory.mkdir(parents=True)
+    for _ in range(2):
+        (stream,) = find_streams(tmp_path)
+        (finding,) = verify_stream(stream).findings
+        assert finding.kind == NOTE
+        (directory / FIRST_SEGMENT).touch()
+
+
 def test_known_losses_are_told_and_can_be_allowed(log: StoredLog) -> None:
     position, _ = log.positions()[2]
     log.crash()
