@@ -1,0 +1,289 @@
+"""The link to NATS against a scripted server: what nats-py leaves open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from liftlog.errors import NatsUnavailable
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.settings import NatsSettings
+from liftlog.stream import MessageRun
+
+INFO = b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n'
+
+
+class Server:
+    """Speaks just enough: INFO, PONG, and whatever a test sends on the newest connection."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.connections = 0
+        self.mute = False
+        self.refuse_subjects: set[bytes] = set()
+        self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def send(self, data: bytes) -> None:
+        self._writers[-1].write(data)
+
+    def drop(self) -> None:
+        self._writers[-1].transport.abort()
+
+    def hang_up(self) -> None:
+        """Close after what was sent."""
+        self._writers[-1].close()
+
+    @property
+    def subscriptions(self) -> list[bytes]:
+        return [line.split(b" ")[1].strip() for line in self.lines if line.startswith(b"SUB ")]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.append(writer)
+        writer.write(INFO)
+        try:
+            while line := await reader.readline():
+                self.lines.append(line)
+                if line.startswith(b"SUB ") and line.split(b" ")[1] in self.refuse_subjects:
+                    subject = line.split(b" ")[1].decode()
+                    text = f"-ERR 'Permissions Violation for Subscription to \"{subject}\"'\r\n"
+                    writer.write(text.encode())
+                if line == b"PING\r\n" and not self.mute:
+                    writer.write(b"PONG\r\n")
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+
+class Harness:
+    def __init__(self, seam: str) -> None:
+        self.server = Server()
+        self.gaps: list[str] = []
+        self.runs: list[MessageRun] = []
+        self.chunk_ends = 0
+        self._seam = seam
+        self.link: NatsLink
+
+    async def start(self, *, server: bool = True) -> None:
+        await self.server.start()
+        if not server:
+            await self.server.stop()
+        settings = NatsSettings.model_validate({"reconnect_wait": 0.02, "connect_timeout": 1})
+        self.link = NatsLink(
+            settings,
+            [f"nats://127.0.0.1:{self.server.port}"],
+            self._seam,
+            on_chunk_end=self._chunk_end,
+            on_gap=self.gaps.append,
+            on_state=lambda: None,
+            wait_until_ready_to_read=self._ready,
+            reading_is_held=lambda: False,
+        )
+        self.link.start()
+
+    def _chunk_end(self) -> None:
+        self.chunk_ends += 1
+
+    async def _ready(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        await self.link.drain()
+        await self.link.close()
+        await self.server.stop()
+
+    async def attach(self, subject: str) -> None:
+        wanted = self.link.want(subject, None, self.runs.append)
+        await self.link.attach(wanted)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for run in self.runs for payload in run.payloads]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+Start = Callable[..., Awaitable[Harness]]
+
+
+@pytest.fixture(params=["parser", "client"])
+async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
+    harness = Harness(request.param)
+
+    async def begin(*, server: bool = True) -> Harness:
+        await harness.start(server=server)
+        if server:
+            await until(lambda: harness.link.connected)
+            await until(lambda: harness.link.counters.connects == 1)
+        return harness
+
+    yield begin
+    await harness.stop()
+
+
+async def test_messages_arrive(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>")
+    harness.server.send(b"MSG a.b 1 2\r\nhi\r\nMSG a.c 1 r 0\r\n\r\n")
+    await until(lambda: len(harness.payloads) == 2)
+    assert harness.payloads == [b"hi", b""]
+    assert harness.chunk_ends >= 1
+    assert harness.gaps == []
+
+
+async def test_an_ended_read_loop_is_noticed(start: Start) -> None:
+    """nats-py says "connected" and nobody reads: what some inputs did to it."""
+    harness = await start()
+    await harness.attach("a.>")
+    client = harness.link._client
+    assert client is not None
+    client._reading_task.cancel()
+    await until(lambda: harness.link.counters.watchdog_reconnects == 1)
+    await until(lambda: harness.server.connections == 2 and harness.link.connected)
+    await until(lambda: harness.gaps)
+    assert harness.gaps == ["the read loop ended"]
+    harness.server.send(b"MSG a.b 1 2\r\nhi\r\n")
+    await until(lambda: harness.payloads)
+    assert harness.payloads == [b"hi"]
+    assert harness.server.subscriptions == [b"a.>", b"a.>"]
+
+
+async def test_a_reconnect_task_that_died_is_noticed(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>")
+    first = harness.link._client
+    assert first is not None
+
+    async def broken() -> None:
+        raise KeyError("bug in nats-py")
+
+    first._select_next_server = broken  # type: ignore[method-assign]
+    harness.server.drop()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    await until(lambda: harness.link._client is not first and harness.link.connected)
+    await until(lambda: harness.gaps)
+    harness.server.send(b"MSG a.b 1 2\r\nhi\r\n")
+    await until(lambda: harness.payloads)
+
+
+async def test_garbage_is_a_counted_reconnect(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>")
+    harness.server.send(b"MSG a.b 1 2\r\nhi\r\nNONSENSE\r\nMSG a.b 1 2\r\nno\r\n")
+    await until(lambda: harness.server.connections == 2 and harness.link.connected)
+    await until(lambda: harness.gaps)
+    assert harness.gaps == ["input that could not be parsed"]
+    assert harness.link.counters.protocol_errors == 1
+    assert harness.payloads == [b"hi"]
+
+
+async def test_a_message_cut_by_a_disconnect_does_not_spoil_the_next(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>")
+    harness.server.send(b"MSG a.b 1 100\r\nabc")
+    harness.server.hang_up()
+    await until(lambda: harness.server.connections == 2 and harness.link.connected)
+    await until(lambda: harness.gaps)
+    harness.server.send(b"MSG a.b 1 2\r\nhi\r\n")
+    await until(lambda: harness.payloads)
+    assert harness.payloads == [b"hi"]
+
+
+async def test_a_flush_that_timed_out_does_not_end_the_read_loop(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>")
+    client = harness.link._client
+    assert client is not None
+    harness.server.mute = True
+    with pytest.raises(Exception, match=r"flush|timeout"):
+        await client.flush(0.05)  # type: ignore[arg-type]
+    harness.server.mute = False
+    harness.server.send(b"PONG\r\nMSG a.b 1 2\r\nhi\r\n")
+    await until(lambda: harness.payloads)
+    assert harness.link.connected
+    assert harness.server.connections == 1
+
+
+async def test_wanted_while_there_was_no_connection(start: Start) -> None:
+    harness = await start(server=False)
+    with pytest.raises(NatsUnavailable):
+        await harness.attach("a.>")
+    await harness.server.start()
+    await until(lambda: harness.link._wanted[0].confirmed)
+    assert harness.server.subscriptions == [b"a.>"]
+    assert harness.gaps == [], "nothing can have been missed before the first connection"
+
+
+async def test_wanted_between_two_connections(start: Start) -> None:
+    harness = await start()
+    await harness.server.stop()
+    await until(lambda: not harness.link.connected)
+    with pytest.raises(NatsUnavailable):
+        await harness.attach("late.>")
+    await harness.server.start()
+    await until(lambda: harness.link._wanted[0].confirmed)
+    assert harness.server.subscriptions == [b"late.>"]
+
+
+async def test_a_forbidden_subject_is_told_to_who_asks(start: Start) -> None:
+    harness = await start()
+    harness.server.refuse_subjects.add(b"secret.>")
+    with pytest.raises(NatsUnavailable, match=r"refused the subscription to secret\.>"):
+        await harness.attach("secret.>")
+    await harness.attach("a.>")
+    assert [wanted.confirmed for wanted in harness.link._wanted] == [False, True]
+    # Permission is given, and the next connection finds it.
+    harness.server.refuse_subjects.clear()
+    harness.server.drop()
+    await until(lambda: harness.server.connections == 2)
+    await until(lambda: all(wanted.confirmed for wanted in harness.link._wanted))
+
+
+async def test_acks_without_a_connection_are_counted(start: Start) -> None:
+    harness = await start()
+    await harness.server.stop()
+    await until(lambda: not harness.link.connected)
+    harness.link.send(b"PUB a 1\r\nx\r\nPUB b 1\r\ny\r\n")
+    assert harness.link.counters.acks_dropped == 2
+
+
+async def test_the_drain_takes_in_what_is_under_way(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>")
+    harness.server.send(b"MSG a.b 1 1\r\n1\r\n")
+    await harness.link.drain()
+    assert harness.payloads == [b"1"]
+    assert any(line.startswith(b"UNSUB") for line in harness.server.lines)
+    harness.server.send(b"MSG a.b 1 1\r\n2\r\nPING\r\n")
+    await until(lambda: b"PONG\r\n" in harness.server.lines)
+    assert harness.payloads == [b"1"], "nothing after the drain"
+
+
+async def test_a_silent_server_does_not_hold_up_the_end(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>")
+    harness.server.mute = True
+    async with asyncio.timeout(6):
+        await harness.link.drain()
+        await harness.link.close()
