@@ -6,6 +6,7 @@ Everything runs on the event loop; blocking work goes to the writer pool or to t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from liftlog.errors import (
     ConfigError,
     Conflict,
+    DiskFull,
     InvalidArgument,
     LiftlogError,
     ShuttingDown,
@@ -26,6 +28,7 @@ from liftlog.log import Clock, DataDir, Log
 from liftlog.log.recovery import ActiveState
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
@@ -38,6 +41,7 @@ from liftlog.stream import AckSubjects, MessageRun
 logger = logging.getLogger("liftlog.server")
 
 _MAX_NOTED_LOSSES = 100
+_LOOK_AGAIN_SECONDS = 0.1
 
 
 class Broker:
@@ -54,6 +58,7 @@ class Broker:
         self.broken: dict[str, str] = {}
         self.possible_loss_events = 0
         self._data_dir = data_dir
+        self._reserve = DiskReserve(data_dir.path)
         self._clock = clock
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
@@ -61,8 +66,8 @@ class Broker:
         self.dirty: dict[StreamHost, None] = {}
         self._kick_scheduled = False
         self._pending_estimate = 0
-        self._may_read = asyncio.Event()
-        self._may_read.set()
+        self._crowded: set[StreamHost] = set()
+        self._room = asyncio.Event()
         self._changes = asyncio.Lock()
         self._closing = False
         self._background: set[asyncio.Task[None]] = set()
@@ -92,25 +97,30 @@ class Broker:
 
     def pending_changed(self) -> None:
         """A commit ended: there may be room to read again."""
-        if not self._may_read.is_set():
-            self._count_pending()
-
-    def _count_pending(self) -> None:
-        self._pending_estimate = sum(host.sequencer.pending_bytes for host in self.hosts.values())
-        if self._pending_estimate <= self.settings.ingest.max_pending_bytes:
-            self._may_read.set()
-        else:
-            self._may_read.clear()
+        self._room.set()
 
     def reading_is_held(self) -> bool:
-        """Whether more than the configured bytes may wait for the disk."""
-        return self._pending_estimate > self.settings.ingest.max_pending_bytes
+        """Whether more waits for the disk than may wait while we go on reading from NATS."""
+        return bool(self._crowded) or (
+            self._pending_estimate > self.settings.ingest.max_pending_bytes
+        )
 
     async def wait_until_ready_to_read(self) -> None:
-        """Returns at once unless more than the configured bytes wait for the disk."""
-        if self.reading_is_held():
-            self._count_pending()
-            await self._may_read.wait()
+        """Returns at once unless too much waits for the disk.
+
+        Reading stops for all streams, but only while the crowded one makes progress: a stream
+        whose disk stalls must not hold up the others, and refuses alone beyond its own bound.
+        """
+        while self.reading_is_held():
+            self._crowded = {host for host in self._crowded if host.is_crowded()}
+            self._pending_estimate = sum(
+                host.sequencer.pending_bytes for host in self.hosts.values()
+            )
+            if not self.reading_is_held():
+                return
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._room.wait(), _LOOK_AGAIN_SECONDS)
 
     # --- start ---
 
@@ -120,6 +130,7 @@ class Broker:
         A stream that cannot be opened is left alone and shown as failed; the others are served.
         Raises ConfigError when the configuration would delete much of a stream.
         """
+        await asyncio.to_thread(self._reserve.release)
         names = await asyncio.to_thread(self._data_dir.stream_names)
         for name in names:
             await self._open_stream(name, assume_yes=assume_yes)
@@ -127,6 +138,11 @@ class Broker:
             if name not in self.hosts and name not in self.broken:
                 await self._create_host(name, settings, origin="config")
         self._streams_changed()
+
+    async def keep_disk_reserve(self) -> None:
+        """Set room aside for the day when the disk is full. Call it before messages come in, and
+        after everything that a start must write."""
+        await asyncio.to_thread(self._reserve.keep)
 
     async def _open_stream(self, name: str, *, assume_yes: bool) -> None:
         configured = self.settings.streams.get(name)
@@ -221,6 +237,8 @@ class Broker:
         def receive(run: MessageRun) -> None:
             self._pending_estimate += run.memory_bytes
             host.receive(run)
+            if host.is_crowded():
+                self._crowded.add(host)
 
         wanted = self._link.want(host.settings.subject, host.settings.queue_group, receive)
         self._subscriptions[host.name] = wanted
@@ -413,24 +431,37 @@ class Broker:
             if host.failure:
                 continue
             try:
-                if host.log.is_roll_due():
-                    await host.run_exclusive(host.log.roll_if_due)
-                decision = decide_retention(host.log, host.settings, self.now_ns(), by_time=by_time)
-                if decision is not None:
-                    freed = await host.run_exclusive(
-                        lambda log=host.log, d=decision: log.remove_before(  # type: ignore[misc]
-                            d.log_start_offset, d.delete_segments
-                        )
-                    )
-                    logger.info(
-                        "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
-                        host.name,
-                        decision.log_start_offset,
-                        decision.delete_segments,
-                        freed,
-                    )
+                await self._retain(host, by_time=by_time)
+            except DiskFull:
+                await self._retain_on_full_disk(host, by_time=by_time)
             except LiftlogError as error:
                 logger.warning("retention-failed stream=%s error=%s", host.name, error)
+
+    async def _retain(self, host: StreamHost, *, by_time: bool) -> None:
+        if host.log.is_roll_due():
+            await host.run_exclusive(host.log.roll_if_due)
+        decision = decide_retention(host.log, host.settings, self.now_ns(), by_time=by_time)
+        if decision is None:
+            return
+        freed = await host.run_exclusive(
+            lambda: host.log.remove_before(decision.log_start_offset, decision.delete_segments)
+        )
+        logger.info(
+            "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
+            host.name,
+            decision.log_start_offset,
+            decision.delete_segments,
+            freed,
+        )
+
+    async def _retain_on_full_disk(self, host: StreamHost, *, by_time: bool) -> None:
+        """Deleting needs a little room first, for the new manifest."""
+        await asyncio.to_thread(self._reserve.release)
+        try:
+            await self._retain(host, by_time=by_time)
+        except LiftlogError as error:
+            logger.warning("retention-failed stream=%s error=%s", host.name, error)
+        await asyncio.to_thread(self._reserve.keep)
 
     async def save_recovery_points(self) -> None:
         """Remember how far each stream is durable, so that recovery scans little."""
@@ -476,6 +507,7 @@ class Broker:
 
     def _close_logs(self, hosts: Iterable[StreamHost]) -> None:
         self.pool.close()
+        self._reserve.release()
         states: dict[str, ActiveState] = {}
         started = time.monotonic()
         for host in hosts:

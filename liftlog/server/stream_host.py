@@ -31,6 +31,9 @@ from liftlog.stream.refusals import (
 
 logger = logging.getLogger("liftlog.server.stream")
 
+_STALL_SECONDS = 1.0
+"""A commit that takes longer no longer keeps the daemon from reading for other streams."""
+
 
 class Committers(Protocol):
     """What the streams of a daemon share."""
@@ -73,6 +76,7 @@ class StreamHost:
         self.received_bytes = 0
         self._shared = committers
         self._in_flight = False
+        self._in_flight_since = 0.0
         self._refuse_with = _standing_refusal(settings)
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._idle: asyncio.Future[None] | None = None
@@ -99,6 +103,12 @@ class StreamHost:
             self._fail(f"internal error while judging messages: {error!r}")
             return
         self._shared.dirty[self] = None  # committed at the end of the chunk
+
+    def is_crowded(self) -> bool:
+        """Whether half of what may wait for this stream's disk waits, and the disk moves on."""
+        if self.sequencer.pending_bytes * 2 < self.settings.max_pending_bytes:
+            return False
+        return self._in_flight and time.monotonic() - self._in_flight_since < _STALL_SECONDS
 
     def kick(self) -> None:
         """Commit what waits, unless a commit is under way: then its end does it. Never raises."""
@@ -177,6 +187,7 @@ class StreamHost:
             self._undo(group, error)
             return
         self._in_flight = True
+        self._in_flight_since = time.monotonic()
         loop = asyncio.get_running_loop()
         self._shared.pool.submit(
             CommitJob(
@@ -267,6 +278,7 @@ class StreamHost:
                 self._flush_timer = loop.call_later(0.01, self._flush_due)
             return
         self._in_flight = True
+        self._in_flight_since = time.monotonic()
         loop = asyncio.get_running_loop()
         self._shared.pool.submit(
             CommitJob(
@@ -306,6 +318,7 @@ class StreamHost:
             return
         call, future = self._maintenance.pop(0)
         self._in_flight = True
+        self._in_flight_since = time.monotonic()
         loop = asyncio.get_running_loop()
         outcome: list[object] = []
         self._shared.pool.submit(
