@@ -103,8 +103,9 @@ class Daemon:
             http_address = None
             if self.settings.http.listen is not None:
                 http_address = await http.start(self.settings.http.listen)
-            link.start()
             self._announce(pull_addresses, http_address)
+            await broker.keep_disk_reserve()
+            link.start()
             async with asyncio.TaskGroup() as group:
                 keepers = [group.create_task(self._keep(broker))]
                 if self._embedded is not None:

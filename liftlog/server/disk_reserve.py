@@ -1,0 +1,40 @@
+"""A file that only takes up room, so that a full disk still leaves some for what must be written.
+
+Appends are refused when the disk is full, but a clean stop, retention and recovery write small
+files themselves: they get the room of the reserve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger("liftlog.server")
+
+RESERVE_NAME = "reserve"
+RESERVE_BYTES = 1024 * 1024
+_STEP_BYTES = 16 * 1024
+
+
+class DiskReserve:
+    """Blocking. Use it only while holding the data directory's lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / RESERVE_NAME
+
+    def release(self) -> None:
+        """Give the room back to the file system."""
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def keep(self) -> None:
+        """Take up the room again, or as much of it as there is."""
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                while size < RESERVE_BYTES:
+                    size += file.write(bytes(min(_STEP_BYTES, RESERVE_BYTES - size)))
+        except OSError as error:
+            logger.warning("disk-reserve-incomplete path=%s error=%s", self._path, error)

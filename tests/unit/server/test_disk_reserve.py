@@ -1,0 +1,43 @@
+"""Room set aside for the day when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from liftlog.server.disk_reserve import RESERVE_BYTES, RESERVE_NAME, DiskReserve
+
+
+def size_of(directory: Path) -> int:
+    path = directory / RESERVE_NAME
+    return path.stat().st_size if path.exists() else -1
+
+
+def test_it_takes_up_room_and_gives_it_back(tmp_path: Path) -> None:
+    reserve = DiskReserve(tmp_path)
+    reserve.release()
+    reserve.keep()
+    reserve.keep()
+    assert size_of(tmp_path) == RESERVE_BYTES
+    assert (tmp_path / RESERVE_NAME).stat().st_blocks * 512 >= RESERVE_BYTES
+    reserve.release()
+    assert size_of(tmp_path) == -1
+
+
+def test_an_incomplete_reserve_is_filled_up(tmp_path: Path) -> None:
+    (tmp_path / RESERVE_NAME).write_bytes(bytes(1000))
+    DiskReserve(tmp_path).keep()
+    assert size_of(tmp_path) == RESERVE_BYTES
+
+
+def test_a_full_disk_is_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    DiskReserve(tmp_path).keep()
+    assert "disk-reserve-incomplete" in caplog.text
