@@ -51,6 +51,11 @@ class Headers:
         except (CorruptBatch, UnsupportedFormat):
             return None
 
+    def is_cut_at(self, position: int, end: int) -> bool:
+        """Whether a header begins at `position` that `end` cuts."""
+        start = self._file.pread(min(len(MAGIC), end - position), position)
+        return end - position < HEADER_SIZE and start == MAGIC[: len(start)]
+
 
 def find_resync(
     file: File,
@@ -124,7 +129,7 @@ def _follow(
         passed.append(position)
         position += current.length
         offset, epoch = current.next_offset, current.leader_epoch
-        if end - position < HEADER_SIZE:
+        if position >= end or headers.is_cut_at(position, end):
             return groups, offset
         if broken is not None and position in broken:
             break
