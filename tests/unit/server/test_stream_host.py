@@ -1,0 +1,226 @@
+"""One stream's commits: what fails, whom it concerns, and that it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftlog.errors import DiskFull, StorageError, SyncFailed
+from liftlog.log import DataDir, Log, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.stream_host import StreamHost
+from liftlog.server.stream_opening import log_config, make_sequencer
+from liftlog.server.writer_pool import WriterPool
+from liftlog.settings import parse_stream_settings
+from liftlog.stream import AckSubjects, MessageRun
+
+
+class Shared:
+    """What a broker gives its streams."""
+
+    def __init__(self, inline_max_messages: int) -> None:
+        self.pool = WriterPool(2)
+        self.inline = InlineBudget(inline_max_messages, 1.0)
+        self.dirty: dict[StreamHost, None] = {}
+        self.sent: list[bytes] = []
+
+    def send(self, commands: bytes) -> None:
+        self.sent.append(commands)
+
+    def mark_dirty(self, host: StreamHost) -> None:
+        self.dirty[host] = None
+
+    def pending_changed(self) -> None: ...
+
+    def now_ns(self) -> int:
+        return SystemClock().now_ns()
+
+    def answers(self) -> list[Any]:
+        lines = b"".join(self.sent).split(b"\r\n")[1::2]
+        self.sent.clear()
+        return [json.loads(line) for line in lines]
+
+
+class Harness:
+    def __init__(self, directory: Path, inline_max_messages: int, **settings: Any) -> None:
+        environment = LogEnvironment.create(OsFileSystem(), SystemClock())
+        self.data_dir = DataDir(directory, environment)
+        self.data_dir.open()
+        parsed = parse_stream_settings({"subject": "in", **settings})
+        self.log: Log = self.data_dir.create_log(
+            "s", log_config(parsed), initial_offset=1, metadata={}
+        )
+        sequencer = make_sequencer("s", parsed, self.log, AckSubjects(["in"]), 0)
+        self.shared = Shared(inline_max_messages)
+        self.host = StreamHost("s", parsed, self.log, sequencer, self.shared, origin="api")
+
+    async def publish(self, *payloads: bytes) -> list[Any]:
+        """One run, committed; what was answered."""
+        count = len(payloads)
+        run = MessageRun([b"in"] * count, [b"_INBOX.r"] * count, payloads, has_cookie=False)
+        self.host.receive(run)
+        self.host.kick()
+        await self.host.drained()
+        return self.shared.answers()
+
+    def close(self) -> None:
+        self.host.close()
+        self.shared.pool.close()
+        self.log.close()
+        self.data_dir.close(None)
+
+
+@pytest.fixture(params=["inline", "thread"])
+async def harness(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    made = Harness(tmp_path, 64 if request.param == "inline" else 0)
+    yield made
+    made.close()
+
+
+def seqs(answers: list[Any]) -> list[int]:
+    return [answer.get("error", {}).get("err_code") or answer["seq"] for answer in answers]
+
+
+def failing_once(error: Exception, original: Any) -> Any:
+    pending = [error]
+
+    def call(*arguments: Any) -> Any:
+        if pending:
+            raise pending.pop()
+        return original(*arguments)
+
+    return call
+
+
+async def test_commit(harness: Harness) -> None:
+    assert seqs(await harness.publish(b"1", b"2")) == [1, 2]
+    assert harness.log.high_watermark == 3
+    assert (harness.host.commits, harness.host.records) == (1, 2)
+
+
+async def test_a_full_disk_nacks_and_goes_on(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness.log, "append", failing_once(DiskFull("full"), harness.log.append))
+    assert seqs(await harness.publish(b"1")) == [10077]
+    assert harness.host.sequencer.refused == {"disk_full": 1}
+    assert seqs(await harness.publish(b"2")) == [1]
+
+
+async def test_a_failed_sync_goes_on_in_a_new_segment(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert seqs(await harness.publish(b"1")) == [1]
+    monkeypatch.setattr(harness.log, "sync", failing_once(SyncFailed("EIO"), harness.log.sync))
+    assert seqs(await harness.publish(b"2")) == [10077]
+    assert seqs(await harness.publish(b"3")) == [2]
+    assert harness.log.segment_count == 2
+    assert harness.log.high_watermark == 3
+
+
+async def test_when_even_that_fails_the_stream_stops(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise SyncFailed("EIO")
+
+    monkeypatch.setattr(harness.log, "sync", fail)
+    monkeypatch.setattr(harness.log, "abandon_tail", fail)
+    waiting = harness.host.wait_high_watermark(1)
+    assert seqs(await harness.publish(b"1")) == [10077]
+    assert "EIO" in harness.host.failure
+    await asyncio.wait_for(waiting, 5)
+    assert seqs(await harness.publish(b"2")) == [10077]
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("method", ["append", "sync"])
+async def test_a_bug_while_committing_stops_this_stream_with_an_answer(
+    method: str, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness.log, method, failing_once(KeyError("bug"), None))
+    assert seqs(await harness.publish(b"1")) == [10077]
+    assert "bug" in harness.host.failure
+    assert seqs(await harness.publish(b"2")) == [10077]
+
+
+async def test_a_bug_while_encoding(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness.host, "_encode", failing_once(KeyError("bug"), None))
+    assert seqs(await harness.publish(b"1")) == [10077]
+    assert "bug" in harness.host.failure
+
+
+async def test_a_bug_while_judging(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness.host.sequencer, "judge", failing_once(KeyError("bug"), None))
+    await harness.publish(b"1")
+    assert "bug" in harness.host.failure
+    assert seqs(await harness.publish(b"2")) == [10077]
+
+
+# --- maintenance ---
+
+
+async def test_maintenance_runs_alone_and_in_order(harness: Harness) -> None:
+    order: list[int] = []
+    futures = [harness.host.run_exclusive(lambda i=i: order.append(i)) for i in range(3)]  # type: ignore[misc]
+    assert seqs(await harness.publish(b"1")) == [1]
+    await asyncio.gather(*futures)
+    assert order == [0, 1, 2]
+
+
+async def test_maintenance_errors_go_to_who_asked(harness: Harness) -> None:
+    def fail() -> None:
+        raise StorageError("no")
+
+    with pytest.raises(StorageError):
+        await harness.host.run_exclusive(fail)
+    assert seqs(await harness.publish(b"1")) == [1]
+
+
+async def test_maintenance_of_a_failed_stream_ends(harness: Harness) -> None:
+    first = harness.host.run_exclusive(lambda: 1)
+    second = harness.host.run_exclusive(lambda: 2)
+    harness.host._fail("on purpose")
+    assert await asyncio.wait_for(asyncio.gather(first, second), 5) == [1, 2]
+
+
+async def test_a_sync_that_fails_in_maintenance_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A roll syncs what `durability: interval` has acked already."""
+    harness = Harness(tmp_path, 64, durability="interval", flush={"interval": "60s"})
+    assert seqs(await harness.publish(b"1", b"2")) == [1, 2]
+    monkeypatch.setattr(harness.log, "sync", failing_once(SyncFailed("EIO"), harness.log.sync))
+    with pytest.raises(SyncFailed):
+        await harness.host.run_exclusive(harness.log.sync)
+    [lost] = harness.log.quarantined
+    assert (lost.first_offset, lost.next_offset) == (1, 3)
+    assert seqs(await harness.publish(b"3")) == [3]
+    harness.close()
+
+
+# --- waiting ---
+
+
+async def test_waiters_wake_when_the_watermark_passes(harness: Harness) -> None:
+    first, second, gone = map(harness.host.wait_high_watermark, (1, 2, 1))
+    gone.cancel()
+    await asyncio.sleep(0)
+    await harness.publish(b"1")
+    assert first.done()
+    assert not second.done()
+    assert harness.host.wait_high_watermark(1).done()
+    harness.host.close()
+    assert second.done()
+
+
+async def test_after_the_drain_began_everything_is_nacked(harness: Harness) -> None:
+    assert seqs(await harness.publish(b"1")) == [1]
+    harness.host.refuse_new()
+    assert seqs(await harness.publish(b"2")) == [10077]
+    assert harness.host.sequencer.refused == {"shutting_down": 1}
