@@ -75,8 +75,8 @@ def test_splitting_loses_nothing_and_keeps_the_limits(
     batches = encode(group, max_records, max_bytes)
     assert [value for batch in batches for value in batch.values()] == values
     assert [block for batch in batches for block in batch.headers()] == headers
-    found = [batch.keys() for batch in batches]
-    assert sum(found, []) == keys
+    columns = (batch.keys() for batch in batches)
+    assert [key for column in columns for key in column] == keys
     wanted = [subject.decode("utf-8", "backslashreplace") for subject in subjects]  # type: ignore[union-attr]
     assert [subject for batch in batches for subject in batch.subjects()] == wanted
 
