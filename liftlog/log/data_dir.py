@@ -12,17 +12,19 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from liftlog.errors import CorruptMetadata, DataDirLocked
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.log.filesystem import storage_errors
+from liftlog.log.filesystem import FileSystem, storage_errors
 from liftlog.log.log import Log, LogConfig, LogEnvironment
 from liftlog.log.manifest import MANIFEST_NAME
 from liftlog.log.opening import RecoveryReport, open_log
 from liftlog.log.recovery import ActiveState
+from liftlog.log.slot import SLOT_NAME
 
 logger = logging.getLogger("liftlog.log")
 
@@ -30,6 +32,16 @@ CLEAN_NAME = "clean"
 RECOVERY_POINTS_NAME = "recovery-points"
 LOCK_NAME = "lock"
 STREAMS_NAME = "streams"
+DELETED_PREFIX = ".deleted-"
+_STREAM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
+
+
+def make_durable_directory(fs: FileSystem, path: Path) -> None:
+    """Make `path` and what is missing above it, so that a power cut leaves all of it there."""
+    missing = [one for one in (path, *path.parents) if not fs.exists(one)]
+    fs.make_directory(path)
+    for one in reversed(missing):
+        fs.fsync_directory(one.parent)
 
 
 class DataDir:
@@ -50,7 +62,7 @@ class DataDir:
         """
         fs = self.environment.fs
         with storage_errors(f"opening the data directory {self.path}"):
-            fs.make_directory(self.path / STREAMS_NAME)
+            make_durable_directory(fs, self.path / STREAMS_NAME)
             self._take_lock()
             self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
             self._clean = self._read_states(CLEAN_NAME)
@@ -99,7 +111,11 @@ class DataDir:
         names = []
         with storage_errors("listing the streams"):
             for name in fs.list_directory(self.path / STREAMS_NAME):
-                if name.startswith(".deleted-") or self._is_unfinished(name):
+                if name.startswith(DELETED_PREFIX):
+                    self._remove_directory(name)
+                elif not _STREAM_NAME.fullmatch(name):
+                    logger.warning("not-a-stream name=%r", name)  # lost+found, an editor's file
+                elif self._is_unfinished(name):
                     self._remove_directory(name)
                 else:
                     names.append(name)
@@ -107,11 +123,20 @@ class DataDir:
 
     def _is_unfinished(self, name: str) -> bool:
         directory = self.stream_path(name)
-        files = self.environment.fs.list_directory(directory)
-        if MANIFEST_NAME in files:
-            return False
-        sizes = [(directory / file).stat().st_size for file in files if file.endswith(".log")]
-        return not any(sizes)
+        try:
+            files = self.environment.fs.list_directory(directory)
+        except NotADirectoryError:
+            return False  # it cannot be opened either, and says so by its name
+        if MANIFEST_NAME in files or SLOT_NAME in files:
+            return False  # the slot is made after the manifest
+        return not any(self._has_bytes(directory / name) for name in files if ".log" in name)
+
+    def _has_bytes(self, path: Path) -> bool:
+        file = self.environment.fs.open(path, writable=False)
+        try:
+            return file.size() > 0
+        finally:
+            file.close()
 
     def create_log(
         self, name: str, config: LogConfig, *, initial_offset: int, metadata: dict[str, Any]
@@ -145,8 +170,12 @@ class DataDir:
     def _remove_directory(self, name: str) -> None:
         fs = self.environment.fs
         directory = self.stream_path(name)
-        doomed = directory.with_name(f".deleted-{name}") if not name.startswith(".") else directory
+        doomed = (
+            directory.with_name(DELETED_PREFIX + name) if not name.startswith(".") else directory
+        )
         if doomed != directory:
+            if fs.exists(doomed):  # an earlier deletion that could not finish
+                self._remove_directory(doomed.name)
             self.environment.pool.forget_directory(directory)
             self.environment.indexes.drop_directory(directory)
             fs.rename(directory, doomed)

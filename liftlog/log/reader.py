@@ -191,7 +191,7 @@ def _find_end(
         if (
             position != reached.position  # damage lies between: whoever reads on is told
             or position + header.length > stop_position
-            or (stop_offset is not None and header.base_offset >= stop_offset)
+            or (stop_offset is not None and header.next_offset > stop_offset)
         ):
             break
         reached = IndexEntry(header.next_offset, position + header.length)

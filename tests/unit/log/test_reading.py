@@ -1,0 +1,421 @@
+"""What `read` and the look-ups answer, beside a model; limits, holes, bounds, other threads."""
+
+from __future__ import annotations
+
+import random
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.logs import (
+    BASE_NS,
+    DIRECTORY,
+    SMALL,
+    FakeClock,
+    Promises,
+    append,
+    check,
+    commit,
+    create,
+    encode,
+    environment,
+    read_all,
+    reopen,
+)
+from support.simfs import SimFileSystem
+
+from liftlog.errors import OffsetOutOfRange
+from liftlog.log import EncodedBatch, Log, LogConfig, OsFileSystem, open_log
+from liftlog.log.index import INTERVAL_BYTES, SparseIndex
+from liftlog.records import encode_batch, iter_batches
+
+BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
+
+
+def _filled(
+    config: LogConfig, groups: int, *, seed: int = 0, size: int = 40
+) -> tuple[SimFileSystem, Log, list[tuple[int, int]]]:
+    """A log and its batches as (base offset, next offset)."""
+    rng = random.Random(seed)
+    fs = SimFileSystem()
+    log = create(fs, config=config)
+    batches = []
+    for _ in range(groups):
+        values = [b"v" * rng.randrange(2 * size) for _ in range(rng.randrange(1, 6))]
+        batch = encode(log, values)
+        log.append([batch])
+        log.advance_high_watermark(log.sync())
+        batches.append((batch.base_offset, batch.next_offset))
+    return fs, log, batches
+
+
+@pytest.mark.parametrize("config", [SMALL, BIG])
+def test_every_offset_is_found_in_its_batch(config: LogConfig) -> None:
+    _, log, batches = _filled(config, 120, size=200)
+    for first, following in batches:
+        for offset in range(first, following):
+            for max_bytes in (1, 700, 5000, 10**9):
+                with log.read(offset, max_bytes) as piece:  # type: ignore[union-attr]
+                    assert piece.first_offset == first
+                    found = list(iter_batches(piece.pread()))
+                    assert found[0].header.base_offset == first
+                    assert found[-1].next_offset == piece.next_offset
+                    assert len(found) == 1 or piece.length <= max_bytes
+                    if max_bytes == 10**9:
+                        segment = next(s for s in log.segments if s.next_offset > offset)
+                        assert piece.next_offset == segment.next_offset
+
+
+def test_max_records_ends_at_a_batch_border() -> None:
+    _, log, batches = _filled(BIG, 120, size=200)
+    borders = {following for _, following in batches}
+    for offset in range(1, log.log_end_offset, 3):
+        for most in (1, 2, 7, 50, 10**6):
+            with log.read(offset, 10**9, most) as piece:  # type: ignore[union-attr]
+                first_end = next(following for _, following in batches if following > offset)
+                assert piece.next_offset in borders
+                assert offset < piece.next_offset <= max(first_end, offset + most)
+
+
+def test_the_first_batch_is_whole_however_large() -> None:
+    fs = SimFileSystem()
+    log = create(fs, config=BIG)
+    log.append([encode(log, [b"x" * 100_000]), encode(log, [b"y"], first=2)])
+    log.advance_high_watermark(log.sync())
+    with log.read(1, 10) as piece:  # type: ignore[union-attr]
+        assert (piece.first_offset, piece.next_offset) == (1, 2)
+        assert next(iter_batches(piece.pread())).values() == [b"x" * 100_000]
+
+
+def test_nothing_past_the_high_watermark_is_seen() -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    commit(log, promises, 2)
+    ends = []
+    for _ in range(3):
+        append(log, promises, 2)
+        ends.append(log.log_end_offset)
+    for offset in range(3, 10):
+        assert log.read(offset, 1000) is None
+    log.advance_high_watermark(ends[0] - 1)
+    assert log.high_watermark == 3, "only the end of an append can be committed"
+    for end in ends:
+        log.advance_high_watermark(end)
+        with log.read(3, 10**6) as piece:  # type: ignore[union-attr]
+            assert piece.next_offset == end
+        assert log.read(end, 1000) is None
+    log.advance_high_watermark(4)
+    assert log.high_watermark == ends[-1]
+
+
+def test_out_of_range_names_both_bounds() -> None:
+    promises = Promises()
+    log = create(SimFileSystem())
+    for _ in range(9):
+        commit(log, promises, 4)
+    log.remove_before(log.segments[1].base_offset + 1, 1)
+    start, end = log.log_start_offset, log.log_end_offset
+    for offset in (start - 1, end + 1, 0, 10**18):
+        with pytest.raises(OffsetOutOfRange) as caught:
+            log.read(offset, 1)
+        assert caught.value.details == {"log_start_offset": start, "log_end_offset": end}
+    with log.read(start, 1) as piece:  # type: ignore[union-attr]
+        assert piece.first_offset <= start
+
+
+def test_records_below_the_start_are_there_for_rebuilding_state_only() -> None:
+    promises = Promises()
+    log = create(SimFileSystem())
+    for _ in range(3):
+        commit(log, promises, 2)
+    log.remove_before(4, 0)
+    with log.read_stored(0, 10**6) as piece:  # type: ignore[union-attr]
+        assert piece.first_offset == 1
+
+
+def test_an_offset_in_a_hole_returns_what_follows() -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs)
+    commit(log, promises, 3)
+    append(log, promises, 4)
+    log.abandon_tail(keep_offsets=True)
+    commit(log, promises, 2)
+    for offset in (4, 6, 7, 8):
+        with log.read(offset, 1) as piece:  # type: ignore[union-attr]
+            assert piece.first_offset == 8
+    check(log, promises)
+
+
+def test_time_look_up_beside_a_model() -> None:
+    rng = random.Random(1)
+    for trial in range(12):
+        fs = SimFileSystem()
+        log = create(fs, config=LogConfig(segment_max_bytes=9000, segment_max_age_ns=None))
+        stamps: list[int] = []
+        now = BASE_NS
+        for _ in range(60):
+            now += rng.choice([0, 1000, 5_000_000])
+            stamp = now if trial % 2 else now - rng.choice([0, 0, 0, 9_000_000, -90_000_000])
+            steps = sorted(rng.randrange(0, 3000) for _ in range(rng.randrange(1, 4)))
+            batch = _stamped(log, [stamp + 1000 * step for step in steps], rng.randrange(900))
+            log.append([batch])
+            log.advance_high_watermark(log.sync())
+            stamps += [stamp + 1000 * (step - steps[0]) + 1000 * steps[0] for step in steps]
+        if trial % 3 == 0:
+            log.remove_before(rng.randrange(1, len(stamps)), 0)
+        if trial % 4 == 0:
+            log, _ = reopen(fs.power_cut("none"), boot="boot-2")
+        start = log.log_start_offset
+        wanted = {*stamps, *(s + 1 for s in stamps), *(s - 1 for s in stamps), 0, 2**62}
+        for wish in wanted:
+            expected = next(
+                (offset for offset, s in enumerate(stamps, 1) if s >= wish and offset >= start),
+                log.high_watermark,
+            )
+            assert log.offset_for_timestamp(wish) == expected
+
+
+def _stamped(log: Log, stamps: list[int], size: int) -> EncodedBatch:
+    base, count = log.log_end_offset, len(stamps)
+    data = encode_batch(
+        base_offset=base,
+        leader_epoch=log.leader_epoch,
+        commit_group=log.commit_group,
+        stamps=[(stamp, 1) for stamp in stamps],
+        subjects=[b"s"] * count,
+        values=[b"v" * size] * count,
+    )
+    return EncodedBatch(data, base, base + count, count, stamps[0], max(stamps))
+
+
+def test_the_time_of_an_uncommitted_record_is_not_found() -> None:
+    promises = Promises()
+    log = create(SimFileSystem(), config=BIG)
+    commit(log, promises, 2, stamp=1000)
+    append(log, promises, 2, stamp=2000)
+    assert log.offset_for_timestamp(2000) == log.high_watermark == 3
+    assert log.offset_for_timestamp(1000) == 1
+
+
+def test_rolls_by_size_and_age_even_when_idle() -> None:
+    clock = FakeClock()
+    fs, promises = SimFileSystem(), Promises()
+    fs.make_directory(DIRECTORY.parent)
+    config = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=1000)
+    log = Log.create(DIRECTORY, environment(fs, clock), config, boot_id="b")
+    assert not log.roll_if_due(), "an empty segment has no age"
+    commit(log, promises, 2)
+    assert not log.is_roll_due()
+    clock.now += 1000
+    assert log.roll_if_due()
+    assert not log.roll_if_due()
+    assert [s.base_offset for s in log.segments] == [1, 3]
+    assert [s.sealed for s in log.segments] == [True, False]
+    assert fs.read(log.segments[0].path)[-1:] != b"", "what was allocated ahead is given back"
+    assert len(fs.read(log.segments[0].path)) == log.segments[0].size_bytes
+    commit(log, promises, 1, stamp=clock.now)
+    clock.now += 1000
+    commit(log, promises, 1, stamp=clock.now)
+    assert [s.base_offset for s in log.segments] == [1, 3, 4]
+    check(log, promises)
+
+
+def test_a_group_larger_than_a_segment_gets_one_of_its_own() -> None:
+    promises = Promises()
+    log = create(SimFileSystem())
+    for sizes in ((2,), (60, 60), (2,)):
+        commit(log, promises, *sizes)
+    assert [s.record_count for s in log.segments] == [2, 120, 2]
+    check(log, promises)
+
+
+def test_offsets_and_positions_must_be_given_in_order() -> None:
+    log = create(SimFileSystem())
+    with pytest.raises(ValueError, match="the log ends at 1"):
+        log.append([encode(log, [b"x"], first=2)])
+
+
+def test_offsets_are_reserved_ahead_before_they_are_used() -> None:
+    fs = SimFileSystem()
+    log = create(fs)
+    log._manifest = log._manifest.with_changes(reserved_offset=2)
+    fs.log.clear()
+    log.append([encode(log, [b"a"])])
+    assert "rename manifest" not in fs.log
+    log.append([encode(log, [b"b"])])
+    steps = [step for step in fs.log if step.startswith(("rename", "write 0", "fsync"))]
+    assert steps.index("rename manifest") < len(steps) - 1
+    assert log._manifest.reserved_offset > 1_000_000
+
+
+def test_hundreds_of_segments_need_few_descriptors_and_little_memory() -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=LogConfig(segment_max_bytes=200, segment_max_age_ns=None))
+    for _ in range(300):
+        commit(log, promises, 3)
+    state = log.close()
+    assert log.segment_count == 300
+    env = environment(fs.kill(), files=8, indexes=4)
+    image = env.fs
+    assert isinstance(image, SimFileSystem)
+    again, _ = open_log(DIRECTORY, env, SMALL, clean=state, boot_id="boot-1")
+    for offset in random.Random(3).sample(range(1, 901), 200):
+        piece = again.read(offset, 10)
+        assert piece is not None
+        piece.release()
+        assert len(env.pool) <= 8
+        assert image.open_files <= 9
+    assert len(env.indexes._indexes) <= 4
+    pieces = [again.read(offset, 10) for offset in range(1, 61, 3)]  # held: they stay open
+    assert image.open_files == 21
+    for piece in pieces:
+        assert piece is not None
+        assert piece.length
+        piece.release()
+    assert image.open_files <= 9
+    again.close()
+    env.pool.close()
+    assert image.open_files == 0
+
+
+def test_a_reader_keeps_a_file_that_retention_removed() -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs)
+    for _ in range(12):
+        commit(log, promises, 4)
+    piece = log.read(1, 10**6)
+    assert piece is not None
+    before = piece.pread()
+    log.remove_before(log.segments[2].base_offset, 2)
+    assert not fs.exists(DIRECTORY / "00000000000000000001.log")
+    assert piece.pread() == before
+    open_before = fs.open_files
+    piece.release()
+    piece.release()
+    assert fs.open_files == open_before - 1
+
+
+def test_reading_while_another_thread_appends_rolls_and_deletes(tmp_path: Path) -> None:
+    log = Log.create(
+        tmp_path / "s",
+        environment(OsFileSystem(), files=4, indexes=2),
+        LogConfig(segment_max_bytes=3000, segment_max_age_ns=None),
+    )
+    failures: list[BaseException] = []
+    finished = threading.Event()
+    reads = [0, 0]
+
+    def reader(who: int) -> None:
+        rng = random.Random(who)
+        try:
+            offset = 1
+            while not finished.is_set() or offset < log.high_watermark:
+                try:
+                    piece = log.read(offset, rng.choice([1, 2000, 9000]))
+                except OffsetOutOfRange as error:
+                    offset = error.details["log_start_offset"]
+                    continue
+                if piece is None:
+                    continue
+                with piece:
+                    for batch in iter_batches(piece.pread()):
+                        for record in batch:
+                            assert record.value == b"%d" % record.offset * 9
+                            reads[who] += 1
+                    offset = piece.next_offset
+                found = log.offset_for_timestamp(offset * 1000)
+                assert found >= offset
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=reader, args=(who,)) for who in range(2)]
+    for thread in threads:
+        thread.start()
+    for i in range(300):
+        base = log.log_end_offset
+        count = i % 5 + 1
+        values = [b"%d" % offset * 9 for offset in range(base, base + count)]
+        log.append([encode(log, values, stamp=base * 1000)])
+        log.advance_high_watermark(log.sync() if i % 50 == 0 else log.log_end_offset)
+        if log.segment_count > 6:
+            log.remove_before(log.segments[3].base_offset, 3)
+    finished.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not failures
+    assert min(reads) > 20
+    assert len(log.environment.pool) <= 4
+    log.close()
+    log.environment.pool.close()
+
+
+class TestSparseIndex:
+    def test_look_ups_beside_brute_force(self) -> None:
+        rng = random.Random(5)
+        index = SparseIndex(1000)
+        batches = []
+        offset, position, newest = 1000, 0, 0
+        for _ in range(500):
+            stamp = rng.randrange(10**6)
+            newest = max(newest, stamp)
+            index.maybe_add(offset, position, newest)
+            batches.append((offset, position, stamp))
+            offset += rng.randrange(1, 50)
+            position += rng.randrange(1, 200) * 8
+        entries = [index._entry(i) for i in range(len(index))]
+        gaps = [b.position - a.position for a, b in pairwise(entries)]
+        assert min(gaps) >= INTERVAL_BYTES
+        assert {(o, p) for o, p in entries} <= {(o, p) for o, p, _ in batches}
+        for wish in range(990, offset + 10, 7):
+            best = max([e for e in entries if e.offset <= wish], default=(1000, 0))
+            assert index.floor(wish) == best
+        for wish in range(0, position + 100, 97):
+            assert index.floor_position(wish) == max(
+                [e for e in entries if e.position <= wish], key=lambda e: e.position
+            )
+            after = [e for e in entries if e.position > wish]
+            assert index.after_position(wish) == (after[0] if after else None)
+        for wish in range(0, 10**6 + 2, 997):
+            start = index.floor_time(wish)
+            assert all(s < wish for _, p, s in batches if p < start.position)
+
+    def test_bytes_and_back(self) -> None:
+        index = SparseIndex(7)
+        for i in range(10):
+            index.maybe_add(7 + i, i * INTERVAL_BYTES, 100 + i)
+        raw = index.to_bytes()
+        assert len(raw) == 10 * 16 + 16
+        again = SparseIndex.from_bytes(7, raw)
+        assert again is not None
+        assert again.to_bytes() == raw
+        for bit in range(len(raw) * 8):
+            bad = bytearray(raw)
+            bad[bit // 8] ^= 1 << bit % 8
+            assert SparseIndex.from_bytes(7, bytes(bad)) is None
+        for cut in range(len(raw)):
+            assert SparseIndex.from_bytes(7, raw[:cut]) is None
+        empty = SparseIndex.from_bytes(7, SparseIndex(7).to_bytes())
+        assert empty is not None
+        assert empty.floor(100) == (7, 0)
+
+    def test_entries_that_do_not_ascend_are_not_trusted(self) -> None:
+        index = SparseIndex(1)
+        index._relative.extend([0, 5, 5])
+        index._positions.extend([0, 5000, 10_000])
+        index._stamps.extend([1, 1, 1])
+        assert SparseIndex.from_bytes(1, index.to_bytes()) is None
+
+    def test_truncate_and_copy(self) -> None:
+        index = SparseIndex(1)
+        for i in range(5):
+            index.maybe_add(1 + i, i * 5000, i)
+        twin = index.copy()
+        twin.truncate(10_000)
+        assert (len(index), len(twin)) == (5, 2)
+        assert twin.floor(100) == (2, 5000)
+
+
+def test_read_all_sees_every_record_of_many_small_segments() -> None:
+    _, log, batches = _filled(SMALL, 60)
+    assert set(read_all(log)) == set(range(1, batches[-1][1]))
