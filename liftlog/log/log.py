@@ -422,8 +422,9 @@ class Log:
             active.size_bytes = durable.position
             active.next_offset = durable.offset
             self._manifest = manifest
+            # Groups that an earlier roll had synced can still be committed.
+            self._appended = [one for one in self._appended if one.offset <= durable.offset]
             self._start_segment(base_offset)
-            self._appended.clear()
             if keep_offsets:
                 # What was lost is known to be lost: nothing that could still be committed lies
                 # below the new end.

@@ -1,0 +1,108 @@
+"""The golden files: what was written once is read for ever, and written the same way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.golden_log import (
+    BATCHES,
+    BOOT_ID,
+    FILES,
+    GOLDEN,
+    INCARNATION,
+    STREAM,
+    files,
+    from_json,
+)
+from support.logs import BASE_NS, read_all, reopen
+from support.simfs import SimFileSystem
+
+from liftlog.log import ActiveState
+from liftlog.log.checkpoint_file import read_checkpoint_file
+from liftlog.log.index import SparseIndex
+from liftlog.log.manifest import read_manifest
+from liftlog.log.slot import AckedSlot
+from liftlog.records import decode_batch, encode_batch, iter_batches
+from liftlog.records.subjects import unescape_subject
+
+CASES = from_json(json.loads((GOLDEN / "batches.json").read_text()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_batches(case: dict[str, object]) -> None:
+    raw, given = case["batch"], case["arguments"]
+    assert isinstance(raw, bytes)
+    assert isinstance(given, dict)
+    assert bytes(encode_batch(**given)) == raw
+    batch = decode_batch(raw)
+    count = len(given["values"])
+    assert batch.values() == given["values"]
+    assert batch.keys() == given.get("keys", [None] * count)
+    assert batch.headers() == given.get("headers", [b""] * count)
+    assert list(batch.offsets()) == given.get("offsets", list(range(42, 42 + count)))
+    assert batch.timestamps_ns() == [t for t, n in given["stamps"] for _ in range(n)]
+    escaped = batch.escaped_subjects()
+    found = [unescape_subject(s) if s in escaped else s.encode() for s in batch.subjects()]
+    assert found == given["subjects"]
+    assert (batch.header.leader_epoch, batch.header.commit_group) == (3, 7)
+    assert batch.next_offset == given.get("last_offset", 41 + count) + 1
+
+
+def test_the_batches_are_all_there() -> None:
+    assert [case["name"] for case in CASES] == [case["name"] for case in BATCHES]
+
+
+def test_a_whole_stream_is_written_the_same_way() -> None:
+    made = files()
+    assert made.keys() == set(FILES)
+    for name, raw in made.items():
+        assert (GOLDEN / "data" / name).read_bytes() == raw, name
+
+
+def _on_disk() -> SimFileSystem:
+    fs = SimFileSystem()
+    fs.make_directory(STREAM)
+    for name in FILES:
+        path = STREAM.parents[1] / name
+        fs.open(path, create=True)
+        fs.replace(path, (GOLDEN / "data" / name).read_bytes())
+    return fs
+
+
+def test_a_whole_stream_is_read() -> None:
+    fs = _on_disk()
+    content = read_checkpoint_file(fs, STREAM.parents[1] / "clean", "clean")
+    assert content is not None
+    state = ActiveState(**content["streams"]["orders"])
+    log, report = reopen(fs, boot=BOOT_ID, clean=state, directory=STREAM)
+    assert (report.clean, report.events) == (True, [])
+    assert (log.log_start_offset, log.high_watermark, log.incarnation) == (2, 91, INCARNATION)
+    assert [s.record_count for s in log.segments] == [59, 31]
+    found = read_all(log)
+    assert sorted(found) == [2, *range(4, 91)]
+    assert (found[2], found[4], found[5]) == (b"", b"v2", b"")
+    assert log.offset_for_timestamp(BASE_NS + 39_000) == 60
+    assert log.metadata == {"subject": "orders.>"}
+
+
+def test_its_parts() -> None:
+    fs = _on_disk()
+    manifest = read_manifest(fs, STREAM)
+    assert manifest is not None
+    (first, second), (bad,) = manifest.segments, manifest.quarantined
+    raw = fs.read(STREAM / first.file_name)
+    assert len(raw) == first.size_bytes
+    assert next(iter_batches(raw[bad.position : bad.end_position])).base_offset == 3
+    index_bytes = fs.read(STREAM / "00000000000000000001.index")
+    index = SparseIndex.from_bytes(1, index_bytes)
+    assert index is not None
+    assert len(index) == 2
+    assert index.to_bytes() == index_bytes
+    entry = index.floor(59)
+    assert next(iter_batches(raw[entry.position :])).base_offset == entry.offset
+    assert second.base_offset == first.next_offset == 60
+    slot = AckedSlot(fs, STREAM, INCARNATION, boot_id=BOOT_ID)
+    assert slot.recovered == (91, True)
+    assert AckedSlot(fs, STREAM, INCARNATION, boot_id="x").recovered == (91, False)
+    assert AckedSlot(fs, STREAM, "other", boot_id=BOOT_ID).recovered is None
