@@ -1,12 +1,15 @@
 """Blocking storage: segments, index, manifest, recovery. No asyncio and no NATS here.
 
-Read `log.py` first (append, sync, read), then `recovery.py` (what a crash may leave).
+Read `log.py` first (append, sync, read), then `opening.py` and `recovery.py` (what a crash may
+leave). `docs/explanation/durability.md` tells what an ack means and why;
+`docs/reference/storage-format.md` specifies every byte.
 """
 
 from liftlog.log.clock import Clock, SystemClock
 from liftlog.log.data_dir import DataDir
+from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem, OsFileSystem
-from liftlog.log.log import EncodedBatch, Log, LogConfig, LogEnvironment
+from liftlog.log.log import Log
 from liftlog.log.opening import RecoveryReport, open_log
 from liftlog.log.reader import LogSlice
 from liftlog.log.recovery import ActiveState

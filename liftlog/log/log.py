@@ -11,21 +11,19 @@ import logging
 import threading
 import time
 import uuid
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from liftlog.errors import DiskFull, OffsetOutOfRange, StorageError, SyncFailed
-from liftlog.log.clock import Clock
-from liftlog.log.file_pool import FilePool
-from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
-from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
+from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
+from liftlog.log.filesystem import File, storage_errors, write_all
+from liftlog.log.index import SparseIndex, index_path, write_index
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
-from liftlog.log.reader import LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.reader import LogSlice
+from liftlog.log.reading import LogEnd, ReadView, first_offset_at, read_slice
 from liftlog.log.recovery import ActiveState
-from liftlog.log.segment import MAX_POSITION, IndexCache, Segment
+from liftlog.log.segment import MAX_POSITION, Segment
 from liftlog.log.slot import AckedSlot
 
 logger = logging.getLogger("liftlog.log")
@@ -36,49 +34,6 @@ RESERVE_STEP = 1_000_000
 _MIN_ALLOCATION = 64 * 1024
 _MAX_ALLOCATION = 16 * 1024 * 1024
 _MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """What of a stream's settings the log itself needs; sizes in bytes."""
-
-    segment_max_bytes: int = 256 * 1024 * 1024
-    segment_max_age_ns: int | None = 24 * 3600 * 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LogEnvironment:
-    """What all logs of a daemon share."""
-
-    fs: FileSystem
-    clock: Clock
-    pool: FilePool
-    indexes: IndexCache
-
-    @classmethod
-    def create(
-        cls, fs: FileSystem, clock: Clock, *, max_open_files: int = 256, cached_indexes: int = 64
-    ) -> LogEnvironment:
-        return cls(fs, clock, FilePool(fs, max_open_files), IndexCache(fs, cached_indexes))
-
-
-class EncodedBatch(NamedTuple):
-    """A batch as `encode_batch` made it, with what the log must know of it."""
-
-    data: bytearray
-    base_offset: int
-    next_offset: int
-    record_count: int
-    base_timestamp_ns: int
-    max_timestamp_ns: int
-
-
-class _End(NamedTuple):
-    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies."""
-
-    offset: int
-    segment_base: int
-    position: int
 
 
 class Log:
@@ -111,11 +66,11 @@ class Log:
         self.fsync_count = 0
         self.last_sync_seconds = 0.0
         active = self._segments[-1]
-        end = _End(active.next_offset, active.base_offset, active.size_bytes)
+        end = LogEnd(active.next_offset, active.base_offset, active.size_bytes)
         self._log_end = end
         self._durable = end
         self._committed = end
-        self._appended: list[_End] = []
+        self._appended: list[LogEnd] = []
         self._slot = AckedSlot(environment.fs, directory, manifest.incarnation, boot_id=boot_id)
         # Never lower than what it said: between here and `skip_to` the machine may stop again.
         recovered = self._slot.recovered
@@ -289,7 +244,7 @@ class Log:
         active.created_ns = active.created_ns or batches[0].base_timestamp_ns
         active.next_offset = batches[-1].next_offset
         active.size_bytes = position
-        self._log_end = _End(active.next_offset, active.base_offset, position)
+        self._log_end = LogEnd(active.next_offset, active.base_offset, position)
         self._appended.append(self._log_end)
 
     def _roll_back_append(self) -> None:
@@ -517,7 +472,7 @@ class Log:
         self._allocated = 0
         self._index = SparseIndex(base_offset)
         self._segments = (*kept, Segment(self.directory, entry, sealed=False))
-        end = _End(base_offset, base_offset, 0)
+        end = LogEnd(base_offset, base_offset, 0)
         self._log_end = end
         self._durable = end
         if self._committed.offset == base_offset:
@@ -574,44 +529,21 @@ class Log:
         return self._read_from(max(offset, self._segments[0].base_offset), max_bytes, None)
 
     def _read_from(self, offset: int, max_bytes: int, max_records: int | None) -> LogSlice | None:
-        committed, segments, manifest = self._committed, self._segments, self._manifest
-        i = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
-        i = max(i, 0)
-        while offset < committed.offset and i < len(segments):
-            segment = segments[i]
-            limit = (
-                committed.position
-                if segment.base_offset == committed.segment_base
-                else segment.size_bytes
-            )
-            end_offset = min(segment.next_offset, committed.offset)
-            damaged = [bad for bad in manifest.quarantined if bad.segment == segment.path.name]
-            if any(bad.first_offset <= offset and bad.next_offset >= end_offset for bad in damaged):
-                limit = 0  # nothing is left here, and perhaps not even the file
-            try:
-                with storage_errors(f"reading {self.name}"):
-                    found = limit and slice_segment(
-                        self.environment.pool,
-                        segment,
-                        self._index_of,
-                        damaged,
-                        offset=offset,
-                        limit=limit,
-                        end_offset=end_offset,
-                        max_bytes=max_bytes,
-                        max_records=max_records,
-                    )
-            except StorageError as error:
-                if isinstance(error.__cause__, FileNotFoundError) and manifest != self._manifest:
-                    # Retention removed the file between our snapshot and the open.
-                    return self.read(offset, max_bytes, max_records)
-                raise
-            if found:
-                return found
-            i += 1
-            if i < len(segments):
-                offset = max(offset, segments[i].base_offset)
-        return None
+        view = self._view()
+        try:
+            with storage_errors(f"reading {self.name}"):
+                return read_slice(
+                    view, self.environment.pool, self._index_of, offset, max_bytes, max_records
+                )
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError) and view.manifest != self._manifest:
+                # Retention removed the file between our snapshot and the open.
+                return self.read(offset, max_bytes, max_records)
+            raise
+
+    def _view(self) -> ReadView:
+        # In this order: the segments are at least as new as what is committed in them.
+        return ReadView(self._committed, self._segments, self._manifest)
 
     def _index_of(self, segment: Segment, file: File) -> SparseIndex:
         index = self._index
@@ -621,35 +553,10 @@ class Log:
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
-        committed, segments = self._committed, self._segments
-        start = self.log_start_offset
-        for segment in segments:
-            if segment.max_timestamp_ns < timestamp_ns or segment.next_offset <= start:
-                continue
-            damaged = self._quarantined_in(segment)
-            if any(
-                bad.first_offset <= segment.base_offset and bad.next_offset >= segment.next_offset
-                for bad in damaged
-            ):
-                continue
-            end = IndexEntry(segment.next_offset, segment.size_bytes)
-            if segment.base_offset == committed.segment_base:
-                end = IndexEntry(committed.offset, committed.position)
-            with storage_errors(f"reading {self.name}"):
-                found = find_time_in_segment(
-                    self.environment.pool,
-                    segment,
-                    self._index_of,
-                    damaged,
-                    timestamp_ns,
-                    first_offset=start,
-                    end=end,
-                )
-            if found is not None:
-                return found
-            if segment.base_offset == committed.segment_base:
-                break
-        return committed.offset
+        with storage_errors(f"reading {self.name}"):
+            return first_offset_at(
+                self._view(), self.environment.pool, self._index_of, timestamp_ns
+            )
 
     # --- structure ---
 

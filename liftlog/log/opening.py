@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from liftlog.errors import CorruptMetadata
+from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
-from liftlog.log.log import RESERVE_STEP, Log, LogConfig, LogEnvironment
+from liftlog.log.log import RESERVE_STEP, Log
 from liftlog.log.manifest import (
     MANIFEST_NAME,
     Manifest,

@@ -68,6 +68,7 @@ class Promises:
         self.written: dict[int, set[bytes]] = {}
         self.acked: dict[int, bytes] = {}
         self.start = 1  # the highest log start that was asked for
+        self.end = 1  # nothing below it may be assigned again, whether it is still there or not
         self._serial = itertools.count()
 
     def value(self, offset: int, size: int = 40) -> bytes:
@@ -148,6 +149,7 @@ def check(log: Log, promises: Promises, *, lost: range = range(0)) -> dict[int, 
     for offset, value in found.items():
         assert value in promises.written[offset], f"offset {offset} holds what nobody wrote"
         assert offset not in lost
+    assert end >= promises.end, "an offset acked before its sync would be assigned again"
     if promises.acked:
         assert end > max(promises.acked), "an acked offset would be assigned again"
     gone = [range(bad.first_offset, bad.next_offset) for bad in log.quarantined]

@@ -59,6 +59,7 @@ def interval_durability(fs: SimFileSystem, promises: Promises) -> None:
     for _ in range(4):
         append(log, promises, 2)
         log.note_acked(log.log_end_offset)
+        promises.end = log.log_end_offset
     rows = append(log, promises, 2)
     log.advance_high_watermark(log.sync())
     promises.acked.update(rows)
@@ -155,7 +156,7 @@ def _copy(promises: Promises) -> Promises:
     twin = Promises()
     twin.written = {offset: set(values) for offset, values in promises.written.items()}
     twin.acked = dict(promises.acked)
-    twin.start = promises.start
+    twin.start, twin.end = promises.start, promises.end
     return twin
 
 

@@ -1,0 +1,46 @@
+"""What a log is given: its limits, and what all logs of a daemon share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from liftlog.log.clock import Clock
+from liftlog.log.file_pool import FilePool
+from liftlog.log.filesystem import FileSystem
+from liftlog.log.segment import IndexCache
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What of a stream's settings the log itself needs; sizes in bytes."""
+
+    segment_max_bytes: int = 256 * 1024 * 1024
+    segment_max_age_ns: int | None = 24 * 3600 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnvironment:
+    """What all logs of a daemon share."""
+
+    fs: FileSystem
+    clock: Clock
+    pool: FilePool
+    indexes: IndexCache
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, clock: Clock, *, max_open_files: int = 256, cached_indexes: int = 64
+    ) -> LogEnvironment:
+        return cls(fs, clock, FilePool(fs, max_open_files), IndexCache(fs, cached_indexes))
+
+
+class EncodedBatch(NamedTuple):
+    """A batch as `encode_batch` made it, with what the log must know of it."""
+
+    data: bytearray
+    base_offset: int
+    next_offset: int
+    record_count: int
+    base_timestamp_ns: int
+    max_timestamp_ns: int

@@ -1,0 +1,110 @@
+"""Reading across segments, on a snapshot of the log: no lock is held while files are read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from liftlog.log.file_pool import FilePool
+from liftlog.log.index import IndexEntry
+from liftlog.log.manifest import Manifest, QuarantinedRange
+from liftlog.log.reader import IndexOf, LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.segment import Segment
+
+
+class LogEnd(NamedTuple):
+    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies."""
+
+    offset: int
+    segment_base: int
+    position: int
+
+
+class ReadView(NamedTuple):
+    """What a reader works on; replaced as a whole, never changed (but for the active segment)."""
+
+    committed: LogEnd
+    segments: Sequence[Segment]
+    manifest: Manifest
+
+    def readable_end(self, segment: Segment) -> IndexEntry:
+        """How far readers may go in `segment`."""
+        committed = self.committed
+        if segment.base_offset == committed.segment_base:
+            return IndexEntry(committed.offset, committed.position)
+        return IndexEntry(segment.next_offset, segment.size_bytes)
+
+    def damaged(self, segment: Segment) -> list[QuarantinedRange]:
+        name = segment.path.name
+        return [bad for bad in self.manifest.quarantined if bad.segment == name]
+
+
+def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset: int) -> bool:
+    """Whether one range covers all from `first_offset` on; then the file may be gone as well."""
+    return any(
+        bad.first_offset <= first_offset and bad.next_offset >= end_offset for bad in damaged
+    )
+
+
+def read_slice(
+    view: ReadView,
+    pool: FilePool,
+    index_of: IndexOf,
+    offset: int,
+    max_bytes: int,
+    max_records: int | None,
+) -> LogSlice | None:
+    """The slice that begins with the batch holding `offset`, or what follows it; None at the end.
+
+    Raises CorruptRange, OSError.
+    """
+    committed, segments = view.committed, view.segments
+    i = max(bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
+    while offset < committed.offset and i < len(segments):
+        segment = segments[i]
+        end = view.readable_end(segment)
+        damaged = view.damaged(segment)
+        if not _all_gone(damaged, offset, end.offset):
+            found = slice_segment(
+                pool,
+                segment,
+                index_of,
+                damaged,
+                offset=offset,
+                limit=end.position,
+                end_offset=end.offset,
+                max_bytes=max_bytes,
+                max_records=max_records,
+            )
+            if found is not None:
+                return found
+        i += 1
+        if i < len(segments):
+            offset = max(offset, segments[i].base_offset)
+    return None
+
+
+def first_offset_at(view: ReadView, pool: FilePool, index_of: IndexOf, timestamp_ns: int) -> int:
+    """The first readable offset stamped at or after `timestamp_ns`; the high watermark if none."""
+    start = view.manifest.log_start_offset
+    for segment in view.segments:
+        if segment.base_offset > view.committed.segment_base:
+            break
+        if segment.max_timestamp_ns < timestamp_ns or segment.next_offset <= start:
+            continue
+        damaged = view.damaged(segment)
+        if _all_gone(damaged, segment.base_offset, segment.next_offset):
+            continue
+        found = find_time_in_segment(
+            pool,
+            segment,
+            index_of,
+            damaged,
+            timestamp_ns,
+            first_offset=start,
+            end=view.readable_end(segment),
+        )
+        if found is not None:
+            return found
+    return view.committed.offset
