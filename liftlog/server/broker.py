@@ -42,6 +42,7 @@ logger = logging.getLogger("liftlog.server")
 
 _MAX_NOTED_LOSSES = 100
 _LOOK_AGAIN_SECONDS = 0.1
+_SMALL_RUN = 4096
 
 
 class Broker:
@@ -91,6 +92,7 @@ class Broker:
     def kick_dirty(self) -> None:
         """Commit what has arrived."""
         self._kick_scheduled = False
+        self.inline.begin_chunk()
         dirty, self.dirty = self.dirty, {}
         for host in dirty:
             host.kick()
@@ -237,7 +239,7 @@ class Broker:
         def receive(run: MessageRun) -> None:
             self._pending_estimate += run.memory_bytes
             host.receive(run)
-            if host.is_crowded():
+            if run.size_bytes > _SMALL_RUN and host.is_crowded():
                 self._crowded.add(host)
 
         wanted = self._link.want(host.settings.subject, host.settings.queue_group, receive)

@@ -2,12 +2,12 @@
 
 A small group that is synced inline is acked without two thread hand-overs, which is most of a
 lone publisher's latency. It must not make the loop wait for a slow disk: so only while recent
-syncs were fast, and only for a small share of each loop turn.
+syncs were fast, and only for a small share of the time: at most the budget for each chunk that
+is read.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 
 _FAST_SYNC_SECONDS = 0.001
@@ -21,26 +21,27 @@ class InlineBudget:
         self.max_messages = max_messages
         self._budget_seconds = budget_seconds
         self._left_seconds = budget_seconds
-        self._recent: deque[float] = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
-        self._fast = True
-        self._reset_scheduled = False
+        self._recent_slow: deque[bool] = deque([False] * _REMEMBERED, maxlen=_REMEMBERED)
+        self._slow_count = 0
 
     def allows(self, messages: int) -> bool:
-        return self._fast and messages <= self.max_messages and self._left_seconds > 0
+        return (
+            messages <= self.max_messages
+            and self._left_seconds > 0
+            and self._slow_count <= _REMEMBERED // 2
+        )
 
     def observe(self, sync_seconds: float) -> None:
         """A sync, inline or in a thread, took this long. The median decides, so that one stall
         does not banish small commits from the loop and one lucky sync does not bring them back."""
-        self._recent.append(sync_seconds)
-        self._fast = sorted(self._recent)[_REMEMBERED // 2] <= _FAST_SYNC_SECONDS
+        slow = sync_seconds > _FAST_SYNC_SECONDS
+        self._slow_count += slow - self._recent_slow[0]
+        self._recent_slow.append(slow)
 
     def spent(self, seconds: float) -> None:
-        """An inline commit took this long of the present loop turn."""
+        """An inline commit took this long of the present chunk's share."""
         self._left_seconds -= seconds
-        if not self._reset_scheduled:
-            self._reset_scheduled = True
-            asyncio.get_running_loop().call_soon(self._reset)
 
-    def _reset(self) -> None:
-        self._reset_scheduled = False
+    def begin_chunk(self) -> None:
+        """The loop is back from other work: inline commits may take their share of time again."""
         self._left_seconds = self._budget_seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 
 from liftlog.records.encode import encode_batch
@@ -93,7 +92,7 @@ class CommitGroup:
 
     def encode(
         self, *, leader_epoch: int, commit_group: int, max_records: int, max_bytes: int
-    ) -> Iterator[tuple[bytearray, int, int, int, int, int]]:
+    ) -> list[tuple[bytearray, int, int, int, int, int]]:
         """Batches as (bytes, base offset, next offset, record count, first and largest stamp)."""
         if self.headers is not None:
             self.pad_headers()
@@ -103,6 +102,7 @@ class CommitGroup:
         single = count <= max_records and self.size_bytes <= max_bytes
         bounds = [(0, count)] if single else self._split(max_records, max_bytes)
         bounds.reverse()
+        batches = []
         while bounds:
             lo, hi = bounds.pop()
             encoded = self._encode_range(lo, hi, leader_epoch, commit_group)
@@ -111,7 +111,8 @@ class CommitGroup:
                 middle = (lo + hi) // 2
                 bounds += [(middle, hi), (lo, middle)]
             else:
-                yield encoded
+                batches.append(encoded)
+        return batches
 
     def _encode_range(
         self, lo: int, hi: int, leader_epoch: int, commit_group: int
@@ -129,7 +130,8 @@ class CommitGroup:
             headers=self.headers[lo:hi] if self.headers is not None else None,
             has_tombstones=self.has_tombstones,
         )
-        first, largest = stamps[0][0], max(stamps)[0]
+        first = stamps[0][0]
+        largest = first if len(stamps) == 1 else max(stamps)[0]
         return data, self.base_offset + lo, self.base_offset + hi, hi - lo, first, largest
 
     def _split(self, max_records: int, max_bytes: int) -> list[tuple[int, int]]:

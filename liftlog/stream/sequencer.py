@@ -312,6 +312,8 @@ class Sequencer:
     @property
     def pending_messages(self) -> int:
         """Messages judged since the last group was taken, answers to refusals included."""
+        if not self._groups:
+            return self._open.received
         return self._open.received + sum(group.received for group in self._groups)
 
     def take_group(self) -> CommitGroup | None:

@@ -28,6 +28,7 @@ from liftlog.stream.run import MessageRun
 logger = logging.getLogger("liftlog.server.ingest")
 
 READ_BYTES = 1024 * 1024
+_SMALL_READ = 4096
 Pressure = Callable[[], Coroutine[Any, Any, None]]
 Trouble = Callable[[Exception], None]
 """Called with the error for which a connection is given up."""
@@ -333,7 +334,10 @@ def make_client(
     client._ps = parser  # type: ignore[assignment]
 
     def feed(data: bytes) -> bytes:
-        return parser.feed(data) if client.is_connected and not is_pressed() else data
+        # Little at a time fills nothing up: then the question is spared.
+        if not client.is_connected or (len(data) > _SMALL_READ and is_pressed()):
+            return data
+        return parser.feed(data)
 
     client._transport = WideTransport(lambda: client.is_connected, feed, parser.reset)
     return client
