@@ -7,10 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from bench.liftbench.figures import Measurements, Row
+from bench.liftbench.figures import ROWS, SPREAD, Measurements, Row
+from bench.liftbench.processes import WorkerFailed
 from bench.liftbench.publisher import Failed, Load, publish
+from bench.liftbench.report import render
+from bench.liftbench.systems import ALWAYS, CEILING, DEFAULT, LIFTLOG, Ceiling
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
@@ -120,3 +124,43 @@ def test_verdicts() -> None:
         measured.add("a", "b", value)
     assert measured.median(("a", "b")) == 3.0
     assert not measured.has(("a", "b"), ("a", "c"))
+
+
+def test_the_ceiling_acks_every_message_once(tmp_path: Path) -> None:
+    with Ceiling(tmp_path) as ceiling:
+        for connections, in_flight in ((1, 1), (5, 40)):
+            ceiling.create("S", "s")
+            outcome = publish(Load(ceiling.port, "s", connections, in_flight, count=1003))
+            assert outcome.acked == ceiling.stored("S") == 1003
+            ceiling.delete("S")
+
+
+def test_a_ceiling_that_gives_up_says_why(tmp_path: Path) -> None:
+    with Ceiling(tmp_path) as ceiling:
+        ceiling.create("S", "s")
+        with RawNats(ceiling.port) as client:
+            client.pub("s", b"too short", reply=b"r")
+            ceiling.responder.wait(timeout=20)
+        with pytest.raises(WorkerFailed, match="gave up: not what the benchmark publishes"):
+            ceiling.delete("S")
+
+
+def test_musts_that_the_ceiling_misses_are_named_and_stay() -> None:
+    measured = Measurements()
+    for who, best in ((CEILING, 150.0), (DEFAULT, 120.0), (LIFTLOG, 100.0)):
+        for load in SPREAD:
+            measured.add(who, load, best / 5 if load == "128x1" else best)
+    for who, rate in ((CEILING, 500.0), (LIFTLOG, 300.0), (ALWAYS, 10.0)):
+        measured.add(who, "64x100", rate)
+    (spread,) = (row for row in ROWS if row.key == "spread")
+    assert spread.ceiling_value(measured) == spread.value(measured) == 0.2
+    about = dict.fromkeys(("cpu", "cores", "kernel", "file_system", "python", "nats_server"), "x")
+    text = render(measured, {**about, "fdatasync_us": 1.0, "load_average": 1.0}, rounds=1)
+    named = [line for line in text.splitlines() if line.startswith("- ")]
+    assert len(named) == 1  # 64x100 is within the ceiling
+    assert named[0].startswith(f"- {spread.title}: ")
+    assert named[0].endswith("reaches 0.2x, the must is 0.6x.")
+    cells = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
+    assert "SHORT" in cells[spread.title]
+    assert "0.667x" in cells["128x1"]
+    assert cells["worst / best"].count("0.2 ") == 3

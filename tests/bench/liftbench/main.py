@@ -21,7 +21,9 @@ from .figures import LOADS, Measurements
 from .fsyncs import can_trace
 from .processes import WorkerFailed, is_real_disk
 from .progress import Progress
-from .systems import ALWAYS, DEFAULT, LIFTLOG
+from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG
+
+SYSTEMS = (CEILING, DEFAULT, ALWAYS, LIFTLOG)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -40,8 +42,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--systems",
         nargs="+",
-        choices=(DEFAULT, ALWAYS, LIFTLOG),
-        default=(DEFAULT, ALWAYS, LIFTLOG),
+        choices=SYSTEMS,
+        default=SYSTEMS,
         help="leave others out; rows that need them are then not computed",
     )
     parser.add_argument("--no-fsyncs", action="store_true", help="do not count fsyncs (strace)")
@@ -72,10 +74,11 @@ def scratch_directory(parent: Path | None) -> Iterator[Path]:
 def measure(
     options: argparse.Namespace, directory: Path, measured: Measurements, progress: Progress
 ) -> None:
-    wanted = {series for row in report.rows(options.only or ()) for series in row.needs}
+    rows = report.rows(options.only or ())
+    wanted = {series for row in rows for series in (*row.needs, *row.beside)}
     everything = not options.only
     if everything:
-        wanted |= {(name, load) for name in (DEFAULT, ALWAYS, LIFTLOG) for load in LOADS}
+        wanted |= {(name, load) for name in SYSTEMS for load in LOADS}
     wanted = {(who, what) for who, what in wanted if who in (*options.systems, "sendfile")}
 
     def takers(what: str) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 ACK = b'"seq":'  # once in each ack of JetStream and of liftlog, errors included
 ERROR = b'"error"'
+PAYLOAD_BYTES = 256
 _OVERLAP = len(ERROR) - 1
 _STALL_SECONDS = 20.0
 _FRAMES = 1 << 16  # distinct frames altogether: real clients use ever new reply subjects
@@ -34,7 +35,7 @@ class Load:
     connections: int = 1
     in_flight: int = 1
     """Per connection; 0 = ask for no acks and send at full speed (needs `count`)."""
-    payload_bytes: int = 256
+    payload_bytes: int = PAYLOAD_BYTES
     seconds: float = 3.0
     warmup_seconds: float = 0.5
     count: int = 0

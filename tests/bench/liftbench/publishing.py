@@ -12,7 +12,7 @@ from .figures import LOADS, SPREAD, Measurements, Series
 from .fsyncs import FsyncTrace
 from .processes import WorkerFailed, run_worker, settle_disk
 from .progress import Progress
-from .systems import ALWAYS, DEFAULT, LIFTLOG, JetStream, Liftlog, System
+from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG, Ceiling, JetStream, Liftlog, System
 
 ALL_LOADS = LOADS | SPREAD
 SUBJECT = "bench.publish"
@@ -22,6 +22,8 @@ _FSYNC_SECONDS = 1.0
 def build(name: str, directory: Path, wrapper: Sequence[str] = ()) -> System:
     if name == LIFTLOG:
         return Liftlog(directory, wrapper=wrapper)
+    if name == CEILING:
+        return Ceiling(directory, wrapper=wrapper)
     return JetStream(directory, always=name == ALWAYS, wrapper=wrapper)
 
 
@@ -35,7 +37,8 @@ def measure(
     seconds: float,
 ) -> None:
     """`wanted`: load -> systems. Within a round the systems take turns at each load."""
-    names = [name for name in (DEFAULT, ALWAYS, LIFTLOG) if any(name in w for w in wanted.values())]
+    everyone = (CEILING, DEFAULT, ALWAYS, LIFTLOG)
+    names = [name for name in everyone if any(name in w for w in wanted.values())]
     with ExitStack() as stack:
         systems = {name: stack.enter_context(build(name, directory / name)) for name in names}
         for number in range(rounds):

@@ -12,12 +12,13 @@ from typing import Any
 from liftlog.server.embedded import find_nats_server
 
 from .behaviour import FLOODS
-from .figures import LOADS, ROWS, SENDFILE, SPREAD, Measurements, Row
+from .figures import LOADS, ROWS, SENDFILE, SPREAD, Measurements, Row, spread
 from .processes import fdatasync_us, file_system_of
 from .reading import CONTENTS
-from .systems import ALWAYS, DEFAULT, LIFTLOG
+from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG
 
 DURABILITY = {
+    CEILING: "ceiling: nothing stored",
     DEFAULT: "JetStream default: no fsync before the ack",
     ALWAYS: "JetStream always: fsync of each message",
     LIFTLOG: "liftlog fsync: group commit before the ack",
@@ -62,6 +63,7 @@ def ratios(measured: Measurements) -> list[dict[str, Any]]:
                     "must": row.must,
                     "reach": row.reach,
                     "verdict": row.verdict(value),
+                    "ceiling": row.ceiling_value(measured),
                 }
             )
     return found
@@ -76,7 +78,9 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
     ]
     for title, content in (
         ("Ratios", _ratio_table(measured)),
+        ("Musts that the ceiling, which stores nothing, misses here too", _too_high(measured)),
         ("Publishing, 256 B, acks per second [fsyncs per 1,000 acks]", _rates(measured)),
+        ("128 in flight spread on connections, acks per second", _spread(measured)),
         ("Round trip of a message, p50 / p99", _latencies(measured)),
         ("Reading, MiB of values per second", _reading(measured)),
         ("Flood without acks, 128 B", _floods(measured)),
@@ -105,14 +109,50 @@ def _ratio_table(measured: Measurements) -> str:
     return table(lines) if len(lines) > 1 else ""
 
 
+def _too_high(measured: Measurements) -> str:
+    lines = []
+    for row in ROWS:
+        top = row.ceiling_value(measured)
+        if top is not None and row.verdict(top) == "SHORT":
+            must = ("<= " if row.lower_is_better else "") + _number(row.must)
+            lines.append(
+                f"- {row.title}: a responder behind nats-server that stores nothing and acks at "
+                f"once reaches {_number(top)}{row.unit}, the must is {must}{row.unit}."
+            )
+    return "\n".join(lines)
+
+
 def _rates(measured: Measurements) -> str:
-    names = _measured_by(measured, (*LOADS, *SPREAD))
+    names = _measured_by(measured, (*LOADS,))
     lines = [("connections x in flight", *(DURABILITY[name] for name in names))]
-    for load in (*LOADS, *SPREAD):
+    for load in LOADS:
         cells = [_rate(measured, name, load) for name in names]
         if any(cells):
             lines.append((load, *cells))
     return table(lines) if names else ""
+
+
+def _spread(measured: Measurements) -> str:
+    names = _measured_by(measured, (*SPREAD,))
+    compared = {CEILING, LIFTLOG} <= set(names)
+    more = ["liftlog / ceiling"] if compared else []
+    lines = [["connections x in flight", *(DURABILITY[name] for name in names), *more]]
+    for load in SPREAD:
+        line = [load, *(_rate(measured, name, load) for name in names)]
+        if compared:
+            both = measured.has((LIFTLOG, load), (CEILING, load))
+            line.append(_over_ceiling(measured, load) if both else "")
+        lines.append(line)
+    worst = [
+        _number(spread(measured, name)) if measured.has(*((name, load) for load in SPREAD)) else ""
+        for name in names
+    ]
+    lines.append(["worst / best", *worst, *([""] if compared else [])])
+    return table(lines) if names else ""
+
+
+def _over_ceiling(measured: Measurements, load: str) -> str:
+    return _number(measured.median((LIFTLOG, load)) / measured.median((CEILING, load))) + "x"
 
 
 def _rate(measured: Measurements, name: str, load: str) -> str:

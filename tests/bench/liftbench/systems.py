@@ -1,8 +1,10 @@
-"""The three systems under test, each with its server and the same few operations on streams."""
+"""The systems under test and their ceiling: servers, and the same few operations on streams."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,7 +19,11 @@ from support.raw_nats import RawNats
 
 from liftlog.client import connect_sync
 
+from .processes import WorkerFailed, worker
+from .publisher import PAYLOAD_BYTES
+
 LIFTLOG, DEFAULT, ALWAYS = "liftlog", "jetstream-default", "jetstream-always"
+CEILING = "ceiling"
 
 
 class System(ABC):
@@ -160,6 +166,41 @@ class Liftlog(System):
             found.append((str(file), size))
             left -= size
         return found
+
+
+class Ceiling(System):
+    """A responder beside a core nats-server that stores nothing: no storage can be faster."""
+
+    name = CEILING
+    durability = "nothing is stored"
+
+    def _start(self) -> None:
+        self.nats = self._stack.enter_context(NatsServer(self.directory))
+        self._run = self._stack.enter_context(ExitStack())
+
+    def create(self, stream: str, subject: str) -> None:
+        spec = {"port": self.port, "subject": subject, "stream": stream}
+        self.responder: subprocess.Popen[str] = self._run.enter_context(
+            worker("responder", {**spec, "payload_bytes": PAYLOAD_BYTES})
+        )
+        assert self.responder.stdout is not None
+        if not self.responder.stdout.readline():
+            raise WorkerFailed(self.responder.communicate()[1])
+
+    def delete(self, stream: str) -> None:
+        gave_up = bool(self.responder.poll())
+        errors = self.responder.communicate()[1] if gave_up else ""
+        self._run.close()
+        if gave_up:  # which says more than that the publisher waited for acks in vain
+            raise WorkerFailed(errors.strip())
+
+    def stored(self, stream: str) -> int:
+        """How many it acked, as nothing is stored; it ends with that."""
+        self.responder.send_signal(signal.SIGTERM)
+        output, errors = self.responder.communicate()
+        if self.responder.returncode:
+            raise WorkerFailed(errors.strip())
+        return int(json.loads(output)["acked"])
 
 
 def wait_until_still(system: System, stream: str, *, quiet_seconds: float = 2.0) -> int:
