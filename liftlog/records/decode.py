@@ -170,7 +170,11 @@ class RecordBatch:
         return self._nullable(column)
 
     def value_views(self) -> list[memoryview | None]:
-        """The payloads as views into the batch, without a copy; None for a tombstone."""
+        """The payloads as views into the batch, without a copy; None for a tombstone.
+
+        The better choice for values beyond half a KiB: copies of that size are allocated and given
+        back to the system one by one, which costs more than checking and cutting them.
+        """
         column = self._values or self._value_column()
         data = self._view[column.data :]
         ends = ascending(column.ends.tolist())[self._lo : self._hi + 1]

@@ -105,7 +105,13 @@ def _read(spec: Mapping[str, Any], content: Content, count: int) -> float:
 
 def _read_liftlog(systems: Mapping[str, Any], what: str, count: int, content: Content) -> float:
     address = systems[LIFTLOG].daemon.pull_address
-    spec = {"mode": "liftlog", "address": address, "stream": what, "passes": _PASSES}
+    spec = {
+        "mode": "liftlog",
+        "address": address,
+        "stream": what,
+        "passes": _PASSES,
+        "value_bytes": content.payload_bytes,
+    }
     return _read(spec, content, count)
 
 
