@@ -169,7 +169,7 @@ class Liftlog(System):
 
 
 class Ceiling(System):
-    """A responder beside a core nats-server that stores nothing: no storage can be faster."""
+    """A responder beside a core nats-server that stores nothing and acks at once."""
 
     name = CEILING
     durability = "nothing is stored"
