@@ -426,7 +426,11 @@ class Log:
     def _roll(self) -> None:
         """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
         with self._lock:
+            group = self._commit_group
             self.sync()
+            # What is about to be appended was encoded before this sync. In the new segment nothing
+            # of this group was synced yet, so the number still tells groups apart.
+            self._commit_group = group
             self._start_segment(self._log_end.offset)
 
     def _start_segment(self, base_offset: int) -> None:

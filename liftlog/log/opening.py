@@ -225,7 +225,7 @@ class _Opening:
             if damage is None:
                 break
             known = self._known_damage(file.path, damage)
-            if known is not None and known.position < known.end_position <= size:
+            if known is not None and known.position < known.end_position <= file.size():
                 state = replace(state, position=known.end_position, next_offset=known.next_offset)
                 continue
             resumed, log_end = self._settle(file, state, damage, size, recovery_point)

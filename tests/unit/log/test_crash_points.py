@@ -66,11 +66,24 @@ def interval_durability(fs: SimFileSystem, promises: Promises) -> None:
     append(log, promises, 2)
 
 
+def rolls_before_the_sync(fs: SimFileSystem, promises: Promises) -> None:
+    """A roll syncs what it seals: what the log calls durable is."""
+    log = create(fs)
+    waiting: dict[int, bytes] = {}
+    for _ in range(9):
+        waiting.update(append(log, promises, 4))
+        promises.acked.update(
+            {o: value for o, value in waiting.items() if o < log.durable_end_offset}
+        )
+    assert len(promises.acked) > 10
+
+
 SCENARIOS: list[Scenario] = [
     groups_and_rolls,
     retention_and_metadata,
     checkpoints_and_clean_stop,
     interval_durability,
+    rolls_before_the_sync,
 ]
 
 

@@ -25,6 +25,7 @@ from support.simfs import SimFileSystem
 from liftlog.errors import CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import Log, LogConfig, open_log
 from liftlog.log.index import index_path
+from liftlog.log.resync import find_resync
 from liftlog.log.segment import walk_batches
 from liftlog.log.slot import SLOT_NAME
 from liftlog.records import BatchHeader, encode_batch, parse_header
@@ -61,6 +62,7 @@ def test_a_bad_bit_in_the_active_segment_costs_one_batch(where: str, slot: str) 
         if slot == "lost":
             image.remove(DIRECTORY / SLOT_NAME)
         boot = "boot-1" if slot == "exact" else "boot-2"
+        before = image.read(log.segments[-1].path)[: log.segments[-1].size_bytes]
         again, report = reopen(image, boot=boot, config=BIG)
         lost = range(header.base_offset, header.next_offset)
         is_last = i == len(batches) - 1
@@ -76,9 +78,7 @@ def test_a_bad_bit_in_the_active_segment_costs_one_batch(where: str, slot: str) 
             (header.base_offset, position)
         ]
         assert report.cut_bytes == 0
-        before = image.read(log.segments[-1].path)[: log.segments[-1].size_bytes]
         commit(again, promises, 2)
-        assert fs.read(log.segments[-1].path)[:position] == before[:position]
         # The next start finds the same damage and makes nothing new of it.
         quarantined = again.quarantined
         third, _ = reopen(image.power_cut("none"), boot="boot-3", config=BIG)
@@ -94,6 +94,53 @@ def _same_but(promises: Promises, *, after: int) -> Promises:
     twin.written = promises.written
     twin.acked = {offset: v for offset, v in promises.acked.items() if offset < after}
     return twin
+
+
+def test_a_quarantined_range_is_not_judged_again_by_fewer_witnesses() -> None:
+    fs, log, promises = _written(2)
+    batches = _batches(fs, log)
+    assert batches[-1][1].commit_group == batches[-2][1].commit_group
+    position, header = batches[-2]
+    image = fs.power_cut("all")
+    flip(image, log.segments[-1].path, position + 70)
+    again, _ = reopen(image, boot="boot-1", config=BIG)
+    lost = range(header.base_offset, header.next_offset)
+    check(again, promises, lost=lost)
+    later = image.power_cut("none")
+    later.remove(DIRECTORY / SLOT_NAME)
+    third, report = reopen(later, boot="boot-2", config=BIG)
+    check(third, promises, lost=lost)
+    assert report.cut_bytes == 0
+    assert len(third.quarantined) == 1
+
+
+def test_a_segment_whose_first_batch_is_damaged_keeps_its_file() -> None:
+    fs, log, promises = _written(1)
+    image = fs.power_cut("all")
+    path = log.segments[-1].path
+    flip(image, path, 70)
+    before = image.read(path)[: log.segments[-1].size_bytes]
+    for _ in range(3):
+        again, _ = reopen(image, boot="boot-1", config=BIG)
+        assert (again.log_end_offset, len(again.quarantined)) == (4, 1)
+        check(again, promises, lost=range(1, 4))
+        assert image.read(path)[: len(before)] == before
+        image = image.power_cut("all")
+    commit(again, promises, 2)
+    assert set(read_all(again)) == {4, 5}
+
+
+def test_a_batch_of_an_older_epoch_does_not_continue_the_log() -> None:
+    fs, log, _ = _written(1)
+    file = fs.open(log.segments[-1].path, writable=False)
+    end = log.segments[-1].size_bytes
+    for epoch, offset, expected in ((1, 0, True), (2, 0, False), (1, 1, False)):
+        raw = b"\xff" * 64 + fs.read(log.segments[-1].path)[:end]
+        fs.replace(log.segments[-1].path, raw)
+        found = find_resync(file, 0, len(raw), offset=offset, epoch=epoch)
+        assert (found is not None) is expected
+        fs.replace(log.segments[-1].path, raw[64:])
+    file.close()
 
 
 def test_damage_below_the_recovery_point_needs_no_scan_to_be_survived() -> None:
