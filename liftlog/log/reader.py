@@ -88,26 +88,28 @@ def slice_segment(
     quarantined: Sequence[QuarantinedRange],
     *,
     offset: int,
-    limit: int,
-    end_offset: int,
+    end: IndexEntry,
     max_bytes: int,
     max_records: int | None,
 ) -> LogSlice | None:
     """The slice that begins with the batch holding `offset` (or what follows it).
 
-    `limit` is the position that readers may not pass and `end_offset` the offset there. None when
-    nothing readable is left in this segment. Raises CorruptRange at damage that is not known yet.
+    `end` is the place that readers may not pass. None when nothing readable is left in this
+    segment. Raises CorruptRange at damage that is not known yet.
     """
     pooled = pool.acquire(segment.path)
     taken = False
     try:
         file = pooled.file
         index = index_of(segment, file)
-        for start, end in _stretches(index, quarantined, offset, IndexEntry(end_offset, limit)):
-            found = _find_start(file, index, start, end, offset)
-            if found is not None:
-                break
+        if not quarantined:
+            found = _find_start(file, index, index.floor(offset), end, offset)
         else:
+            for start, end in _stretches(index, quarantined, offset, end):  # noqa: B020
+                found = _find_start(file, index, start, end, offset)
+                if found is not None:
+                    break
+        if found is None:
             return None
         position, first_offset, first_end = found
         stop = _find_end(
@@ -146,7 +148,8 @@ def _find_start(
     for position, header in walk:
         following = header.next_offset
         if following > offset and header.record_count:
-            _refuse_damaged(damaged, offset, header.base_offset)
+            if damaged:
+                _refuse_damaged(damaged, offset, header.base_offset)
             return position, header.base_offset, IndexEntry(following, position + header.length)
     _refuse_damaged(damaged, offset, end.offset)
     return None

@@ -64,16 +64,15 @@ def read_slice(
     while offset < committed.offset and i < len(segments):
         segment = segments[i]
         end = view.readable_end(segment)
-        damaged = view.damaged(segment)
-        if not _all_gone(damaged, offset, end.offset):
+        damaged = view.damaged(segment) if view.manifest.quarantined else ()
+        if not damaged or not _all_gone(damaged, offset, end.offset):
             found = slice_segment(
                 pool,
                 segment,
                 index_of,
                 damaged,
                 offset=offset,
-                limit=end.position,
-                end_offset=end.offset,
+                end=end,
                 max_bytes=max_bytes,
                 max_records=max_records,
             )

@@ -177,7 +177,11 @@ class RecordBatch:
         """
         column = self._values or self._value_column()
         data = self._view[column.data :]
-        ends = ascending(column.ends.tolist())[self._lo : self._hi + 1]
+        ends = column.ends.tolist()
+        if not self._equal_cut(column):
+            ascending(ends)
+        if len(self) != self.header.record_count:
+            ends = ends[self._lo : self._hi + 1]
         views = [data[a:b] for a, b in pairwise(ends)]
         if column.bitmap is None:
             return views  # type: ignore[return-value]  # list is invariant
@@ -239,12 +243,8 @@ class RecordBatch:
 
     def _binary(self, column: Binary) -> list[bytes]:
         count = self._hi - self._lo
-        if count and count == self.header.record_count:
-            length = column.ends[1]
-            if length > 0 and column.ends[-1] == length * count:
-                ends_if_equal, cut = _equal_cuts(length, count)
-                if column.ends.tobytes() == ends_if_equal:
-                    return list(cut.unpack_from(self._view, column.data))
+        if count == self.header.record_count and (cut := self._equal_cut(column)):
+            return list(cut.unpack_from(self._view, column.data))
         ends = ascending(column.ends.tolist())
         if count != self.header.record_count:
             ends = ends[self._lo : self._hi + 1]
@@ -254,6 +254,17 @@ class RecordBatch:
         if first:
             ends = [end - first for end in ends]
         return [data[a:b] for a, b in pairwise(ends)]
+
+    def _equal_cut(self, column: Binary) -> struct.Struct | None:
+        """What cuts the column if all its items are of one length, which is not 0."""
+        count = self.header.record_count
+        if not count:
+            return None
+        length = column.ends[1]
+        if length <= 0 or column.ends[-1] != length * count:
+            return None
+        ends_if_equal, cut = _equal_cuts(length, count)
+        return cut if column.ends.tobytes() == ends_if_equal else None
 
     def _nullable(self, column: Binary) -> list[bytes | None]:
         items = self._binary(column)

@@ -221,6 +221,20 @@ def test_rolls_by_size_and_age_even_when_idle() -> None:
     check(log, promises)
 
 
+def test_what_was_not_synced_yet_bears_one_group_number_in_each_segment() -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs)
+    while log.segment_count < 3:
+        append(log, promises, 3)
+    append(log, promises, 1)
+    raw = fs.read(log.segments[-1].path)[: log.segments[-1].size_bytes]
+    assert len({batch.header.commit_group for batch in iter_batches(raw)}) == 1
+    log.sync()
+    append(log, promises, 1)
+    raw = fs.read(log.segments[-1].path)[: log.segments[-1].size_bytes]
+    assert len({batch.header.commit_group for batch in iter_batches(raw)}) == 2
+
+
 def test_a_group_larger_than_a_segment_gets_one_of_its_own() -> None:
     promises = Promises()
     log = create(SimFileSystem())
