@@ -1,4 +1,4 @@
-"""Whatever the columns hold, a batch gives it back; whatever the bytes are, nothing else escapes."""
+"""Whatever the columns hold, a batch gives it back; damage raises nothing but its own errors."""
 
 from __future__ import annotations
 
