@@ -233,6 +233,9 @@ class Log:
         active = self._segments[-1]
         position = active.size_bytes
         newest = active.max_timestamp_ns
+        # Before the record count: whoever decides on retention meanwhile subtracts what lies past
+        # the high watermark, and counting too few keeps too much rather than too little.
+        active.next_offset = batches[-1].next_offset
         add = self._index.maybe_add
         for data, base_offset, _, count, _, stamp in batches:
             if stamp > newest:
@@ -242,7 +245,6 @@ class Log:
             active.record_count += count
         active.max_timestamp_ns = newest
         active.created_ns = active.created_ns or batches[0].base_timestamp_ns
-        active.next_offset = batches[-1].next_offset
         active.size_bytes = position
         self._log_end = LogEnd(active.next_offset, active.base_offset, position)
         self._appended.append(self._log_end)

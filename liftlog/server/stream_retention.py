@@ -22,7 +22,7 @@ def decide_retention(
         max_age_ns=_nanoseconds(retention.max_age_seconds) if by_time else None,
         max_bytes=retention.max_bytes,
         max_messages=retention.max_messages,
-        protect_newer_than_ns=now_ns - int(settings.dedupe_window_seconds * _SECOND_NS),
+        protect_newer_than_ns=int(settings.dedupe_window_seconds * _SECOND_NS),
     )
     decision = decide(
         log.segments,
