@@ -505,10 +505,11 @@ class Broker:
         await asyncio.gather(*self._background, return_exceptions=True)
         for host in self.hosts.values():
             host.close()
+        # Commits that a drain did not wait for end on the loop, before the logs are closed.
+        await asyncio.to_thread(self.pool.close)
         await asyncio.to_thread(self._close_logs, list(self.hosts.values()))
 
     def _close_logs(self, hosts: Iterable[StreamHost]) -> None:
-        self.pool.close()
         self._reserve.release()
         states: dict[str, ActiveState] = {}
         started = time.monotonic()

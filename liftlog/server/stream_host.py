@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from liftlog.errors import DiskFull, LiftlogError, SyncFailed
+from liftlog.errors import DiskFull, LiftlogError, StreamUnavailable, SyncFailed
 from liftlog.log import EncodedBatch, Log
 from liftlog.server.commit_policy import InlineBudget
 from liftlog.server.writer_pool import CommitJob, WriterPool
@@ -112,7 +112,7 @@ class StreamHost:
 
     def kick(self) -> None:
         """Commit what waits, unless a commit is under way: then its end does it. Never raises."""
-        if self._in_flight:
+        if self._in_flight or self._closed:
             return
         if self._maintenance:
             self._start_maintenance()
@@ -244,7 +244,8 @@ class StreamHost:
         self.failure = reason
         self._refuse_with = STORE_FAILED
         logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
-        group = group or self.sequencer.take_group()
+        if group is None:
+            group = self.sequencer.take_group()
         if group is not None:
             self._shared.send(self.sequencer.failed(group, STORE_FAILED))
         self._shared.pending_changed()
@@ -301,13 +302,21 @@ class StreamHost:
         """A sync failed that no group waited for. What it should have made durable was acked by
         `durability: interval` or `os`: the hole is recorded as lost, and what waits is nacked."""
         waiting = self.sequencer.take_group()
-        self._undo(waiting or CommitGroup(self.sequencer.next_offset, b""), error)
+        if waiting is None:
+            waiting = CommitGroup(self.sequencer.next_offset, self.sequencer.last_message_id)
+        self._undo(waiting, error)
 
     # --- maintenance: log calls that must not meet a commit ---
 
     def run_exclusive(self, call: Callable[[], object]) -> asyncio.Future[object]:
-        """Run a blocking log call in a writer thread while no commit of the stream is in flight."""
+        """Run a blocking log call in a writer thread while no commit of the stream is in flight.
+
+        Refused once the stream is closed: another stream may live under its name by then.
+        """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
+            return future
         self._maintenance.append((call, future))
         if self.failure or not self._in_flight:
             self._start_maintenance()
@@ -379,7 +388,7 @@ class StreamHost:
 
     async def drained(self) -> None:
         """Returns when everything received so far is committed and answered, or has failed."""
-        while (self._in_flight or self.sequencer.pending_messages) and not self.failure:
+        while self._in_flight or (self.sequencer.pending_messages and not self.failure):
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
             self.kick()
@@ -394,6 +403,10 @@ class StreamHost:
         """Readers that wait are let go; the log is closed by the broker, off the loop."""
         self._closed = True
         self._stop_flush_timer()
+        for _, future in self._maintenance:
+            if not future.done():
+                future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
+        self._maintenance.clear()
         self._wake_waiters(all_of_them=True)
 
 

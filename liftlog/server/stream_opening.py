@@ -101,10 +101,12 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow) -> None:
     """Save the window so that the next start need not scan for it. Raises OSError."""
     if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
         return
+    # After a stop that could not drain, some ids belong to messages that were never stored.
+    end = log.log_end_offset
     content: dict[str, Any] = {
         "incarnation": log.incarnation,
-        "log_end_offset": log.log_end_offset,
-        "ids": dedupe.snapshot(),
+        "log_end_offset": end,
+        "ids": [entry for entry in dedupe.snapshot() if entry[2] < end],
     }
     write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from liftlog.errors import DiskFull, StorageError, SyncFailed
+from liftlog.errors import DiskFull, StorageError, StreamUnavailable, SyncFailed
 from liftlog.log import DataDir, Log, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.server.commit_policy import InlineBudget
 from liftlog.server.stream_host import StreamHost
-from liftlog.server.stream_opening import log_config, make_sequencer
+from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
 from liftlog.server.writer_pool import WriterPool
 from liftlog.settings import parse_stream_settings
 from liftlog.stream import AckSubjects, MessageRun
@@ -202,6 +202,62 @@ async def test_a_sync_that_fails_in_maintenance_is_not_tried_again(
     assert (lost.first_offset, lost.next_offset) == (1, 3)
     assert seqs(await harness.publish(b"3")) == [3]
     harness.close()
+
+
+async def test_answers_that_wait_are_nacked_when_a_sync_in_maintenance_fails(
+    tmp_path: Path,
+) -> None:
+    harness = Harness(tmp_path, 64, durability="interval", flush={"interval": "60s"})
+    header = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
+    first = MessageRun([b"in"], [b"_INBOX.r"], [b"1"], [header % b"a"])
+    harness.host.receive(first)
+    harness.host.kick()
+    assert seqs(harness.shared.answers()) == [1]
+
+    def fail() -> None:
+        raise SyncFailed("EIO")
+
+    maintenance = harness.host.run_exclusive(fail)
+    harness.host.receive(first)  # a duplicate: nothing to store, but an answer to give
+    with pytest.raises(SyncFailed):
+        await maintenance
+    assert seqs(harness.shared.answers()) == [10077]
+    assert harness.host.sequencer.last_message_id == b"a"
+    harness.close()
+
+
+async def test_a_closed_stream_is_left_alone(harness: Harness) -> None:
+    """Another stream may live under its name by then."""
+    harness.host.close()
+    with pytest.raises(StreamUnavailable):
+        await harness.host.run_exclusive(lambda: harness.log.set_metadata({"stale": True}))
+    assert harness.log.metadata == {}
+    harness.host.receive(MessageRun([b"in"], [b"_INBOX.r"], [b"1"], has_cookie=False))
+    harness.host.kick()
+    assert harness.shared.answers() == []
+    assert harness.log.log_end_offset == 1
+
+
+async def test_maintenance_that_waits_is_refused_when_the_stream_closes(harness: Harness) -> None:
+    first = harness.host.run_exclusive(lambda: 1)
+    second = harness.host.run_exclusive(lambda: 2)
+    harness.host.close()
+    assert await first == 1
+    with pytest.raises(StreamUnavailable):
+        await second
+
+
+async def test_a_dedupe_snapshot_holds_only_what_was_stored(harness: Harness) -> None:
+    """A stop that could not drain leaves ids behind whose messages were never written."""
+    dedupe = harness.host.sequencer.dedupe
+    assert seqs(await harness.publish(b"1")) == [1]
+    stamp = SystemClock().now_ns()
+    dedupe.add(b"stored", 1, stamp)
+    dedupe.add(b"judged", 2, stamp)
+    write_dedupe_snapshot(harness.log, dedupe)
+    restored = make_sequencer("s", harness.host.settings, harness.log, AckSubjects(), stamp).dedupe
+    assert restored.lookup(b"stored") == 1
+    assert restored.lookup(b"judged") is None
 
 
 # --- waiting ---
