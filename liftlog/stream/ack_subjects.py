@@ -58,7 +58,7 @@ class AckSubjects:
             return len(subject) <= MAX_LENGTH and _INBOX.fullmatch(subject) is not None
         joined = b"\n" + b"\n".join(subjects)
         return (
-            joined.count(b"\n_INBOX.") == len(subjects)
+            joined.count(b"\n_INBOX.") == joined.count(b"\n") == len(subjects)
             and not joined.translate(None, _INBOX_BYTES + b"\n")
             and b".." not in joined
             and b".\n" not in joined

@@ -70,6 +70,14 @@ SUBJECT = st.one_of(
 )
 
 
+@pytest.mark.parametrize(
+    "subjects",
+    [[b"_INBOX.a", b"_INBOX.b\n"], [b"", b"_INBOX.a\n_INBOX.b"], [b"_INBOX.a\n_INBOX.b", b""]],
+)
+def test_a_line_end_inside_a_subject_does_not_pass_for_the_next_one(subjects: list[bytes]) -> None:
+    assert not AckSubjects().all_allowed(subjects)
+
+
 @given(
     st.lists(SUBJECT, min_size=1, max_size=5),
     st.sampled_from([[], ["orders.>"], ["_INBOX.a"], ["*.a"], [">"]]),
