@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 _FAST_SYNC_SECONDS = 0.001
+_STALLED_SYNC_SECONDS = 0.05
 _REMEMBERED = 15
 
 
@@ -32,8 +33,18 @@ class InlineBudget:
         )
 
     def observe(self, sync_seconds: float) -> None:
-        """A sync, inline or in a thread, took this long. The median decides, so that one stall
-        does not banish small commits from the loop and one lucky sync does not bring them back."""
+        """A sync, inline or in a thread, took this long.
+
+        The median decides, so that one slow sync does not banish small commits from the loop and
+        one lucky sync does not bring them back.
+
+        But nobody waits for the median while the disk stands still: the loop stood still as well.
+        Then they come back after as many fast syncs in threads as make the median fast again.
+        """
+        if sync_seconds > _STALLED_SYNC_SECONDS:
+            self._recent_slow.extend([True] * _REMEMBERED)
+            self._slow_count = _REMEMBERED
+            return
         slow = sync_seconds > _FAST_SYNC_SECONDS
         self._slow_count += slow - self._recent_slow[0]
         self._recent_slow.append(slow)

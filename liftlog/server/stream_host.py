@@ -84,6 +84,7 @@ class StreamHost:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._maintenance: list[tuple[Callable[[], object], asyncio.Future[object]]] = []
         self._closed = False
+        self._observed_syncs = log.fsync_count
 
     # --- messages in ---
 
@@ -167,7 +168,7 @@ class StreamHost:
             except Exception as caught:  # noqa: BLE001  # `_undo` decides what it means
                 error = caught
             self._shared.inline.spent(time.perf_counter() - started)
-            self._shared.inline.observe(self.log.last_sync_seconds)
+            self._observe_sync()
         self.inline_commits += 1
         self._finish(group, error)
         if self.sequencer.pending_messages:
@@ -199,9 +200,15 @@ class StreamHost:
 
     def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:
         self._in_flight = False
-        self._shared.inline.observe(self.log.last_sync_seconds)
+        self._observe_sync()
         self._finish(group, error)
         self.kick()
+
+    def _observe_sync(self) -> None:
+        """Tell the policy how long the newest sync took; a commit without one says nothing."""
+        if self.log.fsync_count != self._observed_syncs:
+            self._observed_syncs = self.log.fsync_count
+            self._shared.inline.observe(self.log.last_sync_seconds)
 
     def _finish(self, group: CommitGroup, error: Exception | None) -> None:
         """Answer everyone who waited for this group."""

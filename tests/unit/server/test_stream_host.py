@@ -260,6 +260,17 @@ async def test_a_dedupe_snapshot_holds_only_what_was_stored(harness: Harness) ->
     assert restored.lookup(b"judged") is None
 
 
+async def test_a_commit_without_a_sync_says_nothing_about_the_disk(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, 64, durability="interval", flush={"interval": "60s"})
+    await harness.publish(b"1")
+    harness.log.sync()
+    harness.log.last_sync_seconds = 1.0
+    harness.host._observed_syncs = harness.log.fsync_count
+    await harness.publish(b"2")
+    assert harness.shared.inline.allows(1)
+    harness.close()
+
+
 # --- waiting ---
 
 
