@@ -21,7 +21,7 @@ from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.decode import RecordBatch
 
 FIRST_FETCH_BYTES = 512 * KIB
-DEFAULT_FETCH_BYTES = 2 * MIB
+DEFAULT_FETCH_BYTES = 1 * MIB
 DEFAULT_READ_AHEAD_BYTES = 8 * MIB
 SMALLEST_FETCH_BYTES = 4 * KIB
 POLL_MS = 20_000

@@ -169,20 +169,29 @@ class RecordBatch:
             return self._binary(column)  # type: ignore[return-value]  # list is invariant
         return self._nullable(column)
 
+    def value_column(self) -> tuple[memoryview, list[int]]:
+        """The value column itself: its bytes, and where each value ends in them.
+
+        Value i lies at `ends[i]` to `ends[i + 1]`; a tombstone takes no bytes. For those who work
+        on columns: no object is made per value.
+        """
+        column = self._values or self._value_column()
+        ends = column.ends.tolist()
+        if not self._equal_cut(column):
+            ascending(ends)
+        if len(self) != self.header.record_count:
+            ends = ends[self._lo : self._hi + 1]
+        return self._view[column.data :], ends
+
     def value_views(self) -> list[memoryview | None]:
         """The payloads as views into the batch, without a copy; None for a tombstone.
 
         The better choice for values beyond half a KiB: copies of that size are allocated and given
         back to the system one by one, which costs more than checking and cutting them.
         """
-        column = self._values or self._value_column()
-        data = self._view[column.data :]
-        ends = column.ends.tolist()
-        if not self._equal_cut(column):
-            ascending(ends)
-        if len(self) != self.header.record_count:
-            ends = ends[self._lo : self._hi + 1]
+        data, ends = self.value_column()
         views = [data[a:b] for a, b in pairwise(ends)]
+        column = self._values or self._value_column()
         if column.bitmap is None:
             return views  # type: ignore[return-value]  # list is invariant
         flags = self._flags(column.bitmap)

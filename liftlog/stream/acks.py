@@ -7,6 +7,8 @@ from typing import Any
 
 from liftlog.stream.refusals import to_json
 
+_WEAVE_FROM = 16
+
 Answer = tuple[bytes, bytes]
 """(subject, body) of one answer."""
 
@@ -46,14 +48,30 @@ class AckFormat:
         while start < end:
             digits = len(str(start))
             stop = min(end, 10**digits)
-            form = self._forms.get(digits) or self._make_form(digits)
             chosen = replies
             if stop - start != len(replies):
                 chosen = replies[start - first_offset : stop - first_offset]
-            numbered = zip(chosen, range(start, stop), strict=True)
-            parts += [form % pair for pair in numbered if pair[0]]
+            if len(chosen) >= _WEAVE_FROM and all(chosen):
+                parts.append(self._weave(chosen, start, digits))
+            else:
+                form = self._forms.get(digits) or self._make_form(digits)
+                numbered = zip(chosen, range(start, stop), strict=True)
+                parts += [form % pair for pair in numbered if pair[0]]
             start = stop
         return b"".join(parts)
+
+    def _weave(self, replies: Sequence[bytes], start: int, digits: int) -> bytes:
+        """The same for many acks and none left out: four columns, laid side by side and joined."""
+        count = len(replies)
+        size = len(self._head) + digits + len(self._tail)
+        numbers = b"%d " * count % tuple(range(start, start + count))
+        pieces = [b""] * (4 * count)
+        pieces[0::4] = replies
+        pieces[1::4] = [b" %d\r\n%b" % (size, self._head)] * count
+        pieces[2::4] = numbers.split()
+        pieces[3::4] = [self._tail + b"\r\nPUB "] * count
+        pieces[-1] = self._tail + b"\r\n"
+        return b"PUB " + b"".join(pieces)
 
     def _make_form(self, digits: int) -> bytes:
         size = len(self._head) + digits + len(self._tail)

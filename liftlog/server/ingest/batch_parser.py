@@ -21,6 +21,7 @@ from liftlog.stream.run import MessageRun
 
 MAX_CONTROL_LINE = 64 * 1024  # nats-server's default is 4 KiB and it can be raised
 _CRLF = b"\r\n"
+_COOKIE_START = COOKIE[:1]
 _UNIFORM_MIN_ROWS = 8
 _UNIFORM_RETRY_CHUNKS = 16
 
@@ -57,23 +58,32 @@ class _Columns:
 
 
 class _Shape:
-    """Messages that differ only in subject, reply and payload bytes."""
+    """Messages that differ only in reply and payload bytes, and in the subject unless that is
+    known to be `subject`."""
 
-    __slots__ = ("fixed_bytes", "has_reply", "pattern", "sid", "size", "stride")
+    __slots__ = ("fixed_bytes", "has_reply", "pattern", "sid", "size", "stride", "subject")
 
-    def __init__(self, sid: bytes, size: bytes, *, has_reply: bool) -> None:
+    def __init__(self, sid: bytes, size: bytes, subject: bytes | None, *, has_reply: bool) -> None:
         self.sid = sid
         self.size = size
+        self.subject = subject
         self.has_reply = has_reply
         # `[^ ]` instead of all that a subject may not hold: three times as fast, and checked after.
         reply = rb"([^ ]+) " if has_reply else b""
+        name = rb"([^ ]+)" if subject is None else re.escape(subject)
         self.pattern = re.compile(
-            rb"MSG ([^ ]+) %b %b%b\r\n(.{%b})\r\n" % (sid, reply, size, size), re.DOTALL
+            rb"MSG %b %b %b%b\r\n(.{%b})\r\n" % (name, sid, reply, size, size), re.DOTALL
         )
-        self.stride = 4 if has_reply else 3
+        self.stride = 2 + has_reply + (subject is None)
         blanks = 4 if has_reply else 3
         line_ends = 4
-        self.fixed_bytes = len(b"MSG") + blanks + len(sid) + len(size) + line_ends + int(size)
+        fixed = b"MSG" + (subject or b"") + sid + size
+        self.fixed_bytes = len(fixed) + blanks + line_ends + int(size)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Shape) and self.pattern == other.pattern
+
+    __hash__ = None  # type: ignore[assignment]  # compared, never kept in a set
 
 
 class BatchParser:
@@ -169,7 +179,8 @@ class BatchParser:
     def _take_messages(self, data: bytes, pos: int) -> int:
         """Deliver every whole message from `pos` on; returns where something else begins."""
         start = pos
-        has_cookie = data.find(COOKIE, pos) >= 0
+        # A search for one byte is the fastest there is, and text does not hold this one.
+        has_cookie = data.find(_COOKIE_START, pos) >= 0 and data.find(COOKIE, pos) >= 0
         by_sid: dict[bytes, _Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
             pos = self._take_uniform(data, pos, by_sid)
@@ -210,9 +221,13 @@ class BatchParser:
             self._uniform = None
             self._uniform_wait = _UNIFORM_RETRY_CHUNKS
             return pos
-        subjects = fields[1::stride]
-        replies = fields[2::stride] if shape.has_reply else [b""] * count
-        names = b"".join(subjects) + b"".join(replies)
+        replies = fields[stride - 2 :: stride] if shape.has_reply else [b""] * count
+        names = b"".join(replies)
+        if shape.subject is None:
+            subjects = fields[1::stride]
+            names += b"".join(subjects)
+        else:
+            subjects = [shape.subject] * count
         if b"\n" in names:
             # A field swallowed a line end: a payload that looks like protocol. Go slowly.
             self._uniform = None
@@ -224,19 +239,21 @@ class BatchParser:
         columns.payloads = fields[stride - 1 :: stride]
         return pos + count * shape.fixed_bytes + len(names)
 
-    def _learn_uniform(self, sid: bytes, size: bytes, reply: bytes, count: int) -> None:
+    def _learn_uniform(self, sid: bytes, size: bytes, columns: _Columns, count: int) -> None:
         if count < _UNIFORM_MIN_ROWS or self._uniform_wait:
             return
-        shape = self._uniform
-        if shape is None or (shape.sid, shape.size, shape.has_reply) != (sid, size, bool(reply)):
-            self._uniform = _Shape(sid, size, has_reply=bool(reply))
+        seen = columns.subjects[-count:]
+        subject = seen[0] if seen.count(seen[0]) == len(seen) else None
+        shape = _Shape(sid, size, subject, has_reply=bool(columns.replies[-1]))
+        if shape != self._uniform:
+            self._uniform = shape
 
     def _take_any(self, data: bytes, pos: int, by_sid: dict[bytes, _Columns]) -> int:
         """One message after the other, whatever its form."""
         find = data.find
         length = len(data)
         count = same = 0
-        sid = size = reply = last_sid = last_size = b""
+        sid = size = last_sid = last_size = b""
         while pos < length:
             end = find(_CRLF, pos)
             if end < 0:
@@ -274,7 +291,7 @@ class BatchParser:
                 same += 1
             last_sid, last_size = sid, size
         if count and same >= count - 1:
-            self._learn_uniform(sid, last_size, reply, count)
+            self._learn_uniform(last_sid, last_size, by_sid[last_sid], count)
         return pos
 
 
