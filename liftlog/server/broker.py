@@ -180,7 +180,7 @@ class Broker:
             log.log_end_offset,
             report.scanned_bytes,
         )
-        if log.log_end_offset > log.log_start_offset:
+        if log.log_end_offset > settings.initial_offset:
             self._note_possible_loss(host, "the daemon was not running")
 
     def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
@@ -477,13 +477,14 @@ class Broker:
                 logger.warning("checkpoint-failed stream=%s error=%s", host.name, error)
                 continue
             assert isinstance(state, ActiveState)
-            host.checkpointed_offset = state.next_offset
             states[host.name] = state
         if states:
             try:
                 async with self._changes:  # a deletion changes the same table
                     known = {name: state for name, state in states.items() if name in self.hosts}
                     await asyncio.to_thread(self._data_dir.write_recovery_points, known)
+                    for name, state in known.items():
+                        self.hosts[name].checkpointed_offset = state.next_offset
             except LiftlogError as error:
                 logger.warning("recovery-points-not-written error=%s", error)
 

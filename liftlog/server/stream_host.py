@@ -245,6 +245,7 @@ class StreamHost:
         nacks = self.sequencer.failed(group, refusal, next_offset=self.log.log_end_offset)
         self._shared.send(nacks)
         self._shared.pending_changed()
+        self._wake_waiters()
 
     def _fail(self, reason: str, group: CommitGroup | None = None) -> None:
         """Stop this stream for good; the others go on."""
