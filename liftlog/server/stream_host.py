@@ -163,14 +163,17 @@ class StreamHost:
         if len(group):
             try:
                 self.log.append(self._encode(group))
+                # Before the sync, so that after it nothing is left but to send them.
+                self.sequencer.prepare_answers(group)
                 if self._must_sync(group):
                     self.log.sync()
             except Exception as caught:  # noqa: BLE001  # `_undo` decides what it means
                 error = caught
+        self._finish(group, error)
+        self.inline_commits += 1
+        if len(group):
             self._shared.inline.spent(time.perf_counter() - started)
             self._observe_sync()
-        self.inline_commits += 1
-        self._finish(group, error)
         if self.sequencer.pending_messages:
             self._shared.mark_dirty(self)
 
@@ -197,6 +200,7 @@ class StreamHost:
                 done=lambda error: _call_loop(loop, self._thread_done, group, error),
             )
         )
+        self.sequencer.prepare_answers(group)  # while the thread writes
 
     def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:
         self._in_flight = False
@@ -215,14 +219,18 @@ class StreamHost:
         if error is not None:
             self._undo(group, error)
             return
+        interval = self.settings.durability == "interval"
+        if interval:
+            self.log.note_acked(self.log.log_end_offset)
+        else:
+            self.log.advance_high_watermark(self.log.log_end_offset)
+        self._shared.send(self.sequencer.committed(group))
+        if interval:
+            self._after_interval_append(len(group))
+        elif self._waiters:
+            self._wake_waiters()
         self.commits += 1
         self.records += len(group)
-        if self.settings.durability == "interval":
-            self.log.note_acked(self.log.log_end_offset)
-            self._after_interval_append(len(group))
-        else:
-            self._committed_up_to(self.log.log_end_offset)
-        self._shared.send(self.sequencer.committed(group))
         self._shared.pending_changed()
 
     def _committed_up_to(self, offset: int) -> None:

@@ -30,6 +30,7 @@ class CommitGroup:
         "keys",
         "last_message_id_before",
         "message_ids",
+        "prepared_answers",
         "received",
         "size_bytes",
         "stamps",
@@ -52,6 +53,7 @@ class CommitGroup:
         self.answers: list[Answer] = []
         self.waiting: list[tuple[bytes, str | None]] = []
         self.message_ids: list[bytes] = []
+        self.prepared_answers: bytes | None = None
         self.received = 0
         self.size_bytes = 0
 
