@@ -14,6 +14,7 @@ from .addresses import ListenAddress, ServerUrl, parse_host_port, parse_listen
 from .base import STREAM_NAME, is_valid_stream_name
 from .daemon import (
     AclSettings,
+    CleanerSettings,
     CommitSettings,
     HttpSettings,
     IngestSettings,
@@ -27,8 +28,10 @@ from .daemon import (
 from .load import load_settings, parse_stream_settings
 from .stream import (
     BatchSettings,
+    CompactionSettings,
     DedupeSettings,
     FlushSettings,
+    RebatchSettings,
     RetentionSettings,
     SegmentSettings,
     StreamSettings,
@@ -39,7 +42,9 @@ __all__ = [
     "STREAM_NAME",
     "AclSettings",
     "BatchSettings",
+    "CleanerSettings",
     "CommitSettings",
+    "CompactionSettings",
     "DedupeSettings",
     "FlushSettings",
     "HttpSettings",
@@ -50,6 +55,7 @@ __all__ = [
     "NatsSettings",
     "NatsTlsSettings",
     "PullSettings",
+    "RebatchSettings",
     "RetentionSettings",
     "SegmentSettings",
     "ServerUrl",

@@ -30,6 +30,21 @@ def check_stream(stream: StreamSettings, at: Path = ()) -> Iterator[Finding]:
             involved=((*at, "max_pending_bytes"),),
         )
 
+    yield from _check_compaction(stream, at)
+
+
+def _check_compaction(stream: StreamSettings, at: Path) -> Iterator[Finding]:
+    compaction = stream.compaction
+    if compaction is None or compaction.max_lag_seconds is None:
+        return
+    if compaction.max_lag_seconds < compaction.min_lag_seconds:
+        yield Finding(
+            (*at, "compaction", "max_lag"),
+            f"{compaction.max_lag_seconds:g} s: expected at least compaction.min_lag "
+            f"({compaction.min_lag_seconds:g} s)",
+            involved=((*at, "compaction", "min_lag"),),
+        )
+
 
 def _reserved(subject: str) -> str | None:
     first = subject.partition(".")[0]

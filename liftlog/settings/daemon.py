@@ -12,6 +12,8 @@ from .base import STREAM_NAME_HELP, SettingsModel, is_valid_stream_name
 from .stream import StreamSettings
 from .units import Count, Duration, Flag, PositiveDuration, Size
 
+MIN_CLEANER_MEMORY_BYTES = 2**20
+
 
 def _split_commas(value: Any) -> Any:
     if isinstance(value, str):
@@ -40,6 +42,12 @@ def _real_path(value: Path) -> Path:
 def _path_text(value: Any) -> Any:
     if value == "":
         raise ValueError("expected the path of a file or directory")
+    return value
+
+
+def _enough_memory(value: int) -> int:
+    if value < MIN_CLEANER_MEMORY_BYTES:
+        raise ValueError("expected at least 1MiB")
     return value
 
 
@@ -204,6 +212,36 @@ class LogSettings(SettingsModel):
     )
 
 
+class CleanerSettings(SettingsModel):
+    """Key compaction, re-batching and scrubbing, which run in a process of their own."""
+
+    interval_seconds: PositiveDuration = Field(
+        default=15.0, alias="interval", description="How often to look for something to do."
+    )
+    max_rate_bytes: Size = Field(
+        default=32 * 2**20,
+        alias="max_rate",
+        description="Bytes a second that compaction and re-batching may read, "
+        "all streams together.",
+    )
+    memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(
+        default=64 * 2**20,
+        alias="memory",
+        description="Memory for the map of keys, at least 1MiB; "
+        "more keys than fit take several passes.",
+    )
+    scrub_interval_seconds: PositiveDuration | None = Field(
+        default=7 * 86_400.0,
+        alias="scrub_interval",
+        description="Every sealed segment is verified again after this long. `null`: never.",
+    )
+    scrub_max_rate_bytes: Size = Field(
+        default=8 * 2**20,
+        alias="scrub_max_rate",
+        description="Bytes a second that verifying may read.",
+    )
+
+
 class Settings(SettingsModel):
     """The whole configuration. Build it with `load_settings`, which also checks across fields."""
 
@@ -226,5 +264,6 @@ class Settings(SettingsModel):
     commit: CommitSettings = CommitSettings()
     ingest: IngestSettings = IngestSettings()
     log: LogSettings = LogSettings()
+    cleaner: CleanerSettings = CleanerSettings()
     logging: LoggingSettings = LoggingSettings()
     streams: dict[Name, StreamSettings] = Field(default={}, description="Streams by name.")

@@ -98,6 +98,7 @@ def _accepted(item: Any) -> str:
     return {
         "bool_type": "expected true or false",
         "int_type": "expected a whole number",
+        "float_type": "expected a number",
         "string_type": "expected text (put it in quotes)",
         "path_type": "expected a path",
         "list_type": "expected a list",
@@ -161,6 +162,14 @@ def known_keys(model: type[BaseModel], path: Path) -> list[str]:
 
 def fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
     return list(model.model_fields.items())
+
+
+def section_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that is a section, also of one that may be null."""
+    for kind in _plain_types(info.annotation):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def is_text_field(model: type[BaseModel], path: Path) -> bool:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from .base import SettingsModel
 from .daemon import Settings
-from .findings import Path, dotted, fields_of
+from .findings import Path, dotted, fields_of, section_of
 from .stream import StreamSettings
 
 _HEAD = """\
@@ -68,18 +68,18 @@ def _summary(model: type[BaseModel]) -> list[str]:
 
 def _sections(model: type[BaseModel], at: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
     for name, info in fields_of(model):
-        annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        section = section_of(info)
+        if section is not None and (*at, name) != ("streams",):
             path = (*at, info.alias or name)
-            yield path, annotation
-            yield from _sections(annotation, path)
+            yield path, section
+            yield from _sections(section, path)
 
 
 def _table(model: type[BaseModel], at: Path) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for name, info in fields_of(model):
         annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if section_of(info) is annotation:
             continue
         key = info.alias or name
         if (*at, key) == ("streams",):

@@ -107,6 +107,47 @@ class BatchSettings(SettingsModel):
     )
 
 
+class CompactionSettings(SettingsModel):
+    """Key compaction. Off unless this section is there; `compaction: {}` takes all defaults."""
+
+    enabled: Flag = Field(
+        default=True,
+        description="Keep the newest record of each key, and all without a key.",
+    )
+    min_dirty_ratio: Annotated[float, Field(strict=True, ge=0, le=1)] = Field(
+        default=0.5,
+        description="Compact when this part of the sealed bytes was never compacted (0 to 1).",
+    )
+    min_lag_seconds: Duration = Field(
+        default=0.0, alias="min_lag", description="Records stay uncompacted for at least this long."
+    )
+    max_lag_seconds: PositiveDuration | None = Field(
+        default=None,
+        alias="max_lag",
+        description="Compact after this long whatever the dirty ratio. `null`: no limit.",
+    )
+    tombstone_retention_seconds: Duration = Field(
+        default=86_400.0,
+        alias="tombstone_retention",
+        description="A tombstone goes this long after the first pass that kept it.",
+    )
+    max_rate_bytes: Size | None = Field(
+        default=None,
+        alias="max_rate",
+        description="Bytes a second that passes over this stream may read. "
+        "`null`: as `cleaner.max_rate` says; the smaller of both holds.",
+    )
+
+
+class RebatchSettings(SettingsModel):
+    """Sealed segments of small batches are rewritten with larger ones, which read faster."""
+
+    enabled: Flag = Field(default=True, description="`false` leaves batches as they were written.")
+    min_age_seconds: Duration = Field(
+        default=600.0, alias="min_age", description="Younger segments are left alone."
+    )
+
+
 class StreamSettings(SettingsModel):
     """One stream. Build it with `parse_stream_settings`, which also checks across fields."""
 
@@ -142,8 +183,12 @@ class StreamSettings(SettingsModel):
         description="Received but not yet committed; beyond it this stream alone refuses.",
     )
     retention: RetentionSettings = RetentionSettings()
+    compaction: CompactionSettings | None = Field(
+        default=None, description="Key compaction; `null`: off."
+    )
     segment: SegmentSettings = SegmentSettings()
     batch: BatchSettings = BatchSettings()
+    rebatch: RebatchSettings = RebatchSettings()
     initial_offset: Count = Field(
         default=1,
         description="Offset of the first record of a new stream.",

@@ -39,9 +39,15 @@ def test_the_reference_page_is_up_to_date() -> None:
     )
 
 
-@pytest.mark.parametrize("section", ["nats.tls", "pull", "log", "streams.NAME.retention"])
+@pytest.mark.parametrize(
+    "section", ["nats.tls", "pull", "cleaner", "streams.NAME.retention", "streams.NAME.compaction"]
+)
 def test_every_section_has_its_heading(section: str) -> None:
     assert f"# {section}\n" in render()
+
+
+def test_a_section_that_may_be_null_is_also_a_setting() -> None:
+    assert "| `compaction` | `null` | Key compaction; `null`: off. |" in render()
 
 
 def test_every_setting_has_a_meaning() -> None:

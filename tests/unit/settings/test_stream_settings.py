@@ -81,3 +81,55 @@ def test_a_reserved_subject_needs_acks_off() -> None:
     with pytest.raises(InvalidArgument, match="expected off"):
         parse_stream_settings({"subject": "$JS.>"})
     parse_stream_settings({"subject": "$JS.>", "acks": "off"})
+
+
+# --- compaction -----------------------------------------------------------------
+
+
+def test_compaction_is_off_unless_its_section_is_there() -> None:
+    assert parse_stream_settings({"subject": "a"}).compaction is None
+    assert parse_stream_settings({"subject": "a", "compaction": None}).compaction is None
+    off = parse_stream_settings({"subject": "a", "compaction": {"enabled": False}}).compaction
+    assert off is not None
+    assert not off.enabled
+
+
+def test_compaction_defaults() -> None:
+    settings = parse_stream_settings({"subject": "a", "compaction": {}})
+    assert settings.compaction is not None
+    assert settings.compaction.enabled
+    assert settings.to_yaml_dict()["compaction"] == {
+        "enabled": True,
+        "min_dirty_ratio": 0.5,
+        "min_lag": "0s",
+        "max_lag": None,
+        "tombstone_retention": "1d",
+        "max_rate": None,
+    }
+    assert settings.to_yaml_dict()["rebatch"] == {"enabled": True, "min_age": "10m"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("min_dirty_ratio", 1.5, "expected at most 1"),
+        ("min_dirty_ratio", -0.1, "expected at least 0"),
+        ("min_dirty_ratio", float("nan"), "expected at most 1"),
+        ("min_dirty_ratio", "half", "expected a number"),
+        ("min_lag", -1, "expected a duration"),
+        ("max_lag", 0, "greater than 0"),
+        ("max_rate", 0, "greater than 0"),
+        ("min_dirty", 0.5, "did you mean 'min_dirty_ratio'"),
+    ],
+)
+def test_bad_compaction_settings(key: str, value: Any, accepted: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_stream_settings({"subject": "a", "compaction": {key: value}})
+    [found] = caught.value.details["findings"]
+    assert found["path"] == f"compaction.{key}"
+    assert accepted in found["problem"]
+
+
+def test_the_longest_lag_is_not_below_the_shortest() -> None:
+    with pytest.raises(InvalidArgument, match=r"max_lag.*min_lag"):
+        parse_stream_settings({"subject": "a", "compaction": {"min_lag": "1h", "max_lag": "1m"}})
