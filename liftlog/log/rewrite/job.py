@@ -1,0 +1,236 @@
+"""What a rewriting job is told and what it answers: plain values that cross a process border.
+
+Jobs read sealed segments and write new files beside them; they change nothing that is there.
+Whoever started one makes its outcome real with `Log.replace_segments` (see `swap.py`), or throws
+the new files away.
+
+All of it goes through `to_dict` and `from_dict` as values that JSON and msgpack can carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+
+_T = TypeVar("_T", SegmentEntry, QuarantinedRange)
+
+
+class Progress(NamedTuple):
+    """How far a job is. `phase` is one of "map", "rewrite", "verify"."""
+
+    phase: str
+    done_bytes: int
+    total_bytes: int
+
+
+OnProgress = Callable[[Progress], None]
+"""Called now and then from within the job. Raising from it ends the job and removes its files."""
+
+Throttle = Callable[[int], None]
+"""Told of bytes that are about to be read or were written; sleeps to hold a rate. It may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactJob:
+    """Keep the newest record of each key, in one stream.
+
+    `sources` are consecutive sealed segments, oldest first, beginning with the oldest that the
+    manifest lists: a tombstone may go only after its key was removed from everything older.
+    Records in [dirty_from, dirty_end) were not compacted before and are safe to look at: committed,
+    below every lease. Segments named in `frozen` hold a quarantined range and are passed over.
+    """
+
+    directory: str
+    sources: tuple[SegmentEntry, ...]
+    dirty_from: int
+    dirty_end: int
+    log_start_offset: int
+    now_ns: int
+    tombstone_retention_ns: int
+    segment_max_bytes: int
+    memory_bytes: int
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """Of all files that this job writes."""
+        return next_generation(self.sources)
+
+    def to_dict(self) -> dict[str, Any]:
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> CompactJob:
+        sources = _values(SegmentEntry, content["sources"])
+        return cls(**content | {"sources": sources, "frozen": tuple(content["frozen"])})
+
+
+@dataclass(frozen=True, slots=True)
+class RebatchJob:
+    """Write one sealed segment anew with its small batches put together. No record changes."""
+
+    directory: str
+    source: SegmentEntry
+    target_bytes: int = 64 * 1024
+
+    @property
+    def generation(self) -> int:
+        return next_generation([self.source])
+
+    def to_dict(self) -> dict[str, Any]:
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> RebatchJob:
+        return cls(**content | {"source": SegmentEntry(**content["source"])})
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubJob:
+    """Verify one sealed segment; `quarantined` is what is known to be damaged in it."""
+
+    directory: str
+    source: SegmentEntry
+    quarantined: tuple[QuarantinedRange, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> ScrubJob:
+        return cls(
+            content["directory"],
+            SegmentEntry(**content["source"]),
+            _values(QuarantinedRange, content["quarantined"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Files that give way, consecutive in the manifest, and the segments in their place."""
+
+    old: tuple[str, ...]
+    new: tuple[SegmentEntry, ...]
+
+    @property
+    def new_files(self) -> tuple[str, ...]:
+        return tuple(entry.file_name for entry in self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactResult:
+    """Apply `swaps` in order, `tombstones_removed_below` with the first of them and
+    `cleaned_below` and `horizons` with or after the last; `swap.apply_compaction` does.
+
+    `horizons` are of segments that stay as they are: file name -> delete_horizon_ns, None when no
+    tombstone is left to wait for. `complete` is false when memory was used up before `dirty_end`:
+    another pass, from `cleaned_below` on, does the rest. Records and bytes count the segments
+    that were looked at, before and after.
+    """
+
+    swaps: tuple[Swap, ...]
+    horizons: dict[str, int | None]
+    cleaned_below: int
+    tombstones_removed_below: int
+    complete: bool
+    records_in: int
+    records_out: int
+    bytes_in: int
+    bytes_out: int
+    distinct_keys: int
+    map_bytes: int
+
+    @property
+    def new_files(self) -> tuple[str, ...]:
+        return tuple(name for swap in self.swaps for name in swap.new_files)
+
+    def to_dict(self) -> dict[str, Any]:
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> CompactResult:
+        return cls(**content | {"swaps": _swaps(content["swaps"])})
+
+
+@dataclass(frozen=True, slots=True)
+class RebatchResult:
+    """`swaps` is empty when the segment would not become any better."""
+
+    swaps: tuple[Swap, ...]
+    records: int
+    batches_in: int
+    batches_out: int
+    bytes_in: int
+    bytes_out: int
+
+    @property
+    def new_files(self) -> tuple[str, ...]:
+        return tuple(name for swap in self.swaps for name in swap.new_files)
+
+    def to_dict(self) -> dict[str, Any]:
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> RebatchResult:
+        return cls(**content | {"swaps": _swaps(content["swaps"])})
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubResult:
+    """`damaged` are ranges that were not known before, ready for `Log.quarantine`.
+
+    `index_damaged`: the index file is missing or contradicts the segment; it can be made anew.
+    """
+
+    file: str
+    damaged: tuple[QuarantinedRange, ...]
+    index_damaged: bool
+    batches: int
+    bytes_read: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return _to_dict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> ScrubResult:
+        return cls(**content | {"damaged": _values(QuarantinedRange, content["damaged"])})
+
+
+def next_generation(sources: tuple[SegmentEntry, ...] | list[SegmentEntry]) -> int:
+    """A generation that no file of these offsets ever had: each rewriting takes a higher one."""
+    return max(source.generation for source in sources) + 1
+
+
+def path_of(directory: str | Path, entry: SegmentEntry) -> Path:
+    return Path(directory) / entry.file_name
+
+
+def no_progress(progress: Progress) -> None:
+    """For those who do not want to know."""
+
+
+def no_throttle(size_bytes: int) -> None:
+    """As fast as the machine goes."""
+
+
+def _to_dict(job: object) -> dict[str, Any]:
+    names = getattr(job, "__dataclass_fields__", ())
+    return {name: _plain(getattr(job, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return _to_dict(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+def _values(kind: type[_T], items: list[dict[str, Any]]) -> tuple[_T, ...]:
+    return tuple(kind(**item) for item in items)
+
+
+def _swaps(items: list[dict[str, Any]]) -> tuple[Swap, ...]:
+    return tuple(Swap(tuple(item["old"]), _values(SegmentEntry, item["new"])) for item in items)
