@@ -167,7 +167,7 @@ class storage_errors:  # noqa: N801  # used as a function
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:
     """Write every byte, going on after short writes; returns the number of bytes."""
-    total = sum(map(len, buffers))
+    total = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
     done = file.pwritev(buffers, position)
     if done < total:
         rest = memoryview(b"".join(buffers))

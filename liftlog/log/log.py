@@ -320,13 +320,17 @@ class Log:
         """
         if offset <= self._committed.offset:
             return
-        kept = []
-        for end in self._appended:
-            if end.offset <= offset:
-                self._committed = end
-            else:
-                kept.append(end)
-        self._appended = kept
+        appended = self._appended
+        if len(appended) == 1 and appended[0].offset <= offset:
+            self._committed = appended.pop()
+        else:
+            kept = []
+            for end in appended:
+                if end.offset <= offset:
+                    self._committed = end
+                else:
+                    kept.append(end)
+            self._appended = kept
         self.note_acked(self._committed.offset)
 
     def note_acked(self, offset: int) -> None:

@@ -24,6 +24,8 @@ from liftlog.log.filesystem import FileSystem
 
 SLOT_NAME = "acked"
 _ENTRY = struct.Struct("<QQIII4x")
+_FIELDS = struct.Struct("<QQII")
+_CHECKED = _FIELDS.size + 4
 _SIZE = 2 * _ENTRY.size
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -80,9 +82,8 @@ class AckedSlot:
             return
         self._sequence += 1
         position = (self._sequence & 1) * _ENTRY.size
-        fields = (acked_end, self._sequence, self._incarnation_crc, self._boot_crc)
-        check = crc32c(struct.pack("<QQII", *fields))
-        _ENTRY.pack_into(self._map, position, *fields, check)
+        fields = _FIELDS.pack(acked_end, self._sequence, self._incarnation_crc, self._boot_crc)
+        self._map[position : position + _CHECKED] = fields + crc32c(fields).to_bytes(4, "little")
 
     def close(self) -> None:
         if self._map is not None:

@@ -19,6 +19,7 @@ from liftlog.records.format import (
     HEADER,
     HEADER_CRC_POSITION,
     HEADER_SIZE,
+    HEADER_WITHOUT_CRC,
     HEADERS,
     KEYS,
     MAGIC,
@@ -117,6 +118,29 @@ def encode_batch(
         commit_group=commit_group,
     )
     return batch
+
+
+def encode_single(
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    commit_group: int,
+    timestamp_ns: int,
+    subject: bytes,
+    value: bytes,
+) -> bytearray:
+    """The same batch as `encode_batch` makes of one record without key and headers.
+
+    Somebody waits for each such record alone, so what it costs is latency.
+    """
+    dictionary, attributes = _single_subject(subject)
+    size = len(value)
+    body = b"".join((dictionary, _ONE_ITEM.pack(0, size), value, padding_for(size)))
+    header = HEADER_WITHOUT_CRC.pack(
+        MAGIC, HEADER_SIZE + len(body), base_offset, 0, 1, timestamp_ns, timestamp_ns,
+        leader_epoch, attributes, commit_group, 0, crc32c(body),
+    )  # fmt: skip
+    return bytearray().join((header, crc32c(header).to_bytes(4, "little"), body))
 
 
 def _fill_header(

@@ -46,6 +46,7 @@ HEADER = struct.Struct(
     "I"  # body_crc32c
     "I"  # header_crc32c
 )
+HEADER_WITHOUT_CRC = struct.Struct(HEADER.format[:-1])
 HEADER_SIZE = HEADER.size
 HEADER_CRC_POSITION = HEADER_SIZE - 4
 LENGTH_POSITION = 4

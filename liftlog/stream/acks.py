@@ -42,6 +42,11 @@ class AckFormat:
 
         One format string serves all offsets with the same number of digits.
         """
+        if len(replies) == 1:
+            # A lone publisher waits for every microsecond of this.
+            form = self._forms.get(len(str(first_offset)))
+            if form is not None and replies[0]:
+                return form % (replies[0], first_offset)
         end = first_offset + len(replies)
         parts = []
         start = first_offset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from liftlog.records.encode import encode_batch
+from liftlog.records.encode import encode_batch, encode_single
 from liftlog.stream.acks import Answer
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES
 
@@ -96,13 +96,30 @@ class CommitGroup:
         self, *, leader_epoch: int, commit_group: int, max_records: int, max_bytes: int
     ) -> list[tuple[bytearray, int, int, int, int, int]]:
         """Batches as (bytes, base offset, next offset, record count, first and largest stamp)."""
+        count = len(self.values)
+        if count == 1 and self.headers is None and self.keys is None and not self.has_tombstones:
+            (stamp, _), value = self.stamps[0], self.values[0]
+            assert value is not None
+            data = encode_single(
+                base_offset=self.base_offset,
+                leader_epoch=leader_epoch,
+                commit_group=commit_group,
+                timestamp_ns=stamp,
+                subject=self.subjects[0],
+                value=value,
+            )
+            return [(data, self.base_offset, self.base_offset + 1, 1, stamp, stamp)]
         if self.headers is not None:
             self.pad_headers()
         if self.keys is not None:
             self.pad_keys()
-        count = len(self.values)
-        single = count <= max_records and self.size_bytes <= max_bytes
-        bounds = [(0, count)] if single else self._split(max_records, max_bytes)
+        if count <= max_records and self.size_bytes <= max_bytes:
+            encoded = self._encode_range(0, count, leader_epoch, commit_group)
+            if len(encoded[0]) <= max_bytes or count == 1:
+                return [encoded]
+            bounds = [(0, count)]
+        else:
+            bounds = self._split(max_records, max_bytes)
         bounds.reverse()
         batches = []
         while bounds:

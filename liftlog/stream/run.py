@@ -33,7 +33,9 @@ class MessageRun:
         self.payloads = payloads
         self.headers = headers
         self.has_cookie = has_cookie
-        self.size_bytes = sum(map(len, payloads)) + sum(map(len, headers or ()))
+        self.size_bytes = sum(map(len, payloads))
+        if headers is not None:
+            self.size_bytes += sum(map(len, headers))
 
     @property
     def memory_bytes(self) -> int:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import decode_batch, encode_batch
+from liftlog.records.encode import encode_single
 from liftlog.records.subjects import escape_subject, unescape_subject
 
 BASE_NS = 1_700_000_000_000_000_000
@@ -66,6 +67,34 @@ def test_round_trip(
         except UnicodeDecodeError:
             assert name in escaped
             assert unescape_subject(name) == raw
+
+
+@given(
+    st.binary(min_size=1, max_size=40),
+    st.binary(max_size=600),
+    st.integers(0, 2**62),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**16 - 1),
+)
+def test_the_short_way_to_a_batch_of_one_makes_the_same_bytes(
+    subject: bytes, value: bytes, base_offset: int, stamp: int, epoch: int, group: int
+) -> None:
+    assert encode_single(
+        base_offset=base_offset,
+        leader_epoch=epoch,
+        commit_group=group,
+        timestamp_ns=stamp,
+        subject=subject,
+        value=value,
+    ) == encode_batch(
+        base_offset=base_offset,
+        leader_epoch=epoch,
+        commit_group=group,
+        stamps=[(stamp, 1)],
+        subjects=[subject],
+        values=[value],
+    )
 
 
 @given(st.binary(max_size=200))
