@@ -194,12 +194,13 @@ class DataDir:
             self._write_states(RECOVERY_POINTS_NAME, self._recovery_points)
 
     def close(self, states: dict[str, ActiveState] | None) -> None:
-        """Give up the lock; with `states` of every stream, write the clean marker first."""
+        """Give up the lock; with `states` of the streams that were opened, write the clean marker
+        first. A stream that never was opened is as clean as it was."""
         if self._lock_fd < 0:
             return
         try:
             if states is not None:
-                self._write_states(CLEAN_NAME, states)
+                self._write_states(CLEAN_NAME, self._clean | states)
         except OSError as error:
             logger.warning("clean-marker-not-written error=%s", error)
         finally:

@@ -11,28 +11,27 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from liftlog.errors import (
     ConfigError,
     Conflict,
-    DiskFull,
     InvalidArgument,
     LiftlogError,
     ShuttingDown,
     StreamNotFound,
     StreamUnavailable,
 )
-from liftlog.log import Clock, DataDir, Log
+from liftlog.log import Clock, DataDir, Log, RecoveryReport
 from liftlog.log.recovery import ActiveState
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.commit_policy import InlineBudget
 from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
+from liftlog.server.stream_description import describe, describe_broken
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
-from liftlog.server.stream_retention import decide_retention, removes_too_much
+from liftlog.server.stream_retention import removes_too_much
 from liftlog.server.stream_settings import differences, rivals, share_messages
 from liftlog.server.writer_pool import WriterPool
 from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, parse_stream_settings
@@ -41,6 +40,7 @@ from liftlog.stream import AckSubjects, MessageRun
 logger = logging.getLogger("liftlog.server")
 
 _MAX_NOTED_LOSSES = 100
+_DRAIN_SECONDS = 30.0
 _LOOK_AGAIN_SECONDS = 0.1
 _SMALL_RUN = 4096
 
@@ -59,7 +59,8 @@ class Broker:
         self.broken: dict[str, str] = {}
         self.possible_loss_events = 0
         self._data_dir = data_dir
-        self._reserve = DiskReserve(data_dir.path)
+        self.reserve = DiskReserve(data_dir.path)
+        self.changes = asyncio.Lock()
         self._clock = clock
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
@@ -69,7 +70,6 @@ class Broker:
         self._pending_estimate = 0
         self._crowded: set[StreamHost] = set()
         self._room = asyncio.Event()
-        self._changes = asyncio.Lock()
         self._closing = False
         self._background: set[asyncio.Task[None]] = set()
 
@@ -132,7 +132,7 @@ class Broker:
         A stream that cannot be opened is left alone and shown as failed; the others are served.
         Raises ConfigError when the configuration would delete much of a stream.
         """
-        await asyncio.to_thread(self._reserve.release)
+        await asyncio.to_thread(self.reserve.release)
         names = await asyncio.to_thread(self._data_dir.stream_names)
         for name in names:
             await self._open_stream(name, assume_yes=assume_yes)
@@ -144,17 +144,11 @@ class Broker:
     async def keep_disk_reserve(self) -> None:
         """Set room aside for the day when the disk is full. Call it before messages come in, and
         after everything that a start must write."""
-        await asyncio.to_thread(self._reserve.keep)
+        await asyncio.to_thread(self.reserve.keep)
 
     async def _open_stream(self, name: str, *, assume_yes: bool) -> None:
-        configured = self.settings.streams.get(name)
         try:
-            log, report = await asyncio.to_thread(
-                self._data_dir.open_log, name, log_config(configured or _DEFAULTS)
-            )
-            stored = _stored_settings(name, log)
-            settings = configured or stored
-            log.config = log_config(settings)
+            host, report = await self._load_host(name)
         except LiftlogError as error:
             self.broken[name] = str(error)
             logger.error("stream-not-opened stream=%s error=%s", name, error)  # noqa: TRY400
@@ -163,15 +157,12 @@ class Broker:
             self.broken[name] = f"internal error: {error!r}"
             logger.exception("stream-not-opened stream=%s", name)
             return
-        if configured is not None and configured != stored and not assume_yes:
-            self._refuse_large_deletion(log, settings)
-        origin = "config" if configured is not None else str(log.metadata.get("origin", "api"))
-        if configured is None and origin == "config":
-            origin = "api"  # no longer in the file: from now on the API may change it
-        host = await self._make_host(name, settings, log, origin)
-        metadata = self._metadata(host)
-        if metadata != log.metadata:
-            await asyncio.to_thread(log.set_metadata, metadata)
+        log = host.log
+        changed = host.settings != _stored_settings(name, log)
+        if host.origin == "config" and changed and not assume_yes:
+            self._refuse_large_deletion(log, host.settings)
+        if self._metadata(host) != log.metadata:
+            await self._save_metadata(host)
         logger.info(
             "stream-opened stream=%s clean=%s log_start=%d log_end=%d scanned_bytes=%d",
             name,
@@ -180,8 +171,24 @@ class Broker:
             log.log_end_offset,
             report.scanned_bytes,
         )
-        if log.log_end_offset > settings.initial_offset:
+        if log.log_end_offset > host.settings.initial_offset:
             self._note_possible_loss(host, "the daemon was not running")
+
+    async def _load_host(self, name: str) -> tuple[StreamHost, RecoveryReport]:
+        configured = self.settings.streams.get(name)
+        log, report = await asyncio.to_thread(
+            self._data_dir.open_log, name, log_config(configured or _DEFAULTS)
+        )
+        try:
+            settings = configured or _stored_settings(name, log)
+            log.config = log_config(settings)
+            origin = "config" if configured is not None else str(log.metadata.get("origin", "api"))
+            if configured is None and origin == "config":
+                origin = "api"  # no longer in the file: from now on the API may change it
+            return await self._make_host(name, settings, log, origin), report
+        except Exception:
+            await asyncio.to_thread(log.close)
+            raise
 
     def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
         if removes_too_much(log, settings, self.now_ns()):
@@ -204,14 +211,23 @@ class Broker:
 
     async def _create_host(self, name: str, settings: StreamSettings, origin: str) -> StreamHost:
         metadata = {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
-        log = await asyncio.to_thread(
-            self._data_dir.create_log,
-            name,
-            log_config(settings),
-            initial_offset=settings.initial_offset,
-            metadata=metadata,
-        )
-        host = await self._make_host(name, settings, log, origin)
+        log: Log | None = None
+        try:
+            log = await asyncio.to_thread(
+                self._data_dir.create_log,
+                name,
+                log_config(settings),
+                initial_offset=settings.initial_offset,
+                metadata=metadata,
+            )
+            host = await self._make_host(name, settings, log, origin)
+        except Exception:
+            # Nobody was told that it exists: it must not be there after the next start.
+            if log is not None:
+                await asyncio.to_thread(log.close)
+            with contextlib.suppress(LiftlogError):
+                await self._remove_files(name)
+            raise
         logger.info("stream-created stream=%s subject=%s", name, settings.subject)
         for warning in self._warnings(host):
             logger.warning("stream-warning stream=%s %s", name, warning)
@@ -308,7 +324,7 @@ class Broker:
                 f"{name!r} is not a stream name",
                 hint="letters, digits, `-` and `_`, at most 128, not beginning with `_` or `-`",
             )
-        async with self._changes:
+        async with self.changes:
             if self._closing:
                 raise ShuttingDown("the daemon is stopping")
             if name in self.broken:
@@ -348,31 +364,55 @@ class Broker:
 
     async def describe_stream(self, name: str) -> StreamInfo:
         if name in self.broken:
-            return StreamInfo(name=name, subject="", state="failed", warnings=[self.broken[name]])
+            return describe_broken(name, self.broken[name])
         return self._describe(self._host(name))
 
     async def list_streams(self) -> list[StreamInfo]:
         return [await self.describe_stream(name) for name in sorted({*self.hosts, *self.broken})]
 
     async def delete_stream(self, name: str) -> None:
-        """Detach, commit and ack what arrived, remove the files."""
-        async with self._changes:
-            host = self._host(name)
-            if host.origin == "config":
+        """Detach, commit and ack what arrived, remove the files; also of a stream that could not
+        be opened. When the files will not go, the stream is shown as failed and can be deleted
+        again."""
+        async with self.changes:
+            host = None if name in self.broken else self._host(name)
+            if name in self.settings.streams:
                 raise Conflict(
                     f"stream {name} comes from the configuration file",
                     hint="remove it there and restart the daemon, then delete it",
                 )
-            wanted = self._subscriptions.pop(name, None)
-            if self._link is not None and wanted is not None:
-                await self._link.unwant(wanted)
-            await host.drained()
-            del self.hosts[name]
-            host.close()
-            self._streams_changed()
-            await asyncio.to_thread(host.log.close)
-            await asyncio.to_thread(self._data_dir.delete_log, name)
+            if host is not None:
+                await self._end_host(host)
+            await self._remove_files(name)
             logger.info("stream-deleted stream=%s", name)
+
+    async def _end_host(self, host: StreamHost) -> None:
+        wanted = self._subscriptions.pop(host.name, None)
+        if self._link is not None and wanted is not None:
+            await self._link.unwant(wanted)
+        try:
+            await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
+        except TimeoutError:
+            self._want(host)
+            raise StreamUnavailable(
+                f"stream {host.name} was not deleted: its disk does not answer"
+            ) from None
+        del self.hosts[host.name]
+        self.broken[host.name] = "its deletion did not finish"
+        host.close()
+        self._streams_changed()
+        await asyncio.to_thread(host.log.close)
+
+    async def _remove_files(self, name: str) -> None:
+        try:
+            await asyncio.to_thread(self._data_dir.delete_log, name)
+        except LiftlogError as error:
+            if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
+                self.broken[name] = f"its deletion failed: {error}"
+                raise
+            # Under its new name it is no stream any more; the next start removes the rest.
+            logger.warning("stream-files-left stream=%s error=%s", name, error)
+        self.broken.pop(name, None)
 
     def stream(self, name: str) -> StreamHost:
         host = self._host(name)
@@ -389,30 +429,7 @@ class Broker:
         return host
 
     def _describe(self, host: StreamHost) -> StreamInfo:
-        log = host.log
-        warnings = self._warnings(host)
-        if host.failure:
-            warnings.insert(0, host.failure)
-        return StreamInfo(
-            name=host.name,
-            subject=host.settings.subject,
-            queue_group=host.settings.queue_group,
-            state=self.state_of(host),
-            origin=host.origin,
-            incarnation=log.incarnation,
-            log_start_offset=log.log_start_offset,
-            high_watermark=log.high_watermark,
-            log_end_offset=log.log_end_offset,
-            size_bytes=log.size_bytes,
-            segment_count=log.segment_count,
-            leader_epoch=log.leader_epoch,
-            acks=host.settings.acks,
-            durability=host.settings.durability,
-            settings=host.settings.to_yaml_dict(),
-            warnings=warnings,
-            possible_losses=host.possible_losses,
-            quarantined=[asdict(entry) for entry in log.quarantined],
-        )
+        return describe(host, self.state_of(host), self._warnings(host))
 
     def state_of(self, host: StreamHost) -> str:
         if host.failure:
@@ -424,69 +441,6 @@ class Broker:
     def _warnings(self, host: StreamHost) -> list[str]:
         others = {other.name: other.settings for other in self.hosts.values()}
         return rivals(host.name, host.settings, others)
-
-    # --- maintenance, called by the scheduler ---
-
-    async def apply_retention(self, *, by_time: bool) -> None:
-        """Roll idle segments that are too old, then delete what the limits say."""
-        for host in list(self.hosts.values()):
-            if host.failure:
-                continue
-            try:
-                await self._retain(host, by_time=by_time)
-            except DiskFull:
-                await self._retain_on_full_disk(host, by_time=by_time)
-            except LiftlogError as error:
-                logger.warning("retention-failed stream=%s error=%s", host.name, error)
-
-    async def _retain(self, host: StreamHost, *, by_time: bool) -> None:
-        if host.log.is_roll_due():
-            await host.run_exclusive(host.log.roll_if_due)
-        decision = decide_retention(host.log, host.settings, self.now_ns(), by_time=by_time)
-        if decision is None:
-            return
-        freed = await host.run_exclusive(
-            lambda: host.log.remove_before(decision.log_start_offset, decision.delete_segments)
-        )
-        logger.info(
-            "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
-            host.name,
-            decision.log_start_offset,
-            decision.delete_segments,
-            freed,
-        )
-
-    async def _retain_on_full_disk(self, host: StreamHost, *, by_time: bool) -> None:
-        """Deleting needs a little room first, for the new manifest."""
-        await asyncio.to_thread(self._reserve.release)
-        try:
-            await self._retain(host, by_time=by_time)
-        except LiftlogError as error:
-            logger.warning("retention-failed stream=%s error=%s", host.name, error)
-        await asyncio.to_thread(self._reserve.keep)
-
-    async def save_recovery_points(self) -> None:
-        """Remember how far each stream is durable, so that recovery scans little."""
-        states: dict[str, ActiveState] = {}
-        for host in list(self.hosts.values()):
-            if host.failure or host.log.log_end_offset == host.checkpointed_offset:
-                continue
-            try:
-                state = await host.run_exclusive(host.log.checkpoint)
-            except LiftlogError as error:
-                logger.warning("checkpoint-failed stream=%s error=%s", host.name, error)
-                continue
-            assert isinstance(state, ActiveState)
-            states[host.name] = state
-        if states:
-            try:
-                async with self._changes:  # a deletion changes the same table
-                    known = {name: state for name, state in states.items() if name in self.hosts}
-                    await asyncio.to_thread(self._data_dir.write_recovery_points, known)
-                    for name, state in known.items():
-                        self.hosts[name].checkpointed_offset = state.next_offset
-            except LiftlogError as error:
-                logger.warning("recovery-points-not-written error=%s", error)
 
     # --- stop ---
 
@@ -511,7 +465,7 @@ class Broker:
         await asyncio.to_thread(self._close_logs, list(self.hosts.values()))
 
     def _close_logs(self, hosts: Iterable[StreamHost]) -> None:
-        self._reserve.release()
+        self.reserve.release()
         states: dict[str, ActiveState] = {}
         started = time.monotonic()
         for host in hosts:

@@ -25,6 +25,7 @@ from liftlog.protocol.limits import WireLimits
 from liftlog.server.broker import Broker
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.embedded import EmbeddedNats
+from liftlog.server.housekeeping import Housekeeping
 from liftlog.server.http import HttpServer
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
@@ -84,6 +85,8 @@ class Daemon:
             broker = Broker(self.settings, self._data_dir, self._clock)
             stack.push_async_callback(broker.close)
             await broker.open_streams(assume_yes=assume_yes)
+            housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
+            stack.push_async_callback(housekeeping.close)
             link = NatsLink(
                 self.settings.nats,
                 await self._nats_servers(stack),
@@ -110,7 +113,7 @@ class Daemon:
             await broker.keep_disk_reserve()
             link.start()
             async with asyncio.TaskGroup() as group:
-                keepers = [group.create_task(self._keep(broker))]
+                keepers = [group.create_task(self._keep(housekeeping))]
                 if self._embedded is not None:
                     keepers.append(group.create_task(self._embedded.keep_running()))
                 await self._stop.wait()
@@ -150,17 +153,17 @@ class Daemon:
 
     # --- housekeeping ---
 
-    async def _keep(self, broker: Broker) -> None:
+    async def _keep(self, housekeeping: Housekeeping) -> None:
         """Retention, rolls and recovery points, each at its own pace."""
         log = self.settings.log
 
         async def retention() -> None:
-            await broker.apply_retention(by_time=self._guard.wall_clock_is_trusted())
+            await housekeeping.apply_retention(by_time=self._guard.wall_clock_is_trusted())
 
         async with asyncio.TaskGroup() as group:
             group.create_task(_every(log.retention_interval_seconds, retention))
             group.create_task(
-                _every(log.recovery_checkpoint_interval_seconds, broker.save_recovery_points)
+                _every(log.recovery_checkpoint_interval_seconds, housekeeping.save_recovery_points)
             )
 
     # --- the end ---

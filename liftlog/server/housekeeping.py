@@ -1,0 +1,139 @@
+"""What every stream needs from time to time: rolls, retention, recovery points."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+from liftlog.errors import DiskFull, LiftlogError
+from liftlog.log import DataDir
+from liftlog.log.recovery import ActiveState
+from liftlog.server.disk_reserve import DiskReserve
+from liftlog.server.side_by_side import SideBySide
+from liftlog.server.stream_host import StreamHost
+from liftlog.server.stream_retention import decide_retention
+
+logger = logging.getLogger("liftlog.server")
+
+_DECIDERS = 4
+
+
+class Streams(Protocol):
+    """The streams of the daemon."""
+
+    @property
+    def hosts(self) -> Mapping[str, StreamHost]: ...
+    @property
+    def changes(self) -> asyncio.Lock:
+        """Held while streams come or go."""
+        ...
+
+    def now_ns(self) -> int: ...
+
+
+class Housekeeping:
+    """Runs on the event loop; log calls and decisions run in threads."""
+
+    def __init__(self, streams: Streams, data_dir: DataDir, reserve: DiskReserve) -> None:
+        self._streams = streams
+        self._data_dir = data_dir
+        self._reserve = reserve
+        self._reserve_in_use = asyncio.Lock()
+        # Threads of its own: a decision may read from a disk that stalls.
+        self._deciders = ThreadPoolExecutor(_DECIDERS, "liftlog-retention")
+        self._retention = SideBySide("retention")
+        self._checkpoints = SideBySide("checkpoint")
+        self._states: dict[StreamHost, ActiveState] = {}
+
+    async def close(self) -> None:
+        await self._retention.close()
+        await self._checkpoints.close()
+        self._deciders.shutdown(wait=False, cancel_futures=True)
+
+    # --- retention ---
+
+    async def apply_retention(self, *, by_time: bool) -> None:
+        """Roll idle segments that are too old, then delete what the limits say."""
+        hosts = [host for host in self._streams.hosts.values() if _may_be_due(host)]
+        await self._retention.run(hosts, partial(self._retain_or_make_room, by_time=by_time))
+
+    async def _retain_or_make_room(self, host: StreamHost, *, by_time: bool) -> None:
+        try:
+            await self._retain(host, by_time=by_time)
+        except DiskFull:
+            # Deleting needs a little room first, for the new manifest.
+            async with self._reserve_in_use:
+                await asyncio.to_thread(self._reserve.release)
+                try:
+                    await self._retain(host, by_time=by_time)
+                finally:
+                    await asyncio.to_thread(self._reserve.keep)
+
+    async def _retain(self, host: StreamHost, *, by_time: bool) -> None:
+        if host.log.is_roll_due():
+            await host.run_exclusive(host.log.roll_if_due)
+        decision = await asyncio.get_running_loop().run_in_executor(
+            self._deciders,
+            lambda: decide_retention(
+                host.log, host.settings, self._streams.now_ns(), by_time=by_time
+            ),
+        )
+        if decision is None:
+            return
+        freed = await host.run_exclusive(
+            lambda: host.log.remove_before(decision.log_start_offset, decision.delete_segments)
+        )
+        logger.info(
+            "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
+            host.name,
+            decision.log_start_offset,
+            decision.delete_segments,
+            freed,
+        )
+
+    # --- recovery points ---
+
+    async def save_recovery_points(self) -> None:
+        """Remember how far each stream is durable, so that recovery scans little."""
+        changed = [
+            host
+            for host in self._streams.hosts.values()
+            if not host.failure and host.log.log_end_offset != host.checkpointed_offset
+        ]
+        await self._checkpoints.run(changed, self._checkpoint)
+        # Also those of streams that stalled in an earlier round.
+        states, self._states = self._states, {}
+        if states:
+            try:
+                await self._write(states)
+            except LiftlogError as error:
+                logger.warning("recovery-points-not-written error=%s", error)
+
+    async def _checkpoint(self, host: StreamHost) -> None:
+        state = await host.run_exclusive(host.log.checkpoint)
+        assert isinstance(state, ActiveState)
+        self._states[host] = state
+
+    async def _write(self, states: Mapping[StreamHost, ActiveState]) -> None:
+        async with self._streams.changes:  # a deletion changes the same table
+            hosts = self._streams.hosts
+            known = {h: state for h, state in states.items() if hosts.get(h.name) is h}
+            write: Callable[[dict[str, ActiveState]], None] = self._data_dir.write_recovery_points
+            await asyncio.to_thread(write, {h.name: state for h, state in known.items()})
+            for host, state in known.items():
+                host.checkpointed_offset = state.next_offset
+
+
+def _may_be_due(host: StreamHost) -> bool:
+    """Whether a look at this stream can lead to anything: idle streams should cost nothing."""
+    if host.failure:
+        return False
+    log, limits = host.log, host.settings.retention
+    if limits.max_age_seconds or limits.max_bytes or limits.max_messages:
+        return True
+    # Files that the log start has passed may wait for the end of the dedupe window or a lease.
+    return log.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset

@@ -1,0 +1,38 @@
+"""What `describe` and `list` say of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.stream_host import StreamHost
+
+
+def describe(host: StreamHost, state: str, warnings: Sequence[str]) -> StreamInfo:
+    log = host.log
+    return StreamInfo(
+        name=host.name,
+        subject=host.settings.subject,
+        queue_group=host.settings.queue_group,
+        state=state,
+        origin=host.origin,
+        incarnation=log.incarnation,
+        log_start_offset=log.log_start_offset,
+        high_watermark=log.high_watermark,
+        log_end_offset=log.log_end_offset,
+        size_bytes=log.size_bytes,
+        segment_count=log.segment_count,
+        leader_epoch=log.leader_epoch,
+        acks=host.settings.acks,
+        durability=host.settings.durability,
+        settings=host.settings.to_yaml_dict(),
+        warnings=[host.failure, *warnings] if host.failure else list(warnings),
+        possible_losses=host.possible_losses,
+        quarantined=[asdict(entry) for entry in log.quarantined],
+    )
+
+
+def describe_broken(name: str, reason: str) -> StreamInfo:
+    """A stream on disk that is not served."""
+    return StreamInfo(name=name, subject="", state="failed", warnings=[reason])

@@ -1,0 +1,222 @@
+"""Streams come and go: what fails leaves nothing behind, and nothing that comes back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftlog.errors import (
+    ConfigError,
+    Conflict,
+    DiskFull,
+    StorageError,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.log.manifest import MANIFEST_NAME
+from liftlog.server import broker as broker_module
+from liftlog.server.broker import Broker
+from liftlog.settings import Settings
+from liftlog.stream import MessageRun
+
+
+class FailingFileSystem(OsFileSystem):
+    """Fails the calls on paths that were named."""
+
+    def __init__(self) -> None:
+        self.failing: dict[str, str] = {}
+
+    def _check(self, call: str, path: Path) -> None:
+        if self.failing.get(call, "\0") in str(path):
+            raise OSError(5, f"{call} failed on purpose")
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._check("rename", target)
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._check("unlink", path)
+        super().unlink(path)
+
+
+class Running:
+    """A broker on a directory, without NATS."""
+
+    def __init__(self, directory: Path, **streams: Any) -> None:
+        self.fs = FailingFileSystem()
+        clock = SystemClock()
+        self.data_dir = DataDir(directory, LogEnvironment.create(self.fs, clock))
+        self.data_dir.open()
+        settings = Settings.model_validate({"data_dir": directory, "streams": streams})
+        self.broker = Broker(settings, self.data_dir, clock)
+
+    async def start(self, *, assume_yes: bool = False) -> Broker:
+        await self.broker.open_streams(assume_yes=assume_yes)
+        return self.broker
+
+    async def publish(self, name: str, *payloads: bytes) -> None:
+        host = self.broker.hosts[name]
+        count = len(payloads)
+        host.receive(MessageRun([b"in"] * count, [b""] * count, payloads, has_cookie=False))
+        host.kick()
+        await host.drained()
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(tmp_path)
+    await made.start()
+    yield made
+    await made.broker.close()
+
+
+async def restarted(running: Running, **streams: Any) -> Running:
+    await running.broker.close()
+    again = Running(running.data_dir.path, **streams)
+    await again.start()
+    return again
+
+
+# --- deletion ---
+
+
+async def test_delete(running: Running) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    await running.publish("s", b"1")
+    await running.broker.delete_stream("s")
+    assert not running.data_dir.stream_path("s").exists()
+    with pytest.raises(StreamNotFound):
+        await running.broker.describe_stream("s")
+    with pytest.raises(StreamNotFound):
+        await running.broker.delete_stream("s")
+
+
+async def test_a_stream_that_cannot_be_opened_can_be_deleted(running: Running) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    await running.publish("s", b"1")
+    (running.data_dir.stream_path("s") / MANIFEST_NAME).write_bytes(b"broken")
+    again = await restarted(running)
+    assert (await again.broker.describe_stream("s")).state == "failed"
+    with pytest.raises(StreamUnavailable):
+        await again.broker.create_stream("s", {"subject": "in"})
+    await again.broker.delete_stream("s")
+    assert await again.broker.list_streams() == []
+    created = await again.broker.create_stream("s", {"subject": "in"})
+    assert created.log_end_offset == 1
+    await again.broker.close()
+
+
+async def test_a_broken_stream_of_the_configuration_is_not_deleted(running: Running) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    (running.data_dir.stream_path("s") / MANIFEST_NAME).write_bytes(b"broken")
+    again = await restarted(running, s={"subject": "in"})
+    assert (await again.broker.describe_stream("s")).state == "failed"
+    with pytest.raises(Conflict):
+        await again.broker.delete_stream("s")
+    assert again.data_dir.stream_path("s").exists()
+    await again.broker.close()
+
+
+async def test_a_deletion_that_fails_is_seen_and_can_be_repeated(running: Running) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    running.fs.failing["rename"] = ".deleted-s"
+    with pytest.raises(StorageError):
+        await running.broker.delete_stream("s")
+    info = await running.broker.describe_stream("s")
+    assert (info.state, "deletion failed" in info.warnings[0]) == ("failed", True)
+    # Neither made anew over the old files nor silently without them.
+    with pytest.raises(StreamUnavailable):
+        await running.broker.create_stream("s", {"subject": "in"})
+    running.fs.failing.clear()
+    await running.broker.delete_stream("s")
+    assert await running.broker.list_streams() == []
+
+
+async def test_files_that_do_not_go_are_no_stream_any_more(running: Running) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    await running.publish("s", b"1")
+    running.fs.failing["unlink"] = ".deleted-s"
+    await running.broker.delete_stream("s")
+    assert await running.broker.list_streams() == []
+    running.fs.failing.clear()
+    again = await restarted(running)
+    assert await again.broker.list_streams() == []
+    assert not list((running.data_dir.path / "streams").iterdir())
+    await again.broker.close()
+
+
+async def test_a_stream_whose_disk_stalls_is_not_half_deleted(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_DRAIN_SECONDS", 0.05)
+    await running.broker.create_stream("s", {"subject": "in"})
+    host = running.broker.hosts["s"]
+    host._in_flight = True
+    with pytest.raises(StreamUnavailable, match="disk does not answer"):
+        await running.broker.delete_stream("s")
+    host._in_flight = False
+    assert running.broker.stream("s") is host
+    await running.publish("s", b"1")
+    assert host.log.high_watermark == 2
+
+
+# --- creation and start ---
+
+
+async def test_a_creation_that_fails_leaves_nothing(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise DiskFull("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker_module, "make_sequencer", fail)
+        with pytest.raises(DiskFull):
+            await running.broker.create_stream("s", {"subject": "in"})
+    assert not running.data_dir.stream_path("s").exists()
+    await running.broker.create_stream("s", {"subject": "in"})
+
+
+async def test_a_stream_that_cannot_be_served_does_not_keep_the_daemon_from_starting(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        await running.broker.create_stream(name, {"subject": name})
+    await running.broker.close()
+    original = broker_module.make_sequencer
+
+    def fail_for_a(name: str, *arguments: Any) -> Any:
+        if name == "a":
+            raise KeyError("bug")
+        return original(name, *arguments)
+
+    again = Running(running.data_dir.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker_module, "make_sequencer", fail_for_a)
+        await again.start()
+    assert {info.name: info.state for info in await again.broker.list_streams()} == {
+        "a": "failed",
+        "b": "detached",
+    }
+    await again.broker.close()
+
+
+async def test_a_refused_start_stops_cleanly(running: Running) -> None:
+    for name in ("a", "b"):
+        await running.broker.create_stream(name, {"subject": name})
+        await running.publish(name, *[b"x"] * 20)
+    await running.broker.close()
+    limits = {"subject": "a", "retention": {"max_messages": 1}}
+    refused = Running(running.data_dir.path, a=limits)
+    with pytest.raises(ConfigError, match="tenth"):
+        await refused.start()
+    await refused.broker.close()
+    # Both were left clean: also the refused one, and the one whose turn never came.
+    again = Running(running.data_dir.path)
+    assert set(again.data_dir._clean) == {"a", "b"}
+    await again.start()
+    await again.broker.close()
