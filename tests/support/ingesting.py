@@ -76,9 +76,11 @@ class AckedPublisher(threading.Thread):
         self.nacked: dict[int, int] = {}
         self.published = 0
         self.error: BaseException | None = None
-        self._port, self._subject = port, subject
+        self.subject = subject
+        self._port = port
         self._in_flight, self._pad = in_flight, pad
         self._stop_asked = threading.Event()
+        self._unheard = False
 
     def run(self) -> None:
         try:
@@ -97,8 +99,11 @@ class AckedPublisher(threading.Thread):
                 self.published += 1
                 waiting.add(number)
                 value = (b"%d" % number).ljust(self._pad)
-                frames.append(pub_frame(self._subject, value, reply=inbox + b".%d" % number))
+                frames.append(pub_frame(self.subject, value, reply=inbox + b".%d" % number))
             client.send(b"".join(frames))
+            if self._unheard:  # nobody listens: do not fill the time with messages for nobody
+                self._stop_asked.wait(0.02)
+                self._unheard = False
             try:
                 self._take(client.next_message(0.3), waiting)
                 while client._messages:
@@ -115,7 +120,8 @@ class AckedPublisher(threading.Thread):
     def _take(self, message: RawMessage, waiting: set[int]) -> None:
         number = int(message.subject.rpartition(b".")[2])
         waiting.discard(number)
-        if message.payload:  # else: nobody subscribes at the moment
+        self._unheard = not message.payload  # nobody subscribes at the moment
+        if message.payload:
             answer = json.loads(message.payload)
             if "error" in answer:
                 self.nacked[number] = answer["error"]["err_code"]

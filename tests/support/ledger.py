@@ -1,0 +1,113 @@
+"""Keeps the books of publishers over crashes, and compares them with what is read back.
+
+Values are unique per publisher and offsets give the order, so that every promise can be checked
+without searching for an explanation: each stored record was published, by whom its subject says;
+none is there twice; those of one publisher stand in the order of publishing; what was acked is
+there, under the offset of the ack, and no offset was given in two acks; what was refused is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from support.ingesting import AckedPublisher
+
+from liftlog.records.decode import Record
+
+
+class Ledger:
+    def __init__(self, publishers: Sequence[AckedPublisher]) -> None:
+        self._publishers = {publisher.subject: publisher for publisher in publishers}
+        self._seen: dict[int, tuple[str, int]] = {}
+
+    @property
+    def acked_count(self) -> int:
+        return sum(len(publisher.acked) for publisher in self._publishers.values())
+
+    def start(self) -> None:
+        for publisher in self._publishers.values():
+            publisher.start()
+
+    def finish(self) -> None:
+        for publisher in self._publishers.values():
+            publisher.finish()
+
+    def acked(self) -> dict[int, tuple[str, int]]:
+        """(subject, number) of every acked message by offset; no offset twice."""
+        found: dict[int, tuple[str, int]] = {}
+        for subject, publisher in self._publishers.items():
+            for number, offset in list(publisher.acked.items()):
+                assert offset > 0
+                assert offset not in found, (
+                    f"offset {offset} was given to {found[offset]} and to {(subject, number)}"
+                )
+                found[offset] = (subject, number)
+        return found
+
+    def check(
+        self,
+        records: Sequence[Record],
+        *,
+        acked: Collection[int] | None = None,
+        may_lose_from: int | None = None,
+        gone_below: int = 0,
+        refused_may_be_stored: bool = False,
+    ) -> list[int]:
+        """Check a reading of the whole stream; returns the acked offsets that are missing.
+
+        `acked`: offsets acked when the reading began (default: all until now). Of them only those
+        from `may_lose_from` on may be missing, and those below `gone_below` (retention). What an
+        earlier reading saw must be there still, unless it lies in those ranges. A refusal that
+        came while the disk was already gone (`refused_may_be_stored`) promises nothing.
+        """
+        promised = self.acked()
+        offsets = set(promised) if acked is None else acked
+        stored = self._check_stored(records)
+        if not refused_may_be_stored:
+            assert set(stored.values()).isdisjoint(self._refused()), "what was refused is stored"
+        for offset, message in stored.items():
+            assert promised.get(offset, message) == message, (
+                f"offset {offset} was acked to {promised[offset]} and holds {message}"
+            )
+            assert self._seen.get(offset, message) == message, (
+                f"offset {offset} was read as {self._seen[offset]} and is now {message}"
+            )
+        missing = sorted(offset for offset in offsets if offset not in stored)
+        vanished = sorted(offset for offset in self._seen if offset not in stored)
+        for what, lost in (("acked", missing), ("read before", vanished)):
+            unexplained = [
+                offset
+                for offset in lost
+                if offset >= gone_below and (may_lose_from is None or offset < may_lose_from)
+            ]
+            assert not unexplained, (
+                f"{len(unexplained)} messages {what} are gone, of {len(offsets)} acked: "
+                f"{unexplained[:5]} to {unexplained[-1]}; stored up to {max(stored, default=0)}"
+            )
+        self._seen = stored
+        return [offset for offset in missing if offset >= gone_below]
+
+    def _check_stored(self, records: Sequence[Record]) -> dict[int, tuple[str, int]]:
+        stored: dict[int, tuple[str, int]] = {}
+        newest: dict[str, int] = {}
+        last_offset = 0
+        for record in records:
+            assert record.offset > last_offset, f"{record.offset} follows {last_offset}"
+            last_offset = record.offset
+            subject, number = record.subject, int(record.value or b"-1")
+            publisher = self._publishers[subject]
+            assert 0 <= number < publisher.published, f"nobody published {subject} {number}"
+            # Once, and in the order of publishing.
+            assert number > newest.get(subject, -1), (
+                f"{subject} {number} stands behind {newest[subject]}"
+            )
+            newest[subject] = number
+            stored[record.offset] = (subject, number)
+        return stored
+
+    def _refused(self) -> set[tuple[str, int]]:
+        return {
+            (subject, number)
+            for subject, publisher in self._publishers.items()
+            for number in list(publisher.nacked)
+        }

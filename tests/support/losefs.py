@@ -1,0 +1,132 @@
+"""A file system that forgets what was not fsynced, for power cuts under the real daemon.
+
+A FUSE file system in a process of its own (`support.losefs_server`), all of it in memory. A power
+cut stops it at once: no answer leaves any more, as none leaves a machine without power. What is
+mounted next holds what had been fsynced, and of the rest whatever chance kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ingesting import until
+from support.losefs_tree import Keep
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+class LoseFsHandle:
+    """Mounted at `path`; made by `losefs`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.losefs_server", str(path)],
+            cwd=TESTS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or "{}")
+        if "error" in answer:
+            raise OSError(answer["errno"], answer["error"])
+        return answer
+
+    def mount(self) -> None:
+        self._ask("mount")
+
+    def cut(self, keep: Keep, seed: int) -> None:
+        """Power goes now, or has gone by `cut_after`; decides what the disk kept. Not mounted."""
+        self._ask("cut", keep=keep, seed=seed)
+
+    def cut_after(self, operations: int) -> None:
+        """Power goes before the n-th of the next operations that change something or sync."""
+        self._ask("cut_after", operations=operations)
+
+    def fail(
+        self, operation: str, *, path: str = "", error: int = errno.EIO, skip: int = 0,
+        times: int = 1,
+    ) -> None:  # fmt: skip
+        """The operation on paths that contain `path` fails; a failed fsync drops dirty pages."""
+        self._ask("fail", operation=operation, path=path, error=error, skip=skip, times=times)
+
+    def heal(self) -> None:
+        self._ask("heal")
+
+    def limit(self, size_bytes: int | None) -> None:
+        """Room for so many bytes; the write at the border is short."""
+        self._ask("capacity", size_bytes=size_bytes)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self._ask("status")
+
+    @property
+    def mounted(self) -> bool:
+        return bool(self.status["mounted"])
+
+    def wait_cut(self, timeout: float = 30.0) -> None:
+        until(lambda: not self.mounted, timeout, "the power cut")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()  # it unmounts and ends
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+@contextmanager
+def losefs(path: Path) -> Iterator[LoseFsHandle]:
+    """Mounts at `path`, a new directory; skips the test where that is not possible."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("power cuts need root and /dev/fuse")
+    path.mkdir()
+    handle = LoseFsHandle(path)
+    try:
+        try:
+            handle.mount()
+        except OSError as error:
+            pytest.skip(f"cannot mount a FUSE file system: {error}")
+        yield handle
+    finally:
+        handle.close()
+
+
+class Reboots:
+    """Gives a program another boot id: after a power cut the machine has started anew."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "boot_id"
+        self._unshare = shutil.which("unshare")
+        self.reboot()
+
+    def reboot(self) -> None:
+        self._path.unlink(missing_ok=True)  # a new file: the old one may be bound somewhere
+        self._path.write_text(f"{uuid.uuid4()}\n")
+
+    @property
+    def wrapper(self) -> list[str]:
+        """To put before the command, see `Daemon`."""
+        if self._unshare is None:
+            pytest.skip("unshare is not installed")
+        script = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+        unshare = [self._unshare, "--mount", "--fork", "--kill-child"]
+        return [*unshare, "/bin/sh", "-c", script, str(self._path)]

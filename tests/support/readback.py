@@ -1,0 +1,37 @@
+"""Reading a whole stream through damage, as a careful consumer does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from support.daemon import Daemon
+
+from liftlog.client import connect_sync
+from liftlog.errors import CorruptRange
+from liftlog.records.decode import Record
+
+
+class Readback(NamedTuple):
+    records: list[Record]
+    damaged: list[tuple[int, int]]
+    """[first offset, next offset) of each range that cannot be read."""
+
+
+def read_back(daemon: Daemon, stream: str) -> Readback:
+    """Everything that can be read now, going on behind each damaged range."""
+    records: list[Record] = []
+    damaged: list[tuple[int, int]] = []
+    with connect_sync(daemon.pull_address) as client:
+        start: int | str = "earliest"
+        while True:
+            try:
+                records += client.read(stream, start=start, until="end")
+            except CorruptRange as damage:
+                assert damage.next_offset > damage.first_offset
+                assert not damaged or damage.first_offset >= damaged[-1][1]
+                # Up to the damage every record was delivered, none from inside of it.
+                assert not records or records[-1].offset < damage.first_offset
+                damaged.append((damage.first_offset, damage.next_offset))
+                start = damage.next_offset
+            else:
+                return Readback(records, damaged)
