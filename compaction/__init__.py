@@ -1,14 +1,36 @@
 """Which segments go and which records stay: decisions only, applied by the log.
 
     retention  limits by age, size and number of messages
+    planning   when a stream is compacted by key, and which segments take part
+    keymap     the newest offset of each key, in bounded memory
+    keep       which record stays
 
-Pure: works on Protocols that it declares itself, knows no files and no clock.
+Pure: works on Protocols and arrays that it declares itself, knows no files and no clock.
+`keymap`, `keys` and `keep` need numpy and are imported by whoever rewrites segments.
 """
 
 from __future__ import annotations
 
+from .planning import (
+    CompactableSegment,
+    CompactionBacklog,
+    CompactionPlan,
+    CompactionPolicy,
+    plan_compaction,
+)
 from .retention import RetentionDecision, RetentionPolicy, SegmentView, decide
 
 PART_OF = "liftlog"
 
-__all__ = ["PART_OF", "RetentionDecision", "RetentionPolicy", "SegmentView", "decide"]
+__all__ = [
+    "PART_OF",
+    "CompactableSegment",
+    "CompactionBacklog",
+    "CompactionPlan",
+    "CompactionPolicy",
+    "RetentionDecision",
+    "RetentionPolicy",
+    "SegmentView",
+    "decide",
+    "plan_compaction",
+]

@@ -1,0 +1,305 @@
+"""When a stream is compacted, and which of its segments take part.
+
+A pass maps the keys of the *dirty* part (from `cleaned_below` on) and applies that map to every
+older segment, so that afterwards each key below the pass's end is there once. It is due when
+
+    dirty ratio         enough of what could be compacted has not been yet
+    max_lag             the oldest record that has not been compacted is older than that
+    expired tombstones  the time of tombstones in a clean segment is over
+    on demand           somebody asked, and there is anything to do
+
+Taken are whole sealed segments below the bound, the oldest first, up to the first one that is
+too young: for min_lag, or because message ids are rebuilt from it (the dedupe window).
+
+Tombstones. A segment in which a pass keeps tombstones gets a *delete horizon*: the time of the
+first such pass plus tombstone_retention. Once it is over, the next pass drops them, which makes
+a quiet stream due as well. By then the map with that tombstone has been applied to everything
+older, except to segments that must not be rewritten: behind one of these no tombstone goes,
+since the value that it deletes may still lie in there. Horizons are rounded up to an eighth of
+tombstone_retention and only segments of the same horizon are merged: were they not, a stream
+that is compacted often would merge old tombstones with new ones each time and never drop any.
+
+Works like Kafka's LogCleaner, whose class comment is the best description of the idea.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
+"""Offsets in an index are 32 bits wide, so no segment may span more."""
+
+_HORIZONS_PER_RETENTION = 8
+
+
+class CompactableSegment(Protocol):
+    """What planning needs to know of a segment. `next_offset` is where the next one begins."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def max_timestamp_ns(self) -> int: ...
+    @property
+    def sealed(self) -> bool: ...
+    @property
+    def delete_horizon_ns(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPolicy:
+    """Times in nanoseconds. `protect_newer_than_ns` is the dedupe window."""
+
+    min_dirty_ratio: float = 0.5
+    min_lag_ns: int = 0
+    max_lag_ns: int | None = None
+    tombstone_retention_ns: int = 86_400 * 1_000_000_000
+    protect_newer_than_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_dirty_ratio <= 1:
+            raise ValueError("the dirty ratio must lie between 0 and 1")
+        times = (self.min_lag_ns, self.tombstone_retention_ns, self.protect_newer_than_ns)
+        if min(times) < 0 or (self.max_lag_ns is not None and self.max_lag_ns < 1):
+            raise ValueError("times must not be negative, max_lag must be greater than 0")
+
+    def horizon_ns(self, now_ns: int) -> int:
+        """When tombstones that are kept for the first time now may go."""
+        step = max(1, self.tombstone_retention_ns // _HORIZONS_PER_RETENTION)
+        return -(-(now_ns + self.tombstone_retention_ns) // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionBacklog:
+    """How much could be compacted now; what `stream info` and metrics show."""
+
+    dirty_bytes: int
+    total_bytes: int
+
+    @property
+    def dirty_ratio(self) -> float:
+        return self.dirty_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """One pass. Segments are named by their place in the sequence that was planned for.
+
+    `sources` is how many of the oldest segments take part. `groups` are half-open ranges of
+    them: each becomes one output; what is in no group is neither mapped nor rewritten, and a
+    group of one in which nothing dies stays as it is. Keys of [dirty_from, dirty_end) are mapped;
+    when memory ends before, the pass ends there and the rest is left to the next one.
+    `drop_tombstones` holds for each source. `horizon_ns` is the delete horizon of an output in
+    which tombstones of a dirty source are kept; one without keeps the latest horizon of its
+    sources as long as it has tombstones, and has none otherwise.
+    """
+
+    sources: int
+    groups: tuple[tuple[int, int], ...]
+    dirty_from: int
+    dirty_end: int
+    drop_tombstones: tuple[bool, ...]
+    horizon_ns: int
+    backlog: CompactionBacklog
+    reasons: tuple[str, ...]
+
+
+def plan_compaction(
+    segments: Sequence[CompactableSegment],
+    policy: CompactionPolicy,
+    *,
+    cleaned_below: int,
+    log_start_offset: int,
+    bound_offset: int,
+    segment_max_bytes: int,
+    now_ns: int,
+    on_demand: bool = False,
+    quarantined: Collection[int] = (),
+    keep_tombstones_from: int | None = None,
+) -> CompactionPlan | None:
+    """What to compact now, or None when nothing is due.
+
+    `segments` are in order, the oldest first. `bound_offset` is the high watermark, lowered by
+    leases: nothing at or past it takes part. `quarantined` are the base offsets of segments with
+    a quarantined range; they are never touched. With `keep_tombstones_from` (the lowest start of
+    a live lease) tombstones from there on stay. Takes time linear in the number of segments.
+    """
+    sources = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
+    taken = segments[:sources]
+    live = _live(taken, log_start_offset, quarantined)
+    dirt = _backlog(taken, live, cleaned_below)
+    drop = _tombstones_to_drop(
+        taken, live, cleaned_below, log_start_offset, keep_tombstones_from, now_ns
+    )
+    reasons = _reasons(taken, live, policy, dirt, cleaned_below, now_ns, on_demand=on_demand)
+    if any(drop):
+        reasons.append(f"expired tombstones in {sum(drop)} segments")
+    if not reasons:
+        return None
+    horizon = policy.horizon_ns(now_ns)
+    return CompactionPlan(
+        sources=sources,
+        groups=_groups(taken, live, drop, cleaned_below, segment_max_bytes, horizon),
+        dirty_from=max(cleaned_below, log_start_offset),
+        dirty_end=max(cleaned_below, log_start_offset, taken[-1].next_offset),
+        drop_tombstones=drop,
+        horizon_ns=horizon,
+        backlog=dirt,
+        reasons=tuple(reasons),
+    )
+
+
+def backlog(
+    segments: Sequence[CompactableSegment],
+    policy: CompactionPolicy,
+    *,
+    cleaned_below: int,
+    log_start_offset: int,
+    bound_offset: int,
+    now_ns: int,
+    quarantined: Collection[int] = (),
+) -> CompactionBacklog:
+    """How dirty a stream is, whether or not a pass is due. Arguments as for `plan_compaction`."""
+    sources = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
+    taken = segments[:sources]
+    return _backlog(taken, _live(taken, log_start_offset, quarantined), cleaned_below)
+
+
+def _live(
+    taken: Sequence[CompactableSegment], log_start_offset: int, quarantined: Collection[int]
+) -> list[bool]:
+    """Which segments a pass may map and rewrite: not those that retention will remove anyway."""
+    return [
+        segment.next_offset > log_start_offset and segment.base_offset not in quarantined
+        for segment in taken
+    ]
+
+
+def _backlog(
+    taken: Sequence[CompactableSegment], live: Sequence[bool], cleaned_below: int
+) -> CompactionBacklog:
+    dirty_bytes = total_bytes = 0
+    for segment, is_live in zip(taken, live, strict=True):
+        if is_live:
+            total_bytes += segment.size_bytes
+            if segment.next_offset > cleaned_below:
+                dirty_bytes += segment.size_bytes
+    return CompactionBacklog(dirty_bytes, total_bytes)
+
+
+def _eligible(
+    segments: Sequence[CompactableSegment],
+    policy: CompactionPolicy,
+    cleaned_below: int,
+    bound_offset: int,
+    now_ns: int,
+) -> int:
+    """How many of the oldest segments may take part in a pass."""
+    protected_from = now_ns - policy.protect_newer_than_ns if policy.protect_newer_than_ns else None
+    too_young_from = now_ns - policy.min_lag_ns if policy.min_lag_ns else None
+    for i, segment in enumerate(segments):
+        newest = segment.max_timestamp_ns
+        if not segment.sealed or segment.next_offset > bound_offset:
+            return i
+        if protected_from is not None and newest > protected_from:
+            return i
+        dirty = segment.next_offset > cleaned_below
+        if dirty and too_young_from is not None and newest > too_young_from:
+            return i
+    return len(segments)
+
+
+def _reasons(
+    taken: Sequence[CompactableSegment],
+    live: Sequence[bool],
+    policy: CompactionPolicy,
+    dirt: CompactionBacklog,
+    cleaned_below: int,
+    now_ns: int,
+    *,
+    on_demand: bool,
+) -> list[str]:
+    if not dirt.dirty_bytes:
+        return []
+    reasons = []
+    if on_demand:
+        reasons.append("on demand")
+    if dirt.dirty_ratio >= policy.min_dirty_ratio:
+        reasons.append(f"dirty ratio {dirt.dirty_ratio:.2f}")
+    if policy.max_lag_ns is not None:
+        for i, segment in enumerate(taken):
+            if live[i] and segment.next_offset > cleaned_below:
+                # Its first record is not older than the last one before it; the newest of the
+                # segment itself is what is left for the first segment.
+                oldest = taken[i - 1].max_timestamp_ns if i else segment.max_timestamp_ns
+                if now_ns - min(oldest, segment.max_timestamp_ns) >= policy.max_lag_ns:
+                    reasons.append(f"max_lag: older than {policy.max_lag_ns / 1e9:g} s")
+                break
+    return reasons
+
+
+def _tombstones_to_drop(
+    taken: Sequence[CompactableSegment],
+    live: Sequence[bool],
+    cleaned_below: int,
+    log_start_offset: int,
+    keep_from: int | None,
+    now_ns: int,
+) -> tuple[bool, ...]:
+    drop = []
+    untouched_before = False
+    for segment, is_live in zip(taken, live, strict=True):
+        if not is_live and segment.next_offset > log_start_offset:
+            untouched_before = True  # quarantined: what a tombstone deletes may lie in here
+        horizon = segment.delete_horizon_ns
+        drop.append(
+            is_live
+            and not untouched_before
+            and horizon is not None
+            and horizon <= now_ns
+            and segment.next_offset <= cleaned_below
+            and (keep_from is None or segment.next_offset <= keep_from)
+        )
+    return tuple(drop)
+
+
+def _groups(
+    taken: Sequence[CompactableSegment],
+    live: Sequence[bool],
+    drop: Sequence[bool],
+    cleaned_below: int,
+    max_bytes: int,
+    new_horizon_ns: int,
+) -> tuple[tuple[int, int], ...]:
+    """Adjacent segments that become one. A large one stays alone: rewriting it each time to add a
+    small one would cost more than a file less is worth."""
+    groups: list[tuple[int, int]] = []
+    size = 0
+    horizon: int | None = None
+    for i, segment in enumerate(taken):
+        if not live[i]:
+            continue
+        # Only the same horizons are merged; None is a segment without tombstones.
+        own = None if drop[i] else segment.delete_horizon_ns
+        if segment.next_offset > cleaned_below:
+            own = new_horizon_ns
+        if groups and groups[-1][1] == i:
+            first = taken[groups[-1][0]]
+            fits = (
+                size + segment.size_bytes <= max_bytes
+                and max(size, segment.size_bytes) * 2 <= max_bytes
+                and segment.next_offset - first.base_offset <= MAX_RELATIVE_OFFSET
+            )
+            if fits and (own is None or horizon is None or own == horizon):
+                groups[-1] = (groups[-1][0], i + 1)
+                size += segment.size_bytes
+                horizon = own if horizon is None else horizon
+                continue
+        groups.append((i, i + 1))
+        size, horizon = segment.size_bytes, own
+    return tuple(groups)
