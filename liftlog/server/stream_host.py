@@ -85,6 +85,7 @@ class StreamHost:
         self._maintenance: list[tuple[Callable[[], object], asyncio.Future[object]]] = []
         self._closed = False
         self._observed_syncs = log.fsync_count
+        self._acks_early = settings.durability != "fsync"
 
     # --- messages in ---
 
@@ -162,6 +163,8 @@ class StreamHost:
         started = time.perf_counter()
         if len(group):
             try:
+                if self._acks_early:
+                    self.log.admit_early_acks()
                 self.log.append(self._encode(group))
                 # Before the sync, so that after it nothing is left but to send them.
                 self.sequencer.prepare_answers(group)
@@ -195,12 +198,17 @@ class StreamHost:
         loop = asyncio.get_running_loop()
         self._shared.pool.submit(
             CommitJob(
-                write=partial(self.log.append, batches),
+                write=partial(self._append_early if self._acks_early else self.log.append, batches),
                 sync=self.log.sync if self._must_sync(group) else None,
                 done=lambda error: _call_loop(loop, self._thread_done, group, error),
             )
         )
         self.sequencer.prepare_answers(group)  # while the thread writes
+
+    def _append_early(self, batches: list[EncodedBatch]) -> None:
+        """The acks of this group may leave before it is durable; that must be on disk first."""
+        self.log.admit_early_acks()
+        self.log.append(batches)
 
     def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:
         self._in_flight = False

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import yaml
 from support.processes import cpu_seconds, status_bytes, wrapped_pid
 
-from liftlog.server.embedded import tied_to_parent
+from liftlog.server.child_processes import tied_to_parent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_SECONDS = 30.0

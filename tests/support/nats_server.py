@@ -18,12 +18,8 @@ from typing import Any
 
 from support.processes import wrapped_pid
 
-from liftlog.server.embedded import (
-    announced_port,
-    find_nats_server,
-    tied_to_parent,
-    write_config,
-)
+from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.embedded import announced_port, find_nats_server, write_config
 
 START_TIMEOUT_SECONDS = 20.0
 

@@ -162,6 +162,27 @@ async def test_a_bug_while_judging(harness: Harness, monkeypatch: pytest.MonkeyP
     assert seqs(await harness.publish(b"2")) == [10077]
 
 
+@pytest.mark.parametrize("inline", [64, 0])
+@pytest.mark.parametrize("durability", ["interval", "os"])
+async def test_acks_that_may_not_leave_early_are_nacks(
+    durability: str, inline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut nobody would know how far they went; nothing is stored either."""
+    harness = Harness(tmp_path, inline, durability=durability)
+    fail = failing_once(DiskFull("full"), harness.log.admit_early_acks)
+    monkeypatch.setattr(harness.log, "admit_early_acks", fail)
+    assert seqs(await harness.publish(b"1", b"2")) == [10077, 10077]
+    assert harness.log.log_end_offset == 1
+    assert seqs(await harness.publish(b"3")) == [1]
+    assert harness.log._manifest.acks_before_sync
+    harness.close()
+
+
+async def test_with_fsync_no_ack_leaves_early(harness: Harness) -> None:
+    assert seqs(await harness.publish(b"1")) == [1]
+    assert not harness.log._manifest.acks_before_sync
+
+
 # --- maintenance ---
 
 
