@@ -95,6 +95,11 @@ class RecordBatch:
     def size_bytes(self) -> int:
         return self.header.length
 
+    @property
+    def raw(self) -> memoryview:
+        """The bytes of the whole batch, whatever was trimmed; not a copy."""
+        return self._view
+
     def trim(self, first_offset: int, stop_offset: int | None = None) -> RecordBatch:
         """The same batch without records below `first_offset` or at and above `stop_offset`."""
         if first_offset <= self.header.base_offset and (

@@ -106,7 +106,7 @@ def encode_batch(
     last = last_offset if last_offset is not None else base_offset + count - 1
     if last < base_offset:
         raise ValueError("a batch without records must say which offsets it stands for")
-    _fill_header(
+    fill_header(
         batch,
         base_offset=base_offset,
         last_offset_delta=last - base_offset,
@@ -143,7 +143,7 @@ def encode_single(
     return bytearray().join((header, crc32c(header).to_bytes(4, "little"), body))
 
 
-def _fill_header(
+def fill_header(
     batch: bytearray,
     *,
     base_offset: int,
@@ -155,6 +155,7 @@ def _fill_header(
     attributes: int,
     commit_group: int,
 ) -> None:
+    """Fill in the first 64 bytes of a batch, with both checksums; the rest is in place."""
     with memoryview(batch) as view:
         body_crc = crc32c(view[HEADER_SIZE:])
         HEADER.pack_into(
