@@ -190,6 +190,12 @@ class SyncFailed(StorageError):
     name = "SYNC_FAILED"
 
 
+class SegmentsChanged(LiftlogError):
+    """Segments were to be replaced that the log no longer consists of; nothing happened."""
+
+    name = "SEGMENTS_CHANGED"
+
+
 class UnsupportedFormat(LiftlogError):
     """Bytes written by a newer liftlog, or using a feature that this one lacks."""
 

@@ -1,6 +1,6 @@
 """Blocking storage: segments, index, manifest, recovery. No asyncio and no NATS here.
 
-Read `log.py` first (append, sync, read), then `opening.py` and `recovery.py` (what a crash may
+Read `log.py` first, which says how a log is put together, then `opening.py` and `recovery.py` (what a crash may
 leave). `docs/explanation/durability.md` tells what an ack means and why;
 `docs/reference/storage-format.md` specifies every byte.
 """

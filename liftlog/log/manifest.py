@@ -6,6 +6,7 @@ to the layer above (the stream's settings, for one); the log carries it and neve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,18 @@ class Manifest:
     high_watermark: int = 0
     quarantined: tuple[QuarantinedRange, ...] = ()
     tombstones_removed_below: int = 0
+    cleaned_below: int = 0  # compaction has looked at everything below
     acks_before_sync: bool = False  # acks may have left for what only the page cache held
+    generation: int = 0  # of new segment files; truncation raises it, so that no name comes twice
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lineage(self) -> str:
+        """Names one history of offsets: what was noted of another one says nothing about this.
+
+        Truncating the end of a log lets offsets be assigned again, and begins a new one.
+        """
+        return f"{self.incarnation}:{self.generation}" if self.generation else self.incarnation
 
     def with_changes(self, **changes: Any) -> Manifest:
         return replace(self, **changes)
@@ -74,7 +85,9 @@ class Manifest:
             "reserved_offset": self.reserved_offset,
             "high_watermark": self.high_watermark,
             "tombstones_removed_below": self.tombstones_removed_below,
+            "cleaned_below": self.cleaned_below,
             "acks_before_sync": self.acks_before_sync,
+            "generation": self.generation,
             "epochs": [list(entry) for entry in self.epochs],
             "segments": [
                 {"file": s.file_name} | {name: getattr(s, name) for name in SegmentEntry.__slots__}
@@ -87,6 +100,17 @@ class Manifest:
             "metadata": self.metadata,
         }
         write_checkpoint_file(fs, directory / MANIFEST_NAME, KIND, content)
+
+
+def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
+    """Without the epochs that ended at or below `offset`."""
+    ends = [start for _, start in epochs[1:]]
+    return tuple(entry for i, entry in enumerate(epochs) if i == len(ends) or ends[i] > offset)
+
+
+def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
+    """The epoch of the record before `offset`; 0 when there can be none."""
+    return max((epoch for epoch, start in epochs if start < offset), default=0)
 
 
 def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
@@ -102,7 +126,9 @@ def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
             reserved_offset=content["reserved_offset"],
             high_watermark=content["high_watermark"],
             tombstones_removed_below=content["tombstones_removed_below"],
+            cleaned_below=content.get("cleaned_below", 0),
             acks_before_sync=content["acks_before_sync"],
+            generation=content.get("generation", 0),
             epochs=tuple((epoch, offset) for epoch, offset in content["epochs"]),
             segments=tuple(
                 SegmentEntry(**{name: entry[name] for name in SegmentEntry.__slots__})

@@ -10,7 +10,7 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
-from liftlog.log.log import RESERVE_STEP, Log
+from liftlog.log.log import Log
 from liftlog.log.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -21,6 +21,7 @@ from liftlog.log.manifest import (
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail, scan
 from liftlog.log.segment import Segment, build_index, walk_batches
 from liftlog.log.slot import SLOT_NAME, AckedSlot, SlotState
+from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.header import BatchHeader
 
 logger = logging.getLogger("liftlog.log")
@@ -99,12 +100,12 @@ class _Opening:
             self._note(f"the active segment {entry.file_name} is missing")
         file = self.fs.open(path, create=self.active_is_missing)
         try:
-            identity = (self.manifest.incarnation, entry.base_offset)
-            # A state may be of an older segment, or of another stream of this name.
+            # A state may be of an older segment, of another stream of this name, or of what was
+            # truncated.
             known = [
                 state
                 for state in (clean, recovery_point)
-                if state is not None and (state.incarnation, state.base_offset) == identity
+                if state is not None and state.is_of(self.manifest.incarnation, entry)
             ]
             if clean in known and clean is not None and clean.position == file.size():
                 index = self._load_index(path, file, clean)
@@ -207,7 +208,9 @@ class _Opening:
     ) -> tuple[Log, RecoveryReport]:
         state = recovery_point
         if state is None or state.position > file.size():
-            state = ActiveState.empty(self.manifest.incarnation, entry.base_offset)
+            state = ActiveState.empty(
+                self.manifest.incarnation, entry.base_offset, entry.generation
+            )
         size = find_data_end(file, state.position)
         self.report.scanned_bytes = size - state.position
         index = self._load_index(file.path, file, state)
@@ -319,7 +322,7 @@ class _Opening:
         self.fs.fsync_directory(self.directory)
 
     def _slot_state(self) -> SlotState | None:
-        slot = AckedSlot(self.fs, self.directory, self.manifest.incarnation, boot_id=self.boot_id)
+        slot = AckedSlot(self.fs, self.directory, self.manifest.lineage, boot_id=self.boot_id)
         try:
             return slot.recovered
         finally:

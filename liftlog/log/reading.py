@@ -14,11 +14,15 @@ from liftlog.log.segment import Segment
 
 
 class LogEnd(NamedTuple):
-    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies."""
+    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies.
+
+    `record_count` is how many records its segment holds before it.
+    """
 
     offset: int
     segment_base: int
     position: int
+    record_count: int = 0
 
 
 class ReadView(NamedTuple):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from liftlog.errors import CorruptBatch
 from liftlog.log import resync
 from liftlog.log.filesystem import File
+from liftlog.log.manifest import SegmentEntry
 from liftlog.log.resync import Resync
 from liftlog.log.slot import SlotState
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE
@@ -35,10 +36,19 @@ class ActiveState:
     created_ns: int
     leader_epoch: int
     commit_group: int
+    generation: int = 0
 
     @classmethod
-    def empty(cls, incarnation: str, base_offset: int) -> ActiveState:
-        return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0)
+    def empty(cls, incarnation: str, base_offset: int, generation: int = 0) -> ActiveState:
+        return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0, generation)
+
+    def is_of(self, incarnation: str, entry: SegmentEntry) -> bool:
+        """Whether it speaks of this very file. Truncation gives its successor a new generation."""
+        return (self.incarnation, self.base_offset, self.generation) == (
+            incarnation,
+            entry.base_offset,
+            entry.generation,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ dies in the middle of one leaves the other whole.
 
     0  8  acked_end u64
     8  8  sequence  u64   the entry with the higher one is newer
-   16  8  incarnation, CRC-32C of it and of the boot id (u32 each)
+   16  8  CRC-32C of the lineage and of the boot id (u32 each)
    24  4  CRC-32C of bytes 0..23
    28  4  0
 """
@@ -49,11 +49,11 @@ class AckedSlot:
     """Writer and reader of one stream's slot. Not thread-safe: the committing thread owns it."""
 
     def __init__(
-        self, fs: FileSystem, directory: Path, incarnation: str, *, boot_id: str | None = None
+        self, fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
     ) -> None:
         boot = current_boot_id() if boot_id is None else boot_id
         self._boot_crc = crc32c(boot.encode()) if boot else 0
-        self._incarnation_crc = crc32c(incarnation.encode())
+        self._lineage_crc = crc32c(lineage.encode())
         self._map: mmap.mmap | None = fs.map_shared(directory / SLOT_NAME, _SIZE)
         self._sequence = 0
         self._state = self._read()
@@ -62,10 +62,10 @@ class AckedSlot:
         assert self._map is not None
         newest: SlotState | None = None
         for position in (0, _ENTRY.size):
-            acked_end, sequence, incarnation, boot, check = _ENTRY.unpack_from(self._map, position)
+            acked_end, sequence, lineage, boot, check = _ENTRY.unpack_from(self._map, position)
             if crc32c(self._map[position : position + 24]) != check:
                 continue
-            if incarnation != self._incarnation_crc or sequence <= self._sequence:
+            if lineage != self._lineage_crc or sequence <= self._sequence:
                 continue
             self._sequence = sequence
             newest = SlotState(acked_end, exact=bool(boot) and boot == self._boot_crc)
@@ -82,7 +82,7 @@ class AckedSlot:
             return
         self._sequence += 1
         position = (self._sequence & 1) * _ENTRY.size
-        fields = _FIELDS.pack(acked_end, self._sequence, self._incarnation_crc, self._boot_crc)
+        fields = _FIELDS.pack(acked_end, self._sequence, self._lineage_crc, self._boot_crc)
         self._map[position : position + _CHECKED] = fields + crc32c(fields).to_bytes(4, "little")
 
     def close(self) -> None:
