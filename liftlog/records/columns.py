@@ -345,13 +345,14 @@ def encode_columns(
     return batch
 
 
-def can_share_batch(oldest_ns: int, newest_ns: int, other_ns: int) -> bool:
-    """Whether a record stamped `other_ns` fits a batch with these stamps, none being changed.
+def can_share_batch(some: tuple[int, int], others: tuple[int, int]) -> bool:
+    """Whether records of two batches fit into one with no stamp changed; of both the oldest and
+    the newest stamp is given.
 
     A batch stores microseconds since its oldest stamp, in 32 bits.
     """
-    low, high = min(oldest_ns, other_ns), max(newest_ns, other_ns)
-    return (other_ns - oldest_ns) % 1000 == 0 and (high - low) // 1000 <= MAX_TIMESTAMP_DELTA_US
+    span = max(some[1], others[1]) - min(some[0], others[0])
+    return (others[0] - some[0]) % 1000 == 0 and span // 1000 <= MAX_TIMESTAMP_DELTA_US
 
 
 def _append_offsets(parts: list[Any], offsets: Offsets, base_offset: int, last_offset: int) -> int:

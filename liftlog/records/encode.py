@@ -22,6 +22,8 @@ from liftlog.records.format import (
     HEADER_WITHOUT_CRC,
     HEADERS,
     KEYS,
+    LAST_OFFSET_DELTA,
+    LAST_OFFSET_DELTA_POSITION,
     MAGIC,
     MAX_BATCH_RECORDS,
     MAX_TIMESTAMP_DELTA_US,
@@ -175,6 +177,15 @@ def fill_header(
             body_crc,
             0,
         )
+        header_crc = crc32c(view[:HEADER_CRC_POSITION])
+    batch[HEADER_CRC_POSITION:HEADER_SIZE] = header_crc.to_bytes(4, "little")
+
+
+def extend_batch(batch: bytearray, last_offset: int) -> None:
+    """Let a batch stand for the offsets up to `last_offset` as well, which hold no records."""
+    base_offset: int = HEADER.unpack_from(batch)[2]
+    LAST_OFFSET_DELTA.pack_into(batch, LAST_OFFSET_DELTA_POSITION, last_offset - base_offset)
+    with memoryview(batch) as view:
         header_crc = crc32c(view[:HEADER_CRC_POSITION])
     batch[HEADER_CRC_POSITION:HEADER_SIZE] = header_crc.to_bytes(4, "little")
 

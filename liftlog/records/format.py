@@ -50,6 +50,8 @@ HEADER_WITHOUT_CRC = struct.Struct(HEADER.format[:-1])
 HEADER_SIZE = HEADER.size
 HEADER_CRC_POSITION = HEADER_SIZE - 4
 LENGTH_POSITION = 4
+LAST_OFFSET_DELTA = struct.Struct("<I")
+LAST_OFFSET_DELTA_POSITION = 16
 ALIGNMENT = 8
 
 # attributes: the low three bits name the codec, then one bit per optional column or property

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
@@ -86,6 +86,7 @@ def again(columns: Any, base: int, last: int) -> RecordBatch:
     return decode_batch(raw)
 
 
+@settings(max_examples=60)
 @given(rows, shape)
 def test_a_batch_comes_back_as_it_was(rows: list[Row], shape: dict[str, bool]) -> None:
     batch = batch_of(rows, **shape)
@@ -97,6 +98,7 @@ def test_a_batch_comes_back_as_it_was(rows: list[Row], shape: dict[str, bool]) -
     assert len(copy.raw) <= len(batch.raw)  # columns that say nothing are left out
 
 
+@settings(max_examples=60)
 @given(rows, shape, st.data())
 def test_taking_leaves_the_chosen_records(
     rows: list[Row], shape: dict[str, bool], data: st.DataObject
@@ -114,6 +116,7 @@ def test_taking_leaves_the_chosen_records(
     assert content(again(decode_columns(copy), below, batch.header.last_offset)) == expected
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(rows, shape), min_size=1, max_size=4), st.data())
 def test_joined_batches_hold_the_records_of_all(
     groups: list[tuple[list[Row], dict[str, bool]]], data: st.DataObject
@@ -130,6 +133,7 @@ def test_joined_batches_hold_the_records_of_all(
     assert content(again(joined, 7, base - 1)) == expected
 
 
+@settings(max_examples=60)
 @given(rows, shape, st.data())
 def test_damage_raises_nothing_but_its_own_errors(
     rows: list[Row], shape: dict[str, bool], data: st.DataObject
@@ -184,7 +188,7 @@ def test_stamps_share_a_batch_only_unchanged(other_ns: int, fits: bool) -> None:
     other = batch_of(rows, keyed=False, headed=False, holes=False, base=8)
     columns = decode_columns(other)
     columns.timestamps_ns[:] += other_ns
-    assert can_share_batch(BASE_NS, BASE_NS, BASE_NS + other_ns) is fits
+    assert can_share_batch((BASE_NS,) * 2, (BASE_NS + other_ns,) * 2) is fits
     if fits:
         assert again(concat([one, columns]), 7, 8).timestamps_ns() == [BASE_NS, BASE_NS + other_ns]
     else:

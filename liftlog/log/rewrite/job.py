@@ -9,11 +9,12 @@ All of it goes through `to_dict` and `from_dict` as values that JSON and msgpack
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from compaction import CompactionPlan
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 
 _T = TypeVar("_T", SegmentEntry, QuarantinedRange)
@@ -39,21 +40,46 @@ class CompactJob:
     """Keep the newest record of each key, in one stream.
 
     `sources` are consecutive sealed segments, oldest first, beginning with the oldest that the
-    manifest lists: a tombstone may go only after its key was removed from everything older.
-    Records in [dirty_from, dirty_end) were not compacted before and are safe to look at: committed,
-    below every lease. Segments named in `frozen` hold a quarantined range and are passed over.
+    manifest lists. The fields from `groups` to `horizon_ns` are those of a
+    `compaction.CompactionPlan`, whose docstring explains them.
     """
 
     directory: str
     sources: tuple[SegmentEntry, ...]
+    groups: tuple[tuple[int, int], ...]
     dirty_from: int
     dirty_end: int
+    drop_tombstones: tuple[bool, ...]
+    horizon_ns: int
     log_start_offset: int
-    now_ns: int
-    tombstone_retention_ns: int
-    segment_max_bytes: int
     memory_bytes: int
-    frozen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.drop_tombstones) != len(self.sources):
+            raise ValueError("drop_tombstones needs one entry for each source")
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: CompactionPlan,
+        directory: str,
+        segments: Sequence[SegmentEntry],
+        *,
+        log_start_offset: int,
+        memory_bytes: int,
+    ) -> CompactJob:
+        """`segments` are those that were planned for, in the same order."""
+        return cls(
+            directory=directory,
+            sources=tuple(segments[: plan.sources]),
+            groups=plan.groups,
+            dirty_from=plan.dirty_from,
+            dirty_end=plan.dirty_end,
+            drop_tombstones=plan.drop_tombstones,
+            horizon_ns=plan.horizon_ns,
+            log_start_offset=log_start_offset,
+            memory_bytes=memory_bytes,
+        )
 
     @property
     def generation(self) -> int:
@@ -65,8 +91,14 @@ class CompactJob:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> CompactJob:
-        sources = _values(SegmentEntry, content["sources"])
-        return cls(**content | {"sources": sources, "frozen": tuple(content["frozen"])})
+        return cls(
+            **content
+            | {
+                "sources": _values(SegmentEntry, content["sources"]),
+                "groups": tuple((first, end) for first, end in content["groups"]),
+                "drop_tombstones": tuple(content["drop_tombstones"]),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class SwappableLog(Protocol):
         old_files: Sequence[str],
         new: Sequence[SegmentEntry],
         *,
-        horizons: Mapping[str, int | None] = ...,
+        horizons: Mapping[str, int | None] | None = None,
         cleaned_below: int | None = None,
         tombstones_removed_below: int | None = None,
     ) -> int: ...
