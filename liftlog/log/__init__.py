@@ -1,7 +1,8 @@
 """Blocking storage: segments, index, manifest, recovery. No asyncio and no NATS here.
 
-Read `log.py` first, which says how a log is put together, then `opening.py` and `recovery.py` (what a crash may
-leave). `docs/explanation/durability.md` tells what an ack means and why;
+Read `state.py`, `writing.py`, `structure.py`, `truncation.py` and `log.py` in this order: one class
+on top of the other. Then `opening.py` and `recovery.py`: what a crash may leave.
+`docs/explanation/durability.md` tells what an ack means and why;
 `docs/reference/storage-format.md` specifies every byte.
 """
 

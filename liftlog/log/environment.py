@@ -38,7 +38,7 @@ class LogEnvironment:
 class EncodedBatch(NamedTuple):
     """A batch as `encode_batch` made it, with what the log must know of it."""
 
-    data: bytearray
+    data: bytearray | memoryview
     base_offset: int
     next_offset: int
     record_count: int

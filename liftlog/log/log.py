@@ -21,13 +21,13 @@ from liftlog.log.reader import LogSlice
 from liftlog.log.reading import ReadView, first_offset_at, read_slice
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
-from liftlog.log.structure import LogStructure
+from liftlog.log.truncation import LogTruncation
 from liftlog.log.writing import RESERVE_STEP
 
 logger = logging.getLogger("liftlog.log")
 
 
-class Log(LogStructure):
+class Log(LogTruncation):
     """Made by `create` and by `liftlog.log.opening.open_log`."""
 
     @classmethod

@@ -16,6 +16,7 @@ from liftlog.log.manifest import (
     Manifest,
     QuarantinedRange,
     SegmentEntry,
+    epochs_from,
     read_manifest,
 )
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail, scan
@@ -382,7 +383,7 @@ class _Opening:
             epoch = max(manifest.leader_epoch, state.leader_epoch) + 1
             manifest = manifest.with_changes(
                 leader_epoch=epoch,
-                epochs=(*manifest.epochs, (epoch, end)),
+                epochs=epochs_from((*manifest.epochs, (epoch, end)), manifest.log_start_offset),
                 quarantined=tuple(self.quarantined),
                 high_watermark=end,
                 reserved_offset=max(manifest.reserved_offset, end + RESERVE_STEP),

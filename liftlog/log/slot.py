@@ -76,6 +76,10 @@ class AckedSlot:
         """What the slot said when it was opened; None when it holds nothing usable."""
         return self._state
 
+    def begin_lineage(self, lineage: str) -> None:
+        """From now on speak of another history of offsets; `update` is to follow."""
+        self._lineage_crc = crc32c(lineage.encode())
+
     def update(self, acked_end: int) -> None:
         """Remember that everything below `acked_end` may have been acked."""
         if self._map is None:

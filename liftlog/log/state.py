@@ -1,8 +1,8 @@
 """What a log is made of and what is known of it; the base of `writing.py` and what follows.
 
-`Log` is one object in four steps, each a class on top of the one before: its state (here), writing
-at the end (`writing.py`), changes of structure (`structure.py`), and reading and closing
-(`log.py`).
+`Log` is one object in five steps, each a class on top of the one before: its state (here), writing
+at the end (`writing.py`), changes of structure (`structure.py`), truncation (`truncation.py`), and
+reading and closing (`log.py`).
 """
 
 from __future__ import annotations

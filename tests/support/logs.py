@@ -69,7 +69,33 @@ class Promises:
         self.acked: dict[int, bytes] = {}
         self.start = 1  # the highest log start that was asked for
         self.end = 1  # nothing below it may be assigned again, whether it is still there or not
+        self.after_kill: dict[int, bytes] = {}  # must survive if only the process dies
+        self.other: Promises | None = None  # what holds instead once the change under way is made
         self._serial = itertools.count()
+
+    def copy(self) -> Promises:
+        twin = Promises()
+        twin.written = {offset: set(values) for offset, values in self.written.items()}
+        twin.acked = dict(self.acked)
+        twin.start, twin.end = self.start, self.end
+        twin.after_kill = dict(self.after_kill)
+        twin._serial = self._serial
+        return twin
+
+    def without(self, offset: int) -> Promises:
+        """What is left of them when the log is cut at `offset`."""
+        twin = self.copy()
+        for rows in (twin.written, twin.acked, twin.after_kill):
+            for gone in [one for one in rows if one >= offset]:
+                del rows[gone]  # type: ignore[attr-defined]
+        twin.end = min(twin.end, offset)
+        twin.start = min(twin.start, offset)
+        return twin
+
+    def become(self, other: Promises) -> None:
+        """The change was made: the other promises are the ones that hold."""
+        self.__dict__.update(other.__dict__)
+        self.other = None
 
     def value(self, offset: int, size: int = 40) -> bytes:
         """Never the same twice; ends with a byte that is not zero, now and then with zeros."""
@@ -102,6 +128,49 @@ def commit(log: Log, promises: Promises, *sizes: int, stamp: int = BASE_NS) -> N
     rows = append(log, promises, *sizes, stamp=stamp)
     log.advance_high_watermark(log.sync())
     promises.acked.update(rows)
+
+
+DURABILITIES = ["fsync", "interval", "os"]
+
+
+class Writer:
+    """Publishes as the daemon does in one durability mode, and makes the promises of that mode.
+
+    `fsync`: an ack promises the record. Below that it promises the record only as long as the
+    machine runs, but in any case that nobody else gets its offset.
+    """
+
+    def __init__(self, log: Log, promises: Promises, durability: str) -> None:
+        self.log = log
+        self.promises = promises
+        self.durability = durability
+        self.waiting: dict[int, bytes] = {}  # appended, not synced
+
+    def commit(self, *sizes: int, stamp: int = BASE_NS) -> None:
+        log, promises = self.log, self.promises
+        if self.durability != "fsync":
+            log.admit_early_acks()
+        rows = append(log, promises, *sizes, stamp=stamp)
+        self.waiting.update(rows)
+        if self.durability == "fsync":
+            log.sync()
+        if self.durability == "interval":
+            log.note_acked(log.log_end_offset)
+        else:
+            log.advance_high_watermark(log.log_end_offset)
+        promises.end = log.log_end_offset
+        promises.after_kill.update(rows)
+        self._settle()
+
+    def flush(self) -> None:
+        self.log.sync()
+        self.log.advance_high_watermark(self.log.log_end_offset)
+        self._settle()
+
+    def _settle(self) -> None:
+        durable = self.log.durable_end_offset
+        for offset in [offset for offset in self.waiting if offset < durable]:
+            self.promises.acked[offset] = self.waiting.pop(offset)
 
 
 def read_all(log: Log, *, max_bytes: int = 500) -> dict[int, bytes]:
@@ -137,13 +206,24 @@ def read_all(log: Log, *, max_bytes: int = 500) -> dict[int, bytes]:
             offset = piece.next_offset
 
 
-def check(log: Log, promises: Promises, *, lost: range = range(0)) -> dict[int, bytes]:
-    """What must hold after every recovery; `lost` are acked offsets that were damaged."""
+def check(
+    log: Log, promises: Promises, *, lost: range = range(0), killed: bool = False
+) -> dict[int, bytes]:
+    """What must hold after every recovery; `lost` are acked offsets that were damaged.
+
+    With `killed` the machine went on, so what was acked before its sync must be there too.
+    """
+    if promises.other is not None:
+        try:
+            return check(log, promises.other, lost=lost, killed=killed)
+        except AssertionError:
+            pass  # then the change did not happen, and all is as before
     found = read_all(log)
     assert log.high_watermark == log.log_end_offset
     start, end = log.log_start_offset, log.log_end_offset
     assert start <= max(promises.start, 1)
-    for offset, value in promises.acked.items():
+    promised = promises.acked | promises.after_kill if killed else promises.acked
+    for offset, value in promised.items():
         if offset >= start and offset not in lost:
             assert found.get(offset) == value, f"acked offset {offset} is gone"
     for offset, value in found.items():
