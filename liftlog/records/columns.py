@@ -233,7 +233,7 @@ def concat(parts: Sequence[Columns]) -> Columns:
         ids,
         _concat_optional(parts, [part.keys for part in parts], absent_is_null=True),
         _concat_optional(parts, [part.headers for part in parts], absent_is_null=False),
-        _concat_binary([part.values for part in parts]),
+        concat_binary([part.values for part in parts]),
     )
 
 
@@ -265,7 +265,7 @@ def _concat_optional(
         _nothing(len(part), absent_is_null) if column is None else column
         for part, column in zip(parts, columns, strict=True)
     ]
-    return _concat_binary(filled)
+    return concat_binary(filled)
 
 
 def _nothing(count: int, null: bool) -> BinaryColumn:
@@ -273,7 +273,10 @@ def _nothing(count: int, null: bool) -> BinaryColumn:
     return BinaryColumn(np.zeros(count + 1, np.int32), np.empty(0, np.uint8), valid)
 
 
-def _concat_binary(columns: Sequence[BinaryColumn]) -> BinaryColumn:
+def concat_binary(columns: Sequence[BinaryColumn]) -> BinaryColumn:
+    """One column with the items of all; at least one."""
+    if len(columns) == 1:
+        return columns[0]
     ends = [np.zeros(1, np.int32)]
     end = 0
     for column in columns:

@@ -1,14 +1,11 @@
 """Key compaction of sealed segments.
 
-A pass reads twice:
+A pass reads twice: first the dirty part, to map the newest offset of each key; then, group by
+group (see compaction/planning.py), the sources, to write what stays of them. A file is begun only
+when the first record was found that goes; so a segment in which nothing dies stays as it is.
 
-    map      the dirty part, once: the newest offset of each key
-    rewrite  group by group (see compaction/planning.py): first what stays of each source and
-             whether anything goes at all; then, only if so, the sources again into the new file
-
-Between the two readings of a group what stays is held as one bit per record. When memory for keys
-is used up, the pass ends at the offset reached: it is a whole pass over a shorter dirty part, and
-the next one goes on from there, to the same end.
+When memory for keys is used up, the pass ends at the offset reached: it is a whole pass over a
+shorter dirty part, and the next one goes on from there, to the same end.
 
 A source is always read to its end before anything is made of it, so a damaged one can not pass
 for a short one.
@@ -38,10 +35,11 @@ from liftlog.log.rewrite.job import (
     no_progress,
     no_throttle,
 )
-from liftlog.log.rewrite.source import WINDOW_BYTES, read_batches
+from liftlog.log.rewrite.source import read_batches, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
-from liftlog.records.columns import BinaryColumn, Columns, decode_columns
+from liftlog.records.columns import Columns, concat_binary, decode_columns
+from liftlog.records.decode import RecordBatch
 from liftlog.records.format import KEYS
 
 Flags = NDArray[np.bool_]
@@ -66,22 +64,18 @@ def compact(
     return result
 
 
-class _Survivors:
-    """What stays of one source."""
+class _Tally:
+    """What was found in the sources of a group."""
 
-    __slots__ = ("bits", "dying", "kept_tombstones", "records", "removed_below")
+    __slots__ = ("horizon_ns", "records", "removed_below")
 
     def __init__(self) -> None:
-        self.bits = bytearray()  # of each batch one bit per record, filled up to whole bytes
         self.records = 0
-        self.dying = 0
-        self.kept_tombstones = 0
-        self.removed_below = 0  # the offset behind the newest tombstone whose time is over
+        self.horizon_ns: int | None = None  # when the tombstones that stay may go
+        self.removed_below = 0  # the offset behind the newest tombstone whose time was over
 
-    def note(self, keep: Flags) -> None:
-        self.records += len(keep)
-        self.dying += len(keep) - int(np.count_nonzero(keep))
-        self.bits += np.packbits(keep, bitorder="little").tobytes()
+    def keeps_tombstones(self, horizon_ns: int) -> None:
+        self.horizon_ns = max(self.horizon_ns or horizon_ns, horizon_ns)
 
 
 class _Pass:
@@ -139,20 +133,16 @@ class _Pass:
     def _map_source(self, source: SegmentEntry) -> bool:
         """False when memory is used up; `_mapped_end` then says where."""
         job = self._job
-        for batch in read_batches(self._fs, self._directory, source, self._throttle):
-            header = batch.header
-            self._progress.advance("map", header.length)
-            if not header.attributes & KEYS or header.next_offset <= job.dirty_from:
+        for window in read_windows(self._fs, self._directory, source, self._throttle):
+            self._progress.advance("map", window)
+            keyed = [decode_columns(batch) for batch in window if batch.header.attributes & KEYS]
+            if not keyed:
                 continue
-            if header.base_offset >= job.dirty_end:
-                continue
-            columns = decode_columns(batch)
-            first, end = np.searchsorted(columns.offsets, (job.dirty_from, job.dirty_end)).tolist()
-            keys = key_column(columns).rows(first, end)
-            offsets = columns.offsets[first:end]
-            taken = self._map.add(keys, offsets)
-            if taken < len(offsets):
-                self._mapped_end = int(offsets[taken])
+            keys, offsets = key_column(keyed), offset_column(keyed)
+            first, end = np.searchsorted(offsets, (job.dirty_from, job.dirty_end)).tolist()
+            taken = self._map.add(keys.rows(first, end), offsets[first:end])
+            if taken < end - first:
+                self._mapped_end = int(offsets[first + taken])
                 return False
         return True
 
@@ -160,113 +150,105 @@ class _Pass:
 
     def _rewrite_group(self, group: range) -> None:
         sources = [self._job.sources[i] for i in group]
-        survivors = [self._judge(i) for i in group]
         size = sum(source.size_bytes for source in sources)
-        self._records_in += sum(one.records for one in survivors)
-        self._bytes_in += size
-        horizon = self._horizon(sources, survivors)
-        if len(sources) == 1 and not survivors[0].dying:
-            # Nothing goes: the file stays, only how long its tombstones do may have changed.
-            if horizon != sources[0].delete_horizon_ns:
-                self._horizons[sources[0].file_name] = horizon
-            self._progress.advance("rewrite", size)
-            self._records_out += survivors[0].records
-            self._bytes_out += size
-            return
-        entries = self._write(sources, survivors, horizon)
-        self._swaps.append(Swap(tuple(source.file_name for source in sources), entries))
-        self._removed_below = max([self._removed_below] + [one.removed_below for one in survivors])
-        self._records_out += sum(entry.record_count for entry in entries)
-        self._bytes_out += sum(entry.size_bytes for entry in entries)
-
-    def _horizon(
-        self, sources: Sequence[SegmentEntry], survivors: Sequence[_Survivors]
-    ) -> int | None:
-        """When the tombstones that these sources keep may go; None without tombstones."""
-        horizon: int | None = None
-        for source, one in zip(sources, survivors, strict=True):
-            if not one.kept_tombstones:
-                continue
-            own = source.delete_horizon_ns
-            if own is None or source.next_offset > self._job.dirty_from:
-                own = self._job.horizon_ns
-            horizon = own if horizon is None else max(horizon, own)
-        return horizon
-
-    def _judge(self, number: int) -> _Survivors:
-        """Read a source to its end and decide on each of its records."""
-        job, survivors = self._job, _Survivors()
-        drop = job.drop_tombstones[number]
-        for batch in read_batches(self._fs, self._directory, job.sources[number], self._throttle):
-            header = batch.header
-            self._progress.advance("rewrite", header.length)
-            if not header.attributes & KEYS:
-                survivors.note(np.ones(header.record_count, np.bool_))
-                continue
-            columns = decode_columns(batch)
-            keys = key_column(columns)
-            newest = self._map.newest(keys)
-            values = columns.values.valid
-            deletes = keys.valid & ~values if values is not None else np.zeros_like(keys.valid)
-            keep = keep_mask(newest, columns.offsets, keys.valid, deletes, drop_tombstones=drop)
-            if deletes.any():
-                survivors.kept_tombstones += int(np.count_nonzero(deletes & keep))
-                over = deletes & ~keep & (columns.offsets >= newest)
-                if over.any():
-                    survivors.removed_below = int(columns.offsets[over][-1]) + 1
-            survivors.note(keep)
-        return survivors
-
-    def _write(
-        self,
-        sources: Sequence[SegmentEntry],
-        survivors: Sequence[_Survivors],
-        horizon: int | None,
-    ) -> tuple[SegmentEntry, ...]:
-        job = self._job
+        tally = _Tally()
         writer = SegmentWriter(
             self._fs,
             self._directory,
             sources[0].base_offset,
-            job.generation,
+            self._job.generation,
             throttle=self._throttle,
             names=self._written,
         )
         try:
-            merger = BatchMerger(writer)
-            for source, one in zip(sources, survivors, strict=True):
-                self._copy(source, memoryview(one.bits), merger)
-            merger.flush()
-            return writer.finish(horizon)
+            if self._copy_group(group, tally, BatchMerger(writer)):
+                entries = writer.finish(tally.horizon_ns)
+                self._swaps.append(Swap(tuple(one.file_name for one in sources), entries))
+            else:
+                entries = tuple(sources)
+                if tally.horizon_ns != sources[0].delete_horizon_ns:
+                    self._horizons[sources[0].file_name] = tally.horizon_ns
         finally:
             writer.close()
+        self._removed_below = max(self._removed_below, tally.removed_below)
+        self._records_in += tally.records
+        self._bytes_in += size
+        self._records_out += sum(entry.record_count for entry in entries)
+        self._bytes_out += sum(entry.size_bytes for entry in entries)
 
-    def _copy(self, source: SegmentEntry, bits: memoryview, merger: BatchMerger) -> None:
-        """Hand the records that stay to `merger`; those that readers cannot see stay behind."""
-        start = self._job.log_start_offset
-        at = 0
-        for batch in read_batches(self._fs, self._directory, source, self._throttle):
-            header = batch.header
-            self._progress.advance("rewrite", header.length)
-            count = header.record_count
-            raw = np.frombuffer(bits, np.uint8, (count + 7) // 8, at)
-            at += len(raw)
-            keep = np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
-            if header.next_offset <= start or not keep.any():
-                merger.skip(header)
-            elif header.base_offset >= start and keep.all():
-                merger.add(batch)
+    def _copy_group(self, group: range, tally: _Tally, merger: BatchMerger) -> bool:
+        """Hand what stays to `merger`; False, and nothing handed over, if that is everything."""
+        writing = len(group) > 1
+        for number in group:
+            source = self._job.sources[number]
+            for window in read_windows(self._fs, self._directory, source, self._throttle):
+                self._progress.advance("rewrite", window)
+                keeps = self._judge(window, number, tally)
+                if not writing:
+                    if all(keep is None or keep.all() for keep in keeps):
+                        continue
+                    writing = True
+                    self._copy_start(source, window[0].header.base_offset, merger)
+                for batch, keep in zip(window, keeps, strict=True):
+                    self._hand_over(batch, keep, merger)
+        if writing:
+            merger.flush()
+        return writing
+
+    def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
+        """Hand over the batches before `end_offset`, of which everything stays."""
+        if end_offset > source.base_offset:
+            for batch in read_batches(self._fs, self._directory, source, self._throttle):
+                if batch.header.base_offset >= end_offset:
+                    break
+                self._hand_over(batch, None, merger)
+
+    def _judge(self, window: list[RecordBatch], number: int, tally: _Tally) -> list[Flags | None]:
+        """Which records of each batch stay; None: all, for they have no keys."""
+        source, drop = self._job.sources[number], self._job.drop_tombstones[number]
+        tally.records += sum([batch.header.record_count for batch in window])
+        keeps: list[Flags | None] = [None] * len(window)
+        keyed = [i for i, batch in enumerate(window) if batch.header.attributes & KEYS]
+        if not keyed:
+            return keeps
+        columns = [decode_columns(window[i]) for i in keyed]
+        keys, offsets = key_column(columns), offset_column(columns)
+        deletes = tombstones(columns, keys)
+        newest = self._map.newest(keys)
+        keep = keep_mask(newest, offsets, keys.valid, deletes, drop_tombstones=drop)
+        if deletes.any():
+            if (deletes & keep).any():
+                own = source.delete_horizon_ns
+                is_dirty = source.next_offset > self._job.dirty_from
+                tally.keeps_tombstones(self._job.horizon_ns if is_dirty or own is None else own)
+            over = deletes & ~keep & (offsets >= newest)
+            if over.any():
+                tally.removed_below = int(offsets[over][-1]) + 1
+        first = 0
+        for i, one in zip(keyed, columns, strict=True):
+            keeps[i] = keep[first : first + len(one)]
+            first += len(one)
+        return keeps
+
+    def _hand_over(self, batch: RecordBatch, keep: Flags | None, merger: BatchMerger) -> None:
+        """The records that stay; those that readers cannot see any more stay behind."""
+        header, start = batch.header, self._job.log_start_offset
+        if header.next_offset <= start or (keep is not None and not keep.any()):
+            merger.skip(header)
+        elif header.base_offset >= start and (keep is None or keep.all()):
+            merger.add(batch)
+        else:
+            columns = decode_columns(batch)
+            visible = columns.offsets >= start
+            columns = columns.take(visible if keep is None else keep & visible)
+            if len(columns):
+                merger.add_records(columns, header)
             else:
-                columns = decode_columns(batch)
-                left = columns.take(keep & (columns.offsets >= start))
-                if len(left):
-                    merger.add_records(left, header)
-                else:
-                    merger.skip(header)
+                merger.skip(header)
 
 
 class _Meter:
-    """Sums up bytes, and reports now and then."""
+    """Sums up the bytes that were read."""
 
     def __init__(self, job: CompactJob, progress: OnProgress) -> None:
         self._report = progress
@@ -277,11 +259,9 @@ class _Meter:
             job.sources[i].size_bytes for a, b in job.groups for i in range(a, b)
         )
 
-    def advance(self, phase: str, size_bytes: int) -> None:
-        self._done += size_bytes
-        if self._done - self._reported >= WINDOW_BYTES:
-            self._reported = self._done
-            self._report(Progress(phase, self._done, self._total))
+    def advance(self, phase: str, window: list[RecordBatch]) -> None:
+        self._done += sum([batch.header.length for batch in window])
+        self._report(Progress(phase, self._done, self._total))
 
 
 def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
@@ -294,9 +274,23 @@ def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
     ]
 
 
-def key_column(columns: Columns) -> KeyColumn:
-    """The keys as the key map takes them; the batch has the column."""
-    keys = columns.keys
-    assert isinstance(keys, BinaryColumn)
+def key_column(parts: Sequence[Columns]) -> KeyColumn:
+    """The keys of batches that have some, as the key map takes them."""
+    keys = concat_binary([part.keys for part in parts if part.keys is not None])
     assert keys.valid is not None
     return KeyColumn(keys.ends, keys.data, keys.valid)
+
+
+def offset_column(parts: Sequence[Columns]) -> NDArray[np.int64]:
+    return np.concatenate([part.offsets for part in parts])
+
+
+def tombstones(parts: Sequence[Columns], keys: KeyColumn) -> Flags:
+    """Which records are a key without a value."""
+    if all(part.values.valid is None for part in parts):
+        return np.zeros(len(keys.valid), np.bool_)
+    has_value = [
+        np.ones(len(part), np.bool_) if part.values.valid is None else part.values.valid
+        for part in parts
+    ]
+    return keys.valid & ~np.concatenate(has_value)

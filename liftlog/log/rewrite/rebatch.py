@@ -86,7 +86,7 @@ def rebatch(
                 progress(Progress("rewrite", done, source.size_bytes))
         merger.flush()
         entries = writer.finish(source.delete_horizon_ns)
-        swaps = ()
+        swaps: tuple[Swap, ...] = ()
         if merger.batches_out * _WORTHWHILE <= batches_in:
             fs.fsync_directory(directory)
             on_error.pop_all()

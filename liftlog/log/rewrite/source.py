@@ -14,7 +14,7 @@ from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.rewrite.job import Throttle, path_of
 from liftlog.records.decode import RecordBatch, decode_batch
-from liftlog.records.format import HEADER_SIZE
+from liftlog.records.format import HEADER_SIZE, LENGTH, LENGTH_POSITION
 from liftlog.records.header import parse_header
 
 WINDOW_BYTES = 1024 * 1024
@@ -37,41 +37,53 @@ def read_batches(
 
     The views of a batch stay valid while anybody holds them. Raises SourceDamaged and OSError.
     """
+    for window in read_windows(fs, directory, entry, throttle):
+        yield from window
+
+
+def read_windows(
+    fs: FileSystem, directory: str | Path, entry: SegmentEntry, throttle: Throttle
+) -> Iterator[list[RecordBatch]]:
+    """The same, about a MiB of batches at a time."""
     path = path_of(directory, entry)
     file = fs.open(path, writable=False)
     try:
-        yield from _batches(file, entry, throttle)
+        yield from _windows(file, entry, throttle)
     except (CorruptBatch, UnsupportedFormat) as error:
         raise SourceDamaged(f"{path.name}: {error.message}", file_name=path.name) from error
     finally:
         file.close()
 
 
-def _batches(file: File, entry: SegmentEntry, throttle: Throttle) -> Iterator[RecordBatch]:
+def _windows(file: File, entry: SegmentEntry, throttle: Throttle) -> Iterator[list[RecordBatch]]:
     position, offset, size = 0, entry.base_offset, entry.size_bytes
     while position < size:
         wanted = min(WINDOW_BYTES, size - position)
         throttle(wanted)
-        window = _read(file, wanted, position)
-        if (length := parse_header(window).length) > wanted:
+        raw = _read(file, wanted, position)
+        if (length := parse_header(raw).length) > wanted:
             if position + length > size:
                 raise CorruptBatch(f"the batch at {position} reaches past the segment's end")
             throttle(length - wanted)
-            window = _read(file, length, position)
-        at = 0
-        while at + HEADER_SIZE <= len(window):
-            header = parse_header(window, at)
-            if at + header.length > len(window):
+            raw = _read(file, length, position)
+        batches = []
+        at, end = 0, len(raw) - HEADER_SIZE
+        while at <= end:
+            if at + LENGTH.unpack_from(raw, at + LENGTH_POSITION)[0] > len(raw):
+                parse_header(raw, at)  # it may be the length that is damaged
                 break
+            batch = decode_batch(raw, at)
+            header = batch.header
             if header.base_offset != offset:
                 raise CorruptBatch(
                     f"the batch at {position + at} begins with offset {header.base_offset} "
                     f"where {offset} was due"
                 )
-            yield decode_batch(window, at)
+            batches.append(batch)
             offset = header.next_offset
             at += header.length
         position += at
+        yield batches
     if offset != entry.next_offset:
         raise CorruptBatch(f"the segment ends at offset {offset} and not at {entry.next_offset}")
 

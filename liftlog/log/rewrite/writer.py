@@ -51,6 +51,8 @@ class SegmentWriter:
         self._file: File | None = None
         self.names = [] if names is None else names  # gets those of all files that are begun
         self.next_offset = base_offset
+        self._last: BatchHeader | None = None
+        self._records = self._newest_ns = 0
         self._reset()
 
     def write(self, raw: Buffer, header: BatchHeader) -> None:
@@ -114,7 +116,7 @@ class SegmentWriter:
         self._base_offset = self.next_offset
         self._index = SparseIndex(self.next_offset)
         self._buffers: list[Buffer] = []
-        self._last: BatchHeader | None = None
+        self._last = None
         self._buffered = self._position = self._unsynced = 0
         self._records = self._newest_ns = 0
 
