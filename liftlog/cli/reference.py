@@ -44,6 +44,8 @@ added; those named here stay.
 | `stream ls`, `stream info`, `stream create` | a stream, with its settings and offsets |
 | `log dump` | a record batch: its header and where it lies |
 | `log verify` | what was found in one stream |
+| `log repair` | the steps that one stream needs or needed; `done` says whether they were taken |
+| `log reindex` | an index that is made anew |
 
 A record:
 

@@ -1,4 +1,4 @@
-"""`liftlog log`: dump and verify."""
+"""`liftlog log`: dump and verify; `mending` has the two commands that write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
+from liftlog.cli.offline.mending import reindex, repair
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import JsonArray, terminal_width, to_json, write_lines, write_objects
 from liftlog.cli.problems import note, warn
@@ -24,14 +25,14 @@ _DIRECTORY = click.Path(path_type=Path)
 _LABELS = {"damage": "DAMAGED", "known": "lost", "note": "note"}
 
 
-@click.group(cls=Commands, name="log", short_help="Look into the files of a log.")
+@click.group(cls=Commands, name="log", short_help="Look into the files of a log, and mend them.")
 @output_option
 @debug_option
 def log_commands() -> None:
     """Look into the files of a log, without a daemon or beside a running one.
 
-    DIR is a data directory (`data_dir`) or the directory of one stream in it. Nothing is ever
-    written there.
+    DIR is a data directory (`data_dir`) or the directory of one stream in it. Only `repair` and
+    `reindex` ever write there, and not beside a running daemon.
     """
 
 
@@ -204,3 +205,7 @@ def _record_lines(item: DumpedBatch) -> list[str]:
     width = terminal_width()
     lines = RecordLines(None).lines(item.batch.records())[1:]
     return [shorten(f"    {line}", width) for line in lines]
+
+
+log_commands.add_command(repair)
+log_commands.add_command(reindex)

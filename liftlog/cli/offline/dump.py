@@ -13,11 +13,11 @@ from liftlog.cli.offline.files import (
     sealed_index,
     segments_on_disk,
 )
-from liftlog.cli.offline.walk import Found, Missing, walk
 from liftlog.cli.record_output import record_object
 from liftlog.cli.text import plural, show_size, show_time
 from liftlog.log.manifest import Manifest, SegmentEntry
 from liftlog.log.recovery import find_data_end
+from liftlog.log.repair.walk import Found, Missing, walk
 from liftlog.records import format as layout
 from liftlog.records.decode import RecordBatch
 

@@ -14,11 +14,11 @@ from typing import NoReturn
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.problems import Problem
 from liftlog.errors import CorruptMetadata
-from liftlog.log.checkpoint_file import read_checkpoint_file
-from liftlog.log.data_dir import CLEAN_NAME, RECOVERY_POINTS_NAME, STREAMS_NAME
+from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import OsFile, OsFileSystem
 from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
+from liftlog.log.repair.repairing import read_states
 from liftlog.log.slot import AckedSlot, SlotState
 
 
@@ -140,18 +140,18 @@ def read_facts(stream: StreamDirectory) -> StreamFacts:
             before = read_manifest(FILES, stream.path)
             if before is None:
                 return StreamFacts(None, "", None, 0)
-            slot = _slot(stream.path, before.incarnation)
-            recovery_point = _recovery_point(stream, before.incarnation)
+            slot = _slot(stream.path, before.lineage)
+            recovery_point = _recovery_point(stream, before)
             manifest = read_manifest(FILES, stream.path)
-            if manifest is not None and manifest.incarnation == before.incarnation:
+            if manifest is not None and manifest.lineage == before.lineage:
                 return StreamFacts(manifest, "", slot, recovery_point)
     except CorruptMetadata as error:
         return StreamFacts(None, error.message, None, 0)
 
 
-def _slot(directory: Path, incarnation: str) -> SlotState | None:
+def _slot(directory: Path, lineage: str) -> SlotState | None:
     try:
-        slot = AckedSlot(FILES, directory, incarnation)
+        slot = AckedSlot(FILES, directory, lineage)
     except OSError:
         return None
     try:
@@ -160,20 +160,13 @@ def _slot(directory: Path, incarnation: str) -> SlotState | None:
         slot.close()
 
 
-def _recovery_point(stream: StreamDirectory, incarnation: str) -> int:
+def _recovery_point(stream: StreamDirectory, manifest: Manifest) -> int:
     """From the clean marker or the recovery points; 0 when neither says anything usable."""
-    found = 0
-    for name in (CLEAN_NAME, RECOVERY_POINTS_NAME):
-        if stream.data_dir is None:
-            break
-        try:
-            content = read_checkpoint_file(FILES, stream.data_dir / name, name) or {}
-            state = content["streams"][stream.name]
-            if state["incarnation"] == incarnation:
-                found = max(found, int(state["next_offset"]))
-        except (CorruptMetadata, OSError, KeyError, TypeError, ValueError):
-            continue
-    return found
+    if not manifest.segments:
+        return 0
+    states = read_states(FILES, stream.data_dir, stream.name)
+    known = states.of(manifest.incarnation, manifest.segments[-1])
+    return max((state.next_offset for state in known), default=0)
 
 
 def sealed_index(directory: Path, entry: SegmentEntry) -> SparseIndex | None:

@@ -19,12 +19,12 @@ from liftlog.cli.offline.files import (
     sealed_index,
     segments_on_disk,
 )
-from liftlog.cli.offline.walk import Missing, walk
 from liftlog.cli.text import plural
 from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail
+from liftlog.log.repair.walk import Missing, walk
 
 DAMAGE = "damage"
 KNOWN = "known"

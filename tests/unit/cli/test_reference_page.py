@@ -29,6 +29,8 @@ def test_the_commands_of_the_contract_are_there() -> None:
         "consume",
         "log dump",
         "log verify",
+        "log repair",
+        "log reindex",
     }
 
 

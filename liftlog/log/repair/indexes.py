@@ -1,0 +1,83 @@
+"""Which indexes of a stream are missing or wrong, and making them anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from liftlog.log.filesystem import File, FileSystem
+from liftlog.log.index import INTERVAL_BYTES, IndexEntry, SparseIndex, index_path, read_index
+from liftlog.log.index import write_index as store_index
+from liftlog.log.manifest import Manifest
+from liftlog.log.segment import Segment, build_index, walk_batches
+
+
+class StaleIndex(NamedTuple):
+    """The index of a sealed segment that has to be made anew, and why."""
+
+    segment: Segment
+    reason: str
+
+
+def find_stale_indexes(fs: FileSystem, directory: Path, manifest: Manifest) -> list[StaleIndex]:
+    """Compare the index of every sealed segment with the batch headers. Raises OSError.
+
+    The active segment's is left out: it is as old as the last checkpoint, and a start of the
+    daemon brings it up to date.
+    """
+    found = []
+    for entry in manifest.segments[:-1]:
+        segment = Segment(directory, entry, sealed=True)
+        if not fs.exists(segment.path):
+            continue
+        reason = _what_is_wrong(fs, segment, manifest)
+        if reason:
+            found.append(StaleIndex(segment, reason))
+    return found
+
+
+def write_index(fs: FileSystem, segment: Segment, manifest: Manifest) -> int:
+    """Make the segment's index anew; durable on return. Returns the number of entries."""
+    file = fs.open(segment.path, writable=False)
+    try:
+        known = [bad for bad in manifest.quarantined if bad.segment == segment.path.name]
+        index = build_index(file, segment, known)
+    finally:
+        file.close()
+    store_index(fs, segment.path, index)
+    fs.fsync_directory(segment.path.parent)
+    return len(index)
+
+
+def _what_is_wrong(fs: FileSystem, segment: Segment, manifest: Manifest) -> str:
+    if not fs.exists(index_path(segment.path)):
+        return "it is missing"
+    index = read_index(fs, segment.path, segment.base_offset)
+    if index is None:
+        return "it fails its check"
+    file = fs.open(segment.path, writable=False)
+    try:
+        return _disagreement(file, segment, index, manifest)
+    finally:
+        file.close()
+
+
+def _disagreement(file: File, segment: Segment, index: SparseIndex, manifest: Manifest) -> str:
+    """Where the index leads elsewhere than the headers do, or leaves out what it should have.
+
+    Entries that point into damage stand: they tell where readers can go on.
+    """
+    known = [bad for bad in manifest.quarantined if bad.segment == segment.path.name]
+    start = IndexEntry(segment.base_offset, 0)
+    end = IndexEntry(segment.next_offset, min(segment.size_bytes, file.size()))
+    before, border = 0, 0  # where the last batch begins, and ends
+    for position, header in walk_batches(file, start, end, index=index, quarantined=known):
+        entry = index.floor_position(position)
+        if entry.position == position and entry.offset != header.base_offset:
+            return f"it has offset {entry.offset} at {position}, where {header.base_offset} lies"
+        if position == border and before < entry.position < position:
+            return f"it has an entry at {entry.position}, where no batch begins"
+        if position - entry.position >= INTERVAL_BYTES:
+            return f"it has no entry for the batch at {position}"
+        before, border = position, position + header.length
+    return ""

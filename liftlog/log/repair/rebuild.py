@@ -1,0 +1,264 @@
+"""A manifest made anew from the segments themselves, as far as they prove it.
+
+Every batch says which offsets it stands for, so the segments of a stream show by themselves in
+which order they belong, where something is missing, and which file a rewrite has replaced. What
+they cannot tell is said: the log's start (what retention had hidden comes back), the stream's
+settings, and the incarnation, unless a checkpoint file knows it and the slot or a batch border
+bears it out.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptMetadata
+from liftlog.log.filesystem import FileSystem
+from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.recovery import ActiveState, find_data_end
+from liftlog.log.repair.walk import Missing, walk
+from liftlog.log.slot import SLOT_NAME, AckedSlot
+from liftlog.log.writing import RESERVE_STEP
+from liftlog.records.format import OFFSET_DELTAS
+
+_SEGMENT_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.log")
+
+
+@dataclass(slots=True)
+class Chain:
+    """What one segment file holds, by its own account."""
+
+    base_offset: int
+    generation: int
+    next_offset: int = 0
+    size_bytes: int = 0
+    record_count: int = 0
+    max_timestamp_ns: int = 0
+    is_compacted: bool = False
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    gaps: list[Missing] = field(default_factory=list)
+    borders: dict[int, int] = field(default_factory=dict)  # offset -> position, of whole batches
+
+    @property
+    def file_name(self) -> str:
+        return self.entry().file_name
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.gaps and self.record_count > 0
+
+    def entry(self) -> SegmentEntry:
+        return SegmentEntry(
+            base_offset=self.base_offset,
+            generation=self.generation,
+            size_bytes=self.size_bytes,
+            next_offset=self.next_offset,
+            record_count=self.record_count,
+            max_timestamp_ns=self.max_timestamp_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    manifest: Manifest
+    notes: list[str]
+    superseded: list[str]
+    """Segment files that others stand in for."""
+
+
+def rebuild_manifest(
+    fs: FileSystem,
+    directory: Path,
+    states: Sequence[ActiveState],
+    metadata: Mapping[str, Any],
+) -> Rebuilt | None:
+    """The manifest that the files prove, None when no segment holds a batch.
+
+    `states` is what recovery points and clean marker say of a stream of this name. Raises
+    CorruptMetadata when the segments contradict each other, OSError, UnsupportedFormat.
+    """
+    chains = _chains(fs, directory)
+    if not any(chain.borders for chain in chains):
+        return None
+    chosen = _tiling(chains)
+    taken = {chain.file_name for chain in chosen}
+    superseded = [chain.file_name for chain in chains if chain.file_name not in taken]
+    notes = [f"{name} is left out: other segments hold its offsets" for name in superseded]
+    entries, lost = _listed(chosen)
+    start = entries[0].base_offset
+    notes.append(
+        f"the log starts at offset {start}, with the first segment: what retention had hidden "
+        "in it comes back until retention runs again"
+    )
+    end = max([chosen[-1].next_offset, *(one.next_offset for one in states)])
+    epochs = _epochs(chosen)
+    compacted = [chain.next_offset for chain in chosen if chain.is_compacted]
+    manifest = Manifest(
+        incarnation=uuid.uuid4().hex,
+        leader_epoch=max([epochs[-1][0], *(one.leader_epoch for one in states)]),
+        log_start_offset=start,
+        reserved_offset=end + RESERVE_STEP,
+        segments=tuple(entries),
+        epochs=tuple(epochs),
+        high_watermark=start,
+        quarantined=tuple(lost),
+        tombstones_removed_below=max(compacted, default=0),
+        acks_before_sync=True,  # nobody knows; so what may have been acked is not handed out again
+        metadata=dict(metadata),
+    )
+    proven = _with_identity(fs, directory, states, chosen, manifest)
+    if proven is None:
+        notes.append("the incarnation is not known any more: consumers will see a new stream")
+    manifest = proven or manifest
+    return Rebuilt(manifest, notes, superseded)
+
+
+# --- reading ---
+
+
+def _chains(fs: FileSystem, directory: Path) -> list[Chain]:
+    found = []
+    for name in fs.list_directory(directory):
+        match = _SEGMENT_NAME.fullmatch(name)
+        if match is not None:
+            found.append(_read(fs, directory / name, int(match[1]), int(match[2] or 0)))
+    return sorted(found, key=lambda chain: (chain.base_offset, chain.generation))
+
+
+def _read(fs: FileSystem, path: Path, base_offset: int, generation: int) -> Chain:
+    chain = Chain(base_offset, generation, next_offset=base_offset)
+    file = fs.open(path, writable=False)
+    try:
+        for item in walk(file, base_offset, file.size(), find_data_end(file, 0)):
+            if isinstance(item, Missing):
+                chain.gaps.append(item)
+                continue
+            header = item.batch.header
+            chain.borders[header.base_offset] = item.position
+            chain.next_offset = header.next_offset
+            chain.size_bytes = item.position + header.length
+            chain.record_count += header.record_count
+            chain.max_timestamp_ns = max(chain.max_timestamp_ns, header.max_timestamp_ns)
+            chain.is_compacted |= bool(header.attributes & OFFSET_DELTAS) or (
+                header.record_count <= header.last_offset_delta
+            )
+            if not chain.epochs or header.leader_epoch > chain.epochs[-1][0]:
+                chain.epochs.append((header.leader_epoch, header.base_offset))
+    finally:
+        file.close()
+    return chain
+
+
+# --- deciding ---
+
+
+def _tiling(chains: Sequence[Chain]) -> list[Chain]:
+    """The files that make up the log, oldest first.
+
+    A rewritten segment stands in for the files whose offsets it holds; it is taken if it is whole,
+    for a crash may have left it half written. Either way the newest value of each key is in what
+    is taken, since a rewrite removes only what newer records outdate.
+    """
+    chosen: list[Chain] = []
+    end = 0
+    bases = sorted({chain.base_offset for chain in chains})
+    borders = {*bases, max(chain.next_offset for chain in chains)}
+    for base in bases:
+        best = max(
+            (chain for chain in chains if chain.base_offset == base),
+            key=lambda one: (
+                one.is_whole,
+                one.next_offset in borders,  # else it ends in the middle of others: half written
+                one.next_offset,
+                one.generation,
+            ),
+        )
+        if chosen and base < end:
+            if best.next_offset > end and best.borders:
+                raise CorruptMetadata(
+                    f"{chosen[-1].file_name} and {best.file_name} hold the same offsets, "
+                    f"{base} to {end - 1}, and neither can stand for both",
+                    hint="move one of them out of the directory",
+                )
+            continue
+        chosen.append(best)
+        end = max(best.next_offset, base)
+    return chosen
+
+
+def _listed(chosen: Sequence[Chain]) -> tuple[list[SegmentEntry], list[QuarantinedRange]]:
+    """The entries, and what is lost inside and between them."""
+    entries, lost = [], []
+    for number, chain in enumerate(chosen):
+        entry, name = chain.entry(), chain.file_name
+        entries.append(entry)
+        for gap in chain.gaps:
+            if gap.next_offset is not None:
+                lost.append(  # noqa: PERF401
+                    QuarantinedRange(
+                        gap.first_offset,
+                        gap.next_offset,
+                        name,
+                        gap.position,
+                        gap.end_position,
+                        gap.reason,
+                    )
+                )
+        end, size = chain.next_offset, chain.size_bytes
+        if number < len(chosen) - 1 and chosen[number + 1].base_offset > end:
+            following = chosen[number + 1].base_offset
+            reason = "no segment holds these offsets"
+            lost.append(QuarantinedRange(end, following, name, size, size, reason))
+    last = chosen[-1]
+    if last.generation:
+        # Written by a rewrite and sealed: what is appended goes into a file of its own.
+        entries.append(SegmentEntry(base_offset=last.next_offset, next_offset=last.next_offset))
+    return entries, lost
+
+
+def _with_identity(
+    fs: FileSystem,
+    directory: Path,
+    states: Iterable[ActiveState],
+    chosen: Sequence[Chain],
+    manifest: Manifest,
+) -> Manifest | None:
+    """With incarnation and generation from a state that provably is of this very stream, not of
+    an older one of the same name."""
+    by_base = {(chain.base_offset, chain.generation): chain for chain in chosen}
+    for state in states:
+        for generation in range(max(chain.generation for chain in chosen) + 1):
+            claim = manifest.with_changes(incarnation=state.incarnation, generation=generation)
+            if _slot_bears_out(fs, directory, claim):
+                return claim
+        chain = by_base.get((state.base_offset, state.generation))
+        if chain is None or state.position == 0:
+            continue
+        if chain.borders.get(state.next_offset) == state.position or (
+            (chain.next_offset, chain.size_bytes) == (state.next_offset, state.position)
+        ):
+            return manifest.with_changes(incarnation=state.incarnation, generation=state.generation)
+    return None
+
+
+def _slot_bears_out(fs: FileSystem, directory: Path, claim: Manifest) -> bool:
+    if not fs.exists(directory / SLOT_NAME):
+        return False
+    slot = AckedSlot(fs, directory, claim.lineage)
+    try:
+        return slot.recovered is not None
+    finally:
+        slot.close()
+
+
+def _epochs(chosen: Sequence[Chain]) -> list[tuple[int, int]]:
+    epochs: list[tuple[int, int]] = []
+    for chain in chosen:
+        for epoch, offset in chain.epochs:
+            if not epochs or epoch > epochs[-1][0]:
+                epochs.append((epoch, offset))
+    return epochs

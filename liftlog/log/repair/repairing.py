@@ -1,0 +1,231 @@
+"""Repair of one stream: what it would do, then doing it.
+
+In order: a manifest made anew if there is none to read; what is damaged becomes quarantined, so
+that readers are told and compaction keeps away; then recovery itself, the same code as at a start
+of the daemon, settles the end of the active segment. After any crash in between, running it again
+goes on: each step is one durable change that the next run finds done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptMetadata, DataDirLocked
+from liftlog.log.checkpoint_file import read_checkpoint_file
+from liftlog.log.clock import SystemClock
+from liftlog.log.data_dir import CLEAN_NAME, LOCK_NAME, RECOVERY_POINTS_NAME
+from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.filesystem import FileSystem
+from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry, read_manifest
+from liftlog.log.opening import open_log
+from liftlog.log.recovery import ActiveState
+from liftlog.log.repair.damage import find_new_damage, merged
+from liftlog.log.repair.file_systems import KeepingFileSystem, PretendingFileSystem
+from liftlog.log.repair.rebuild import Rebuilt, rebuild_manifest
+
+MANIFEST = "manifest"
+QUARANTINE = "quarantine"
+TAIL = "tail"
+RECOVERY = "recovery"
+
+SAY_SETTINGS = "say --subject, and --set for what else was set; the rest gets its defaults"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that repair does. `kind`: manifest, quarantine, tail or recovery.
+
+    The offsets are [first_offset, next_offset), None where it is not about offsets.
+    """
+
+    kind: str
+    text: str
+    segment: str = ""
+    position: int | None = None
+    first_offset: int | None = None
+    next_offset: int | None = None
+
+    def to_object(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class States:
+    """What the data directory's checkpoint files say of one stream."""
+
+    clean: ActiveState | None = None
+    recovery_point: ActiveState | None = None
+
+    def of(self, incarnation: str, active: SegmentEntry) -> list[ActiveState]:
+        """Those that speak of this very segment."""
+        return [one for one in self.all() if one.is_of(incarnation, active)]
+
+    def all(self) -> list[ActiveState]:
+        return [one for one in (self.clean, self.recovery_point) if one is not None]
+
+
+@dataclass(slots=True)
+class Repair:
+    """One stream to repair. `metadata` is what a rebuilt manifest gets; without it a stream whose
+    manifest is lost is refused with CorruptMetadata."""
+
+    directory: Path
+    states: States = field(default_factory=States)
+    metadata: Mapping[str, Any] | None = None
+    boot_id: str | None = None
+
+    def plan(self, fs: FileSystem) -> list[Step]:
+        """What `run` would do; nothing is changed. Raises CorruptMetadata, OSError,
+        UnsupportedFormat."""
+        return self.run(PretendingFileSystem(fs))
+
+    def run(self, fs: PretendingFileSystem | KeepingFileSystem) -> list[Step]:
+        """Do it, durably, and tell what was done. Errors as for `plan`."""
+        steps: list[Step] = []
+        manifest = self._manifest(fs)
+        rebuilt = manifest is None
+        if manifest is None:
+            made = self._rebuilt(fs)
+            if made is None:
+                return []
+            manifest = made.manifest
+            steps += [Step(MANIFEST, "a new manifest, made from the segments"), *_notes(made)]
+            steps += map(_quarantine_step, manifest.quarantined)
+            for name in made.superseded:
+                fs.unlink(self.directory / name)
+            self._make_active(fs, manifest)
+        found = find_new_damage(fs, self.directory, manifest, self._trusted(manifest))
+        if found:
+            steps += map(_quarantine_step, found)
+            manifest = manifest.with_changes(quarantined=merged(manifest.quarantined, found))
+        if found or rebuilt:
+            manifest.write(fs, self.directory)
+        # An unclean stop by itself is nothing to repair: the daemon's next start sees to it.
+        trial = PretendingFileSystem(fs)
+        settled, events = self._recover(trial, manifest)
+        if not events and not rebuilt:
+            return steps
+        for cut in trial.cuts:
+            length = cut.end_position - cut.position
+            text = f"cut {length:,} bytes that were never acked"
+            steps.append(Step(TAIL, text, cut.path.name, cut.position))
+        steps += map(_quarantine_step, settled)
+        if not trial.cuts and not settled:
+            steps += [Step(RECOVERY, event) for event in events]
+        if isinstance(fs, KeepingFileSystem):
+            self._recover(fs, manifest)
+        return steps
+
+    def _manifest(self, fs: FileSystem) -> Manifest | None:
+        try:
+            manifest = read_manifest(fs, self.directory)
+        except CorruptMetadata:
+            return None
+        return manifest if manifest is not None and manifest.segments else None
+
+    def _rebuilt(self, fs: FileSystem) -> Rebuilt | None:
+        made = rebuild_manifest(fs, self.directory, self.states.all(), self.metadata or {})
+        if made is not None and self.metadata is None:
+            raise CorruptMetadata(
+                f"the manifest of {self.directory.name} is lost, and with it the stream's settings",
+                hint=SAY_SETTINGS,
+            )
+        return made
+
+    def _make_active(self, fs: FileSystem, manifest: Manifest) -> None:
+        active = self.directory / manifest.segments[-1].file_name
+        if not fs.exists(active):
+            fs.open(active, create=True).close()
+            fs.fsync_directory(self.directory)
+
+    def _trusted(self, manifest: Manifest) -> ActiveState | None:
+        """The state from which recovery goes on, so that it does not look at what lies before."""
+        known = self.states.of(manifest.incarnation, manifest.segments[-1])
+        return max(known, key=lambda state: state.next_offset, default=None)
+
+    def _recover(
+        self, fs: FileSystem, manifest: Manifest
+    ) -> tuple[list[QuarantinedRange], list[str]]:
+        """Open the log as the daemon does: (newly quarantined, what it had to say)."""
+        environment = LogEnvironment.create(fs, SystemClock())
+        try:
+            log, report = open_log(
+                self.directory,
+                environment,
+                LogConfig(segment_max_age_ns=None),
+                clean=self.states.clean,
+                recovery_point=self.states.recovery_point,
+                boot_id=self.boot_id,
+            )
+            quarantined = log.quarantined
+            log.close()
+        finally:
+            environment.pool.close()
+        return [bad for bad in quarantined if bad not in manifest.quarantined], report.events
+
+
+def _notes(made: Rebuilt) -> list[Step]:
+    return [Step(MANIFEST, note) for note in made.notes]
+
+
+def _quarantine_step(bad: QuarantinedRange) -> Step:
+    return Step(
+        QUARANTINE, bad.reason, bad.segment, bad.position, bad.first_offset, bad.next_offset
+    )
+
+
+# --- the data directory ---
+
+
+def read_states(fs: FileSystem, data_dir: Path | None, name: str) -> States:
+    """What clean marker and recovery points say of the stream; a damaged file says nothing."""
+    if data_dir is None:
+        return States()
+    return States(*(_read_state(fs, data_dir, file, name) for file in _STATE_FILES))
+
+
+_STATE_FILES: Sequence[str] = (CLEAN_NAME, RECOVERY_POINTS_NAME)
+
+
+def _read_state(fs: FileSystem, data_dir: Path, file: str, name: str) -> ActiveState | None:
+    try:
+        content = read_checkpoint_file(fs, data_dir / file, file) or {}
+        return ActiveState(**content["streams"][name])
+    except (CorruptMetadata, OSError, KeyError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def exclusive(data_dir: Path | None, *, read_only: bool = False) -> Iterator[None]:
+    """Keep daemons out of `data_dir` meanwhile. Raises DataDirLocked when one holds it, OSError.
+
+    `read_only` leaves no trace: a directory that was never locked stays so.
+    """
+    if data_dir is None or (read_only and not (data_dir / LOCK_NAME).exists()):
+        yield
+        return
+    flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+    fd = os.open(data_dir / LOCK_NAME, flags | os.O_CLOEXEC, 0o640)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise DataDirLocked(
+                f"the data directory {data_dir} is in use by process {holder}",
+                hint="stop the daemon first",
+            ) from None
+        if not read_only:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+        if not read_only:
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,189 @@
+"""`log repair` and `log reindex`: what they say, ask, refuse and leave behind."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.main import cli
+from liftlog.log.index import SparseIndex
+from liftlog.records import iter_batches
+from liftlog.records.format import HEADER_SIZE
+
+PER_BATCH = 10
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[StoredLog]:
+    """Offsets 1..60 in batches of ten, in segments of a few batches."""
+    stored = StoredLog(tmp_path / "data", segment_max_bytes=12_000)
+    for batch in range(6):
+        stored.append([b"value %d %d" % (batch, n) * 40 for n in range(PER_BATCH)])
+    assert stored.log.segment_count > 1
+    yield stored
+    stored.environment.pool.close()
+
+
+def run(command: str, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["log", command, *arguments])
+
+
+def readable(log: StoredLog) -> list[int]:
+    """All offsets that a reader gets, in order."""
+    offsets: list[int] = []
+    offset = log.log.log_start_offset
+    while (piece := log.log.read(offset, 1 << 20)) is not None:
+        with piece:
+            for batch in iter_batches(piece.pread()):
+                offsets += batch.trim(offset).offsets()
+            offset = piece.next_offset
+    return offsets
+
+
+def damage_second_batch(log: StoredLog) -> None:
+    position, header = log.positions()[1]
+    assert header.base_offset == 11
+    flip(log.directory / FIRST_SEGMENT, position + HEADER_SIZE + 40)
+
+
+def test_a_dry_run_names_the_damage_and_writes_nothing(log: StoredLog) -> None:
+    log.close()
+    damage_second_batch(log)
+    before = fingerprint(log.data_dir)
+    result = run("repair", "--dry-run", str(log.data_dir))
+    assert result.exit_code == ExitCode.DAMAGED
+    assert "offsets 11..20: the body checksum does not match" in result.stdout
+    assert fingerprint(log.data_dir) == before
+
+
+def test_without_a_terminal_it_must_be_told_yes(log: StoredLog) -> None:
+    log.close()
+    damage_second_batch(log)
+    result = run("repair", str(log.data_dir))
+    assert result.exit_code == ExitCode.USAGE
+    assert "--yes" in result.stderr
+    assert run("verify", str(log.data_dir)).exit_code == ExitCode.DAMAGED
+
+
+def test_after_it_the_loss_is_known_and_the_log_goes_on(log: StoredLog) -> None:
+    log.close()
+    damage_second_batch(log)
+    manifest = (log.directory / "manifest").read_bytes()
+    result = run("repair", "--yes", str(log.directory))
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "orders: repaired" in result.stdout
+    (kept,) = (log.data_dir / "repaired").iterdir()
+    assert str(kept) in result.stdout
+    assert (kept / "manifest").read_bytes() == manifest
+    assert run("verify", "--allow-known", str(log.data_dir)).exit_code == ExitCode.OK
+
+    again = StoredLog(log.data_dir, segment_max_bytes=12_000)
+    again.append([b"new"])
+    assert [offset for offset in range(1, 62) if offset not in range(11, 21)] == readable(again)
+    again.close()
+    assert "nothing to repair" in run("repair", "--yes", str(log.data_dir)).stderr
+
+
+def test_a_whole_log_is_not_touched(log: StoredLog) -> None:
+    log.close()
+    before = fingerprint(log.directory)
+    result = run("repair", "--yes", str(log.data_dir))
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "")
+    assert fingerprint(log.directory) == before
+    assert not (log.data_dir / "repaired").exists()
+
+
+@pytest.mark.parametrize("arguments", [("repair", "--yes"), ("repair", "--dry-run"), ("reindex",)])
+def test_beside_a_daemon_it_is_refused(log: StoredLog, arguments: tuple[str, ...]) -> None:
+    (log.directory / FIRST_SEGMENT).with_suffix(".index").unlink()
+    for directory in (log.data_dir, log.directory):
+        result = run(*arguments, str(directory))
+        assert result.exit_code == ExitCode.TRY_AGAIN
+        assert f"in use by process {os.getpid()}" in result.stderr
+    assert not (log.directory / FIRST_SEGMENT).with_suffix(".index").exists()
+    log.close()
+
+
+def test_a_lost_manifest_needs_the_settings(log: StoredLog) -> None:
+    log.close()
+    manifest = log.directory / "manifest"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"epochs"', b'"epoch5"'))
+    result = run("repair", "--yes", str(log.data_dir))
+    assert result.exit_code == ExitCode.DAMAGED
+    assert "--subject" in result.stderr
+    assert "the damaged manifest" not in result.stderr  # it holds no settings
+    result = run(
+        "repair", "--yes", "-s", "orders.>", "--set", "retention.max_age=7d", str(log.data_dir)
+    )
+    assert result.exit_code == ExitCode.OK, result.output
+    again = StoredLog(log.data_dir, segment_max_bytes=12_000)
+    assert again.report.clean
+    assert again.log.incarnation == log.log.incarnation
+    assert again.log.metadata["settings"]["subject"] == "orders.>"
+    assert again.log.metadata["settings"]["retention"]["max_age"] == "7d"
+    again.append([b"new"])
+    assert readable(again) == list(range(1, 62))
+    again.close()
+
+
+def test_json_tells_each_step(log: StoredLog) -> None:
+    log.close()
+    damage_second_batch(log)
+    result = run("repair", "--yes", "--output", "jsonl", str(log.data_dir))
+    (told,) = map(json.loads, result.stdout.splitlines())
+    assert (told["stream"], told["done"], told["damage_left"]) == (STREAM, True, 0)
+    (step,) = told["steps"]
+    assert (step["kind"], step["first_offset"], step["next_offset"]) == ("quarantine", 11, 21)
+    assert told["kept_in"].startswith(str(log.data_dir / "repaired" / STREAM))
+
+
+# --- indexes ---
+
+
+def wrong_index(log: StoredLog) -> bytes:
+    """Passes its check and leads nowhere."""
+    index = SparseIndex(1)
+    index.maybe_add(1, 0, 1)
+    index.maybe_add(4, 5000, 2)
+    return index.to_bytes()
+
+
+@pytest.mark.parametrize("kind", ["missing", "damaged", "wrong", "too short"])
+def test_reindex_makes_a_bad_index_anew(log: StoredLog, kind: str) -> None:
+    log.close()
+    path = (log.directory / FIRST_SEGMENT).with_suffix(".index")
+    right = path.read_bytes()
+    assert len(right) > 32
+    if kind == "missing":
+        path.unlink()
+    elif kind == "damaged":
+        flip(path, 5)
+    else:
+        path.write_bytes(wrong_index(log) if kind == "wrong" else SparseIndex(1).to_bytes())
+    before = fingerprint(log.data_dir)
+    dry = run("reindex", "--dry-run", str(log.data_dir))
+    assert (dry.exit_code, fingerprint(log.data_dir)) == (ExitCode.DAMAGED, before)
+    assert path.name in dry.stdout
+    assert run("reindex", str(log.data_dir)).exit_code == ExitCode.OK
+    assert path.read_bytes() == right
+    assert "right" in run("reindex", str(log.data_dir)).stderr
+
+
+def test_reindex_leaves_right_indexes_alone(log: StoredLog) -> None:
+    log.close()
+    before = fingerprint(log.directory)
+    assert run("reindex", str(log.data_dir)).exit_code == ExitCode.OK
+    assert fingerprint(log.directory) == before
+
+
+def test_reindex_sends_to_repair_where_there_is_no_manifest(log: StoredLog) -> None:
+    log.close()
+    (log.directory / "manifest").unlink()
+    result = run("reindex", str(log.data_dir))
+    assert result.exit_code == ExitCode.DAMAGED
+    assert "liftlog log repair" in result.stderr
