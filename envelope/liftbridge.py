@@ -1,0 +1,172 @@
+"""The envelope of Liftbridge, for publishers that were written for it.
+
+    0  4  magic number B9 0E 43 B4
+    4  1  version 0
+    5  1  header length (8, or 12 with CRC)
+    6  1  flags (bit 0: CRC present)
+    7  1  message type (0 publish, 1 ack)
+    8  4  CRC-32C of the body u32 big-endian (only with flag bit 0)
+    .. the rest is the body, one protobuf message
+
+Sources: documentation/envelope_protocol.md and server/protocol/envelope.go of
+https://github.com/liftbridge-io/liftbridge, and api.proto of liftbridge-io/liftbridge-api for the
+messages. As with our own envelope, what is not exactly one is a plain message: `decode_publish`
+and `decode_ack` answer None and never raise. (The eight bytes B9 0E 43 B4 00 FF 00 00, whose
+header is longer than the message, stop a Liftbridge server.)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from . import protobuf
+from .protobuf import BYTES, INT32, INT64, MAP, TEXT, Table
+
+COOKIE = b"\xb9\x0e\x43\xb4"
+VERSION = 0
+FLAG_CRC = 0x01
+
+TYPE_PUBLISH = 0
+TYPE_ACK = 1
+
+# Ack policies
+LEADER: Final = 0
+ALL: Final = 1
+NONE: Final = 2
+
+# Ack errors
+OK: Final = 0
+UNKNOWN: Final = 1
+INCORRECT_OFFSET: Final = 2
+TOO_LARGE: Final = 3
+ENCRYPTION: Final = 4
+
+_HEADER = struct.Struct(
+    ">"
+    "4s"  # magic number
+    "B"  # version
+    "B"  # header length
+    "B"  # flags
+    "B"  # message type
+)
+_CRC = struct.Struct(">I")
+_HEADER_SIZE = _HEADER.size
+_HEADER_SIZE_WITH_CRC = _HEADER.size + _CRC.size
+
+_NO_HEADERS: Mapping[str, bytes] = {}
+
+
+class Publish(NamedTuple):
+    """`Message` of api.proto, of which a publisher fills in a part.
+
+    Absent and default are one in protobuf: no key is an empty key. `offset` is the offset that
+    the record is expected to get; -1 says none, and so does 0, which stands for an absent one.
+    """
+
+    offset: int = 0
+    key: bytes = b""
+    value: bytes = b""
+    timestamp: int = 0
+    stream: str = ""
+    partition: int = 0
+    subject: str = ""
+    reply_subject: str = ""
+    headers: Mapping[str, bytes] = _NO_HEADERS
+    ack_inbox: str = ""
+    correlation_id: str = ""
+    ack_policy: int = LEADER
+
+
+class Ack(NamedTuple):
+    """`Ack` of api.proto. Times in nanoseconds since 1970."""
+
+    stream: str = ""
+    partition_subject: str = ""
+    msg_subject: str = ""
+    offset: int = 0
+    ack_inbox: str = ""
+    correlation_id: str = ""
+    ack_policy: int = LEADER
+    reception_timestamp: int = 0
+    commit_timestamp: int = 0
+    ack_error: int = OK
+
+
+_PUBLISH: Table = {
+    1: ("offset", INT64),
+    2: ("key", BYTES),
+    3: ("value", BYTES),
+    4: ("timestamp", INT64),
+    5: ("stream", TEXT),
+    6: ("partition", INT32),
+    7: ("subject", TEXT),
+    8: ("reply_subject", TEXT),
+    9: ("headers", MAP),
+    10: ("ack_inbox", TEXT),
+    11: ("correlation_id", TEXT),
+    12: ("ack_policy", INT32),
+}
+_ACK: Table = {
+    1: ("stream", TEXT),
+    2: ("partition_subject", TEXT),
+    3: ("msg_subject", TEXT),
+    4: ("offset", INT64),
+    5: ("ack_inbox", TEXT),
+    6: ("correlation_id", TEXT),
+    7: ("ack_policy", INT32),
+    8: ("reception_timestamp", INT64),
+    9: ("commit_timestamp", INT64),
+    10: ("ack_error", INT32),
+}
+
+
+def decode_publish(data: bytes) -> Publish | None:
+    """What was published, or None when `data` is a plain message. Never raises."""
+    fields = _open(data, TYPE_PUBLISH, _PUBLISH)
+    return None if fields is None else Publish(**fields)
+
+
+def decode_ack(data: bytes) -> Ack | None:
+    """The ack in `data`, or None when it is something else. Never raises."""
+    fields = _open(data, TYPE_ACK, _ACK)
+    return None if fields is None else Ack(**fields)
+
+
+def encode_publish(publish: Publish, *, crc: bool = True) -> bytes:
+    """One envelope, ready to be published."""
+    return _close(protobuf.encode(publish._asdict(), _PUBLISH), TYPE_PUBLISH, crc=crc)
+
+
+def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
+    """One envelope; without a checksum, as Liftbridge itself writes it."""
+    return _close(protobuf.encode(ack._asdict(), _ACK), TYPE_ACK, crc=crc)
+
+
+def _open(data: bytes, wanted_type: int, table: Table) -> dict[str, Any] | None:
+    if len(data) < _HEADER_SIZE:
+        return None
+    cookie, version, header_size, flags, message_type = _HEADER.unpack_from(data)
+    if cookie != COOKIE or version != VERSION or message_type != wanted_type:
+        return None
+    if not _HEADER_SIZE <= header_size <= len(data):
+        return None
+    body = data[header_size:]
+    if flags == FLAG_CRC:
+        if header_size != _HEADER_SIZE_WITH_CRC:
+            return None
+        if crc32c(body) != _CRC.unpack_from(data, _HEADER_SIZE)[0]:
+            return None
+    elif flags:
+        return None
+    return protobuf.decode(body, table)
+
+
+def _close(body: bytes, message_type: int, *, crc: bool) -> bytes:
+    if not crc:
+        return _HEADER.pack(COOKIE, VERSION, _HEADER_SIZE, 0, message_type) + body
+    head = _HEADER.pack(COOKIE, VERSION, _HEADER_SIZE_WITH_CRC, FLAG_CRC, message_type)
+    return head + _CRC.pack(crc32c(body)) + body

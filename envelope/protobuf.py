@@ -1,0 +1,146 @@
+"""As much of protobuf's wire format as Liftbridge's messages need, driven by tables.
+
+A message is a row of fields, each a tag (number and wire type) and a value. Scalars only, text,
+bytes, and maps of text to bytes. Specification: https://protobuf.dev/programming-guides/encoding/
+
+`decode` gets whatever somebody published: it answers None for anything malformed, never raises,
+and looks at no more than `MAX_FIELDS` fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+INT64: Final = 0
+INT32: Final = 1  # enumerations too
+TEXT: Final = 2
+BYTES: Final = 3
+MAP: Final = 4
+"""Of text to bytes."""
+
+Table = Mapping[int, tuple[str, int]]
+"""Field number -> (name, kind)."""
+
+MAX_FIELDS: Final = 256
+"""In one message. Without a bound, a megabyte of two-byte fields would take half a second."""
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
+_UNKNOWN = ("", -1)
+_ENTRY: Table = {1: ("key", TEXT), 2: ("value", BYTES)}
+_MAX_VARINT_BYTES = 10
+_MAX_FIELD_NUMBER = 2**29 - 1
+
+
+def decode(data: bytes, table: Table) -> dict[str, Any] | None:
+    """The fields that are there, by name; None if the message is malformed.
+
+    Fields that the table does not name, or that come with another wire type, are skipped. The
+    last of several equal ones counts.
+    """
+    try:
+        return _decode(data, table)
+    except (ValueError, IndexError):  # too short, too long, or text that is not UTF-8
+        return None
+
+
+def _decode(data: bytes, table: Table) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    pos = count = 0
+    end = len(data)
+    while pos < end:
+        count += 1
+        if count > MAX_FIELDS:
+            raise ValueError("too many fields")
+        tag, pos = _varint(data, pos)
+        number, wire_type = tag >> 3, tag & 7
+        if not 1 <= number <= _MAX_FIELD_NUMBER:
+            raise ValueError("no such field number")
+        value: Any = None
+        if wire_type == _LENGTH:
+            size = data[pos]
+            start = pos + 1
+            if size >= 0x80:
+                size, start = _varint(data, pos)
+            pos = start + size
+            value = data[start:pos]
+        elif wire_type == _VARINT:
+            value, pos = _varint(data, pos)
+        elif wire_type in (_FIXED64, _FIXED32):
+            pos += 8 if wire_type == _FIXED64 else 4
+        else:
+            raise ValueError("groups are not supported")
+        if pos > end:
+            raise ValueError("a field passes the end")
+        name, kind = table.get(number, _UNKNOWN)
+        if kind in (BYTES, TEXT, MAP) and wire_type == _LENGTH:
+            if kind == BYTES:
+                found[name] = value
+            elif kind == TEXT:
+                found[name] = value.decode()
+            else:
+                entry = _decode(value, _ENTRY)
+                found.setdefault(name, {})[entry.get("key", "")] = entry.get("value", b"")
+        elif kind in (INT64, INT32) and wire_type == _VARINT:
+            found[name] = _signed(value, 64 if kind == INT64 else 32)
+    return found
+
+
+def _varint(data: bytes, pos: int) -> tuple[int, int]:
+    """(value, position behind it)"""
+    value = data[pos]
+    if value < 0x80:
+        return value, pos + 1
+    value &= 0x7F
+    for i in range(1, _MAX_VARINT_BYTES):
+        byte = data[pos + i]
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            if value >= 2**64:
+                break
+            return value, pos + i + 1
+    raise ValueError("a number of more than 64 bits")
+
+
+def _signed(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def encode(fields: Mapping[str, Any], table: Table) -> bytes:
+    """A message; fields with their default are left out, the others come in the table's order.
+
+    Raises OverflowError for a number that does not fit 64 bits.
+    """
+    parts = []
+    for number, (name, kind) in table.items():
+        value = fields.get(name)
+        if not value:
+            continue
+        tag = _to_varint(number << 3 | _WIRE_TYPE[kind])
+        if kind in (INT64, INT32):
+            parts.append(tag + _to_varint(value))
+        elif kind == MAP:
+            for key, item in value.items():
+                # Both are there even if they are empty, as protobuf's own libraries have it.
+                parts.append(tag + _sized(b"\x0a" + _sized(key.encode()) + b"\x12" + _sized(item)))
+        else:
+            parts.append(tag + _sized(value.encode() if kind == TEXT else value))
+    return b"".join(parts)
+
+
+def _sized(raw: bytes) -> bytes:
+    return _to_varint(len(raw)) + raw
+
+
+def _to_varint(value: int) -> bytes:
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError(f"{value} does not fit 64 bits")
+    value &= 2**64 - 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
