@@ -80,7 +80,8 @@ class AckedPublisher(threading.Thread):
         self._port = port
         self._in_flight, self._pad = in_flight, pad
         self._stop_asked = threading.Event()
-        self._unheard = False
+        self.unheard = 0
+        """How often NATS said that nobody subscribes."""
 
     def run(self) -> None:
         try:
@@ -92,6 +93,7 @@ class AckedPublisher(threading.Thread):
     def _publish(self, client: RawNats) -> None:
         inbox = client.new_reply().rpartition(b".")[0]
         waiting: set[int] = set()
+        unheard = 0
         while not self._stop_asked.is_set():
             frames = []
             while len(waiting) < self._in_flight:
@@ -101,9 +103,9 @@ class AckedPublisher(threading.Thread):
                 value = (b"%d" % number).ljust(self._pad)
                 frames.append(pub_frame(self.subject, value, reply=inbox + b".%d" % number))
             client.send(b"".join(frames))
-            if self._unheard:  # nobody listens: do not fill the time with messages for nobody
+            if self.unheard > unheard:  # do not fill the time with messages for nobody
+                unheard = self.unheard
                 self._stop_asked.wait(0.02)
-                self._unheard = False
             try:
                 self._take(client.next_message(0.3), waiting)
                 while client._messages:
@@ -120,8 +122,9 @@ class AckedPublisher(threading.Thread):
     def _take(self, message: RawMessage, waiting: set[int]) -> None:
         number = int(message.subject.rpartition(b".")[2])
         waiting.discard(number)
-        self._unheard = not message.payload  # nobody subscribes at the moment
-        if message.payload:
+        if not message.payload:
+            self.unheard += 1
+        else:
             answer = json.loads(message.payload)
             if "error" in answer:
                 self.nacked[number] = answer["error"]["err_code"]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from support.ingesting import AckedPublisher
+from support.ingesting import AckedPublisher, until
 
 from liftlog.records.decode import Record
+
+PATIENCE = 60.0
 
 
 class Ledger:
@@ -20,9 +22,23 @@ class Ledger:
         self._publishers = {publisher.subject: publisher for publisher in publishers}
         self._seen: dict[int, tuple[str, int]] = {}
 
-    @property
-    def acked_count(self) -> int:
+    def _acked_count(self) -> int:
+        for publisher in self._publishers.values():
+            if publisher.error is not None:
+                raise publisher.error
         return sum(len(publisher.acked) for publisher in self._publishers.values())
+
+    def wait_acked(self, more: int) -> None:
+        wanted = self._acked_count() + more
+        until(lambda: self._acked_count() >= wanted, PATIENCE, f"{more} more acks")
+
+    def wait_settled(self) -> None:
+        """Nobody listens: returns when every ack that left before has been counted.
+
+        Answers come in order, so it has been once a publisher hears that it is not heard.
+        """
+        before = {publisher: publisher.unheard for publisher in self._publishers.values()}
+        until(lambda: all(one.unheard > count for one, count in before.items()), PATIENCE)
 
     def start(self) -> None:
         for publisher in self._publishers.values():

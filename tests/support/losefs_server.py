@@ -3,7 +3,7 @@
     python -m support.losefs_server MOUNTPOINT
 
 Commands are JSON lines on standard input, each answered by one line. It speaks the protocol by
-itself, so that nothing but /dev/fuse and the right to mount is needed. Struct layouts: linux/fuse.h.
+itself, so that nothing but /dev/fuse and the right to mount is needed. Layouts: linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ INIT_FLAGS = (1 << 5) | (1 << 22)  # big writes, max_pages
 
 _IN = struct.Struct("<IIQQIIIHH")
 _ATTR = struct.Struct("<6Q10I")
+_STAT_BLOCK = 512
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -193,7 +194,7 @@ class LoseFs:
         mode = (0o100000 if is_file else 0o040000) | node.mode
         now = int(time.time())
         return _ATTR.pack(
-            number, size, -(-size // SECTOR_BLOCK), now, now, now, 0, 0, 0,
+            number, size, -(-size // _STAT_BLOCK), now, now, now, 0, 0, 0,
             mode, 1 if is_file else 2, 0, 0, 0, PAGE, 0,
         )  # fmt: skip
 
@@ -213,9 +214,6 @@ class LoseFs:
         if self.capacity is None:
             return None
         return max(self.capacity - sum(len(file.data) for file in self.root.files()), 0)
-
-
-SECTOR_BLOCK = 512
 
 
 def _name(body: bytes) -> str:

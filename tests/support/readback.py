@@ -27,11 +27,11 @@ def read_back(daemon: Daemon, stream: str) -> Readback:
             try:
                 records += client.read(stream, start=start, until="end")
             except CorruptRange as damage:
-                assert damage.next_offset > damage.first_offset
-                assert not damaged or damage.first_offset >= damaged[-1][1]
-                # Up to the damage every record was delivered, none from inside of it.
-                assert not records or records[-1].offset < damage.first_offset
-                damaged.append((damage.first_offset, damage.next_offset))
-                start = damage.next_offset
+                first, start = damage.first_offset, damage.next_offset
+                damaged.append((first, start))
             else:
                 return Readback(records, damaged)
+            assert start > first
+            assert len(damaged) == 1 or first >= damaged[-2][1]
+            # Up to the damage every record was delivered, none from inside of it.
+            assert not records or records[-1].offset < first
