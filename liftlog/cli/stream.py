@@ -1,4 +1,4 @@
-"""`liftlog stream`: create, ls, info, rm."""
+"""`liftlog stream`: create, ls, info, compact, rm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from liftlog.cli.compaction import describe_compaction, describe_last_pass
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @server_options
 @debug_option
 def stream_commands() -> None:
-    """Create, list, describe and delete streams.
+    """Create, list, describe, compact and delete streams.
 
     `list`, `describe` and `delete` are other names of `ls`, `info` and `rm`.
     """
@@ -102,7 +103,7 @@ def list_streams() -> None:
 @server_options
 @debug_option
 def info(name: str) -> None:
-    """Show one stream: offsets, settings, losses."""
+    """Show one stream: offsets, settings, losses, compaction."""
     style = output_format()
     with connect_to_server() as client:
         found = client.describe_stream(name)
@@ -112,6 +113,28 @@ def info(name: str) -> None:
     print_pairs(_facts(found))
     for text in found.warnings:
         warn(text)
+
+
+@stream_commands.command()
+@click.argument("name")
+@click.option("--wait", "-w", is_flag=True, help="Return when the pass is over.")
+@server_options
+@debug_option
+def compact(name: str, wait: bool) -> None:
+    """Compact the stream NAME now, whatever its dirty ratio.
+
+    The active segment is rolled first. What is younger than the stream's dedupe_window or min_lag
+    stays as it is.
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.compact_stream(name, wait=wait)
+    if style != "table":
+        write_object(found.to_wire(), style)
+    elif wait:
+        click.echo(f"{printable(name)} compacted: {describe_last_pass(found.compaction)}")
+    else:
+        click.echo(f"{printable(name)} is compacted next (liftlog stream info {printable(name)})")
 
 
 @stream_commands.command()
@@ -184,6 +207,7 @@ def _facts(found: StreamInfo) -> list[tuple[str, str]]:
         ("size", f"{show_size(found.size_bytes)} in {plural(found.segment_count, 'segment')}"),
         ("leader epoch", str(found.leader_epoch)),
         ("incarnation", found.incarnation),
+        ("compaction", "\n".join(describe_compaction(found.compaction))),
         ("settings", "\n".join(f"{key}: {value}" for key, value in _flat(found.settings))),
         ("possible losses", "\n".join(map(_loss, found.possible_losses))),
         ("damaged", "\n".join(map(_range, found.quarantined))),

@@ -13,6 +13,7 @@ from typing import Any, Self
 from liftlog.client.address import DEFAULT_ADDRESS, Address, tune
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.buffers import BufferPool
+from liftlog.client.compaction import PassWatch
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import DEFAULT_FETCH_BYTES, DEFAULT_READ_AHEAD_BYTES, ReadAhead
 from liftlog.client.requests import (
@@ -31,6 +32,7 @@ from liftlog.errors import LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.messages import (
     NONCE_BYTES,
+    CompactStream,
     DeleteStream,
     DescribeStream,
     Done,
@@ -101,6 +103,20 @@ class SyncClient:
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its records. Raises StreamNotFound."""
         self._call(DeleteStream(name), Done)
+
+    def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
+        """Ask for a compaction pass now, whatever the dirty ratio; the active segment is rolled
+        first. With `wait` it returns once the pass is over, however long that takes.
+
+        Raises InvalidArgument when the stream has no compaction, and with `wait` StreamUnavailable
+        when the pass failed.
+        """
+        info = self._call(CompactStream(name), StreamAnswer).info
+        watch = PassWatch(info)
+        while wait and not watch.is_over(info):
+            time.sleep(watch.seconds)
+            info = self.describe_stream(name)
+        return info
 
     def fetch(
         self,

@@ -129,6 +129,14 @@ class DeleteStream(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class CompactStream(Message):
+    """Asks for a compaction pass soon; does not wait for it."""
+
+    KIND: ClassVar[str] = "compact"
+    stream: str = key("s", _NAME)
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel(Message):
     """Gives up the request whose id this frame bears. Has no answer of its own."""
 
@@ -167,7 +175,7 @@ class FetchHeader(Message):
 
 @dataclass(frozen=True, slots=True)
 class StreamAnswer(Message):
-    """Answer to create and describe."""
+    """Answer to create, describe and compact."""
 
     KIND: ClassVar[str] = "stream"
     stream: dict[str, Any] = key("d", MAP)
@@ -213,7 +221,16 @@ OPENING: dict[str, type[Message]] = {cls.KIND: cls for cls in (Hello, Auth)}
 
 REQUESTS: dict[str, type[Message]] = {
     cls.KIND: cls
-    for cls in (Ping, Fetch, CreateStream, DescribeStream, ListStreams, DeleteStream, Cancel)
+    for cls in (
+        Ping,
+        Fetch,
+        CreateStream,
+        DescribeStream,
+        ListStreams,
+        DeleteStream,
+        CompactStream,
+        Cancel,
+    )
 }
 
 ANSWERS: dict[str, type[Message]] = {

@@ -35,6 +35,7 @@ class StreamInfo:
     warnings: list[str] = field(default_factory=list)
     possible_losses: list[dict[str, Any]] = field(default_factory=list)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
+    compaction: dict[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name, _ in _FIELDS}

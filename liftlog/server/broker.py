@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from liftlog.errors import (
     ConfigError,
@@ -45,6 +45,14 @@ _LOOK_AGAIN_SECONDS = 0.1
 _SMALL_RUN = 4096
 
 
+class Compactor(Protocol):
+    """What cleans the streams' sealed segments."""
+
+    def describe(self, host: StreamHost) -> dict[str, Any]: ...
+    def request(self, host: StreamHost) -> None: ...
+    async def forget(self, host: StreamHost) -> None: ...
+
+
 class Broker:
     """Implements the pull server's Broker and the streams' Committers."""
 
@@ -65,6 +73,7 @@ class Broker:
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
         self._ack_subjects = AckSubjects()
+        self.compactor: Compactor | None = None
         self.dirty: dict[StreamHost, None] = {}
         self._kick_scheduled = False
         self._pending_estimate = 0
@@ -400,6 +409,8 @@ class Broker:
         del self.hosts[host.name]
         self.broken[host.name] = "its deletion did not finish"
         host.close()
+        if self.compactor is not None:
+            await self.compactor.forget(host)
         self._streams_changed()
         await asyncio.to_thread(host.log.close)
 
@@ -413,6 +424,14 @@ class Broker:
             # Under its new name it is no stream any more; the next start removes the rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self.broken.pop(name, None)
+
+    async def compact_stream(self, name: str) -> StreamInfo:
+        """Ask for a pass as soon as possible; describe the stream with the request noted."""
+        host = self.stream(name)
+        if self.compactor is None:
+            raise ShuttingDown("nothing is compacted at the moment")
+        self.compactor.request(host)
+        return self._describe(host)
 
     def stream(self, name: str) -> StreamHost:
         host = self._host(name)
@@ -429,7 +448,8 @@ class Broker:
         return host
 
     def _describe(self, host: StreamHost) -> StreamInfo:
-        return describe(host, self.state_of(host), self._warnings(host))
+        compaction = self.compactor.describe(host) if self.compactor is not None else {}
+        return describe(host, self.state_of(host), self._warnings(host), compaction)
 
     def state_of(self, host: StreamHost) -> str:
         if host.failure:

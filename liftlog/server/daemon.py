@@ -23,6 +23,7 @@ from liftlog.errors import ConfigError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.protocol.limits import WireLimits
 from liftlog.server.broker import Broker
+from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.embedded import EmbeddedNats
 from liftlog.server.housekeeping import Housekeeping
@@ -87,6 +88,8 @@ class Daemon:
             await broker.open_streams(assume_yes=assume_yes)
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
+            cleaner = Cleaner(broker, self.settings.cleaner, self._data_dir)
+            broker.compactor = cleaner
             link = NatsLink(
                 self.settings.nats,
                 await self._nats_servers(stack),
@@ -102,7 +105,7 @@ class Daemon:
             pull = PullServer(broker, _pull_limits(self.settings), policy)
             pull_addresses = await pull.start(self.settings.pull.listen)
             http = HttpServer(
-                lambda: self._problems(broker, link), make_exposition(broker, link, pull)
+                lambda: self._problems(broker, link), make_exposition(broker, link, pull, cleaner)
             )
             stack.push_async_callback(http.close)
             http_address = None
@@ -113,7 +116,10 @@ class Daemon:
             await broker.keep_disk_reserve()
             link.start()
             async with asyncio.TaskGroup() as group:
-                keepers = [group.create_task(self._keep(housekeeping))]
+                keepers = [
+                    group.create_task(self._keep(housekeeping)),
+                    group.create_task(cleaner.run()),
+                ]
                 if self._embedded is not None:
                     keepers.append(group.create_task(self._embedded.keep_running()))
                 await self._stop.wait()

@@ -15,6 +15,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from liftlog.server.broker import Broker
+from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.cleaning.state import StreamCleaning
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.pull import PullServer
 from liftlog.server.stream_host import StreamHost
@@ -26,6 +28,14 @@ class StreamMetric:
     kind: str
     help: str
     value: Callable[[StreamHost], float]
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningMetric:
+    name: str
+    kind: str
+    help: str
+    value: Callable[[StreamCleaning], float]
 
 
 STREAM_METRICS = (
@@ -116,10 +126,76 @@ STREAM_METRICS = (
         lambda host: len(host.log.quarantined),
     ),
     StreamMetric(
+        "liftlog_cleaned_below",
+        "gauge",
+        "Compaction has looked at everything below this offset",
+        lambda host: host.log.cleaned_below,
+    ),
+    StreamMetric(
         "liftlog_failed",
         "gauge",
         "1 when the stream's storage failed",
         lambda host: 1.0 if host.failure else 0.0,
+    ),
+)
+
+CLEANING_METRICS = (
+    CleaningMetric(
+        "liftlog_compaction_dirty_ratio",
+        "gauge",
+        "Part of the sealed bytes that was never compacted, when last looked at",
+        lambda state: state.backlog.dirty_ratio,
+    ),
+    CleaningMetric(
+        "liftlog_compaction_running",
+        "gauge",
+        "1 while a pass is under way",
+        lambda state: 1.0 if state.running == "compact" else 0.0,
+    ),
+    CleaningMetric(
+        "liftlog_compaction_progress_ratio",
+        "gauge",
+        "How much of the present phase of a pass is done",
+        lambda state: state.progress_ratio,
+    ),
+    CleaningMetric(
+        "liftlog_compaction_passes", "counter", "Compaction passes", lambda state: state.passes
+    ),
+    CleaningMetric(
+        "liftlog_compaction_records_removed",
+        "counter",
+        "Records that compaction removed",
+        lambda state: state.records_removed,
+    ),
+    CleaningMetric(
+        "liftlog_compaction_freed_bytes",
+        "counter",
+        "Bytes that compaction freed",
+        lambda state: state.bytes_freed,
+    ),
+    CleaningMetric(
+        "liftlog_rebatched_segments",
+        "counter",
+        "Segments rewritten with larger batches",
+        lambda state: state.rebatched_segments,
+    ),
+    CleaningMetric(
+        "liftlog_scrubbed_segments",
+        "counter",
+        "Sealed segments that were verified again",
+        lambda state: state.scrubbed_segments,
+    ),
+    CleaningMetric(
+        "liftlog_scrubbed_bytes",
+        "counter",
+        "Bytes that were verified again",
+        lambda state: state.scrubbed_bytes,
+    ),
+    CleaningMetric(
+        "liftlog_cleaning_failures",
+        "counter",
+        "Jobs of compaction, re-batching or scrubbing that failed",
+        lambda state: state.failures,
     ),
 )
 
@@ -141,8 +217,9 @@ REFUSED = ("liftlog_refused", "counter", "Messages not stored, by reason")
 class DaemonCollector(Collector):
     """Reads everything at scrape time, on the event loop."""
 
-    def __init__(self, broker: Broker, link: NatsLink, pull: PullServer) -> None:
+    def __init__(self, broker: Broker, link: NatsLink, pull: PullServer, cleaner: Cleaner) -> None:
         self._broker = broker
+        self._cleaner = cleaner
         self._link = link
         self._pull = pull
 
@@ -152,6 +229,11 @@ class DaemonCollector(Collector):
             family = _family(metric.name, metric.kind, metric.help, ["stream"])
             for host in hosts:
                 family.add_metric([host.name], metric.value(host))
+            yield family
+        for one in CLEANING_METRICS:
+            family = _family(one.name, one.kind, one.help, ["stream"])
+            for host in hosts:
+                family.add_metric([host.name], one.value(self._cleaner.state_of(host)))
             yield family
         refused = _family(*REFUSED, ["stream", "reason"])
         for host in hosts:
@@ -188,8 +270,10 @@ def _family(
     return family(name, text, labels=labels)
 
 
-def make_exposition(broker: Broker, link: NatsLink, pull: PullServer) -> Callable[[], bytes]:
+def make_exposition(
+    broker: Broker, link: NatsLink, pull: PullServer, cleaner: Cleaner
+) -> Callable[[], bytes]:
     """A function that renders the text format of Prometheus."""
     registry = CollectorRegistry()
-    registry.register(DaemonCollector(broker, link, pull))
+    registry.register(DaemonCollector(broker, link, pull, cleaner))
     return lambda: generate_latest(registry)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.stream_host import StreamHost
 
 
-def describe(host: StreamHost, state: str, warnings: Sequence[str]) -> StreamInfo:
+def describe(
+    host: StreamHost, state: str, warnings: Sequence[str], compaction: dict[str, Any]
+) -> StreamInfo:
     log = host.log
     return StreamInfo(
         name=host.name,
@@ -30,6 +33,7 @@ def describe(host: StreamHost, state: str, warnings: Sequence[str]) -> StreamInf
         warnings=[host.failure, *warnings] if host.failure else list(warnings),
         possible_losses=host.possible_losses,
         quarantined=[asdict(entry) for entry in log.quarantined],
+        compaction=compaction,
     )
 
 

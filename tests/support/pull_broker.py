@@ -139,6 +139,7 @@ class LogBroker:
         self.config = LogConfig(segment_max_bytes=segment_max_bytes)
         self.streams: dict[str, LoggedStream] = {}
         self.settings: dict[str, dict[str, object]] = {}
+        self.compaction: dict[str, object] = {}
         self.gate: asyncio.Event | None = None  # when set, create waits for it
 
     def add(self, name: str, **settings: object) -> LoggedStream:
@@ -170,6 +171,7 @@ class LogBroker:
             segment_count=log.segment_count,
             leader_epoch=log.leader_epoch,
             settings=self.settings[name],
+            compaction=dict(self.compaction),
         )
 
     async def list_streams(self) -> list[StreamInfo]:
@@ -180,6 +182,11 @@ class LogBroker:
         del self.streams[name]
         stream.wake(everyone=True)
         stream.real_log.close()
+
+    async def compact_stream(self, name: str) -> StreamInfo:
+        """Nothing compacts here; `compaction` is what a test put there."""
+        self.compaction["requested"] = self.compaction.get("requested", 0) + 1
+        return await self.describe_stream(name)
 
     def stream(self, name: str) -> LoggedStream:
         try:

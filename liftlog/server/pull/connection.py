@@ -23,6 +23,7 @@ from liftlog.protocol.messages import (
     TOKEN,
     Auth,
     Cancel,
+    CompactStream,
     CreateStream,
     DeleteStream,
     DescribeStream,
@@ -243,6 +244,9 @@ class PullConnection:
             gate.authorize(self.principal, "delete", message.stream)
             await broker.delete_stream(message.stream)
             return Done()
+        if isinstance(message, CompactStream):
+            gate.authorize(self.principal, "admin", message.stream)
+            return StreamAnswer((await broker.compact_stream(message.stream)).to_wire())
         if isinstance(message, ListStreams):
             infos = await broker.list_streams()
             readable = [one for one in infos if gate.may_read(self.principal, one.name)]

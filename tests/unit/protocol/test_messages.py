@@ -26,6 +26,7 @@ EXAMPLES: list[Message] = [
     m.DescribeStream("s"),
     m.ListStreams(),
     m.DeleteStream("s"),
+    m.CompactStream("s"),
     m.Cancel(),
     m.StreamAnswer({"name": "s"}),
     m.StreamsAnswer([{"name": "s"}, {"name": "t"}]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from liftlog.protocol.stream_info import StreamInfo
 from liftlog.protocol.wire import Message, wire_fields
 from liftlog.records.decode import decode_batch
 from liftlog.records.encode import encode_batch
+from liftlog.server.cleaning.state import StreamCleaning
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference/protocol.md").read_text()
@@ -65,6 +67,15 @@ def test_the_error_codes() -> None:
 def test_the_description_of_a_stream() -> None:
     described = [row[0].strip("`") for row in rows(section("Description of a stream"))]
     assert described == list(StreamInfo("s", "a").to_wire())
+
+
+def test_the_compaction_of_a_stream() -> None:
+    described = re.findall(
+        r"`(\w+)`", " ".join(r[0] for r in rows(section("Compaction of a stream")))
+    )
+    log = SimpleNamespace(cleaned_below=1, tombstones_removed_below=1)
+    declared = StreamCleaning().to_info(log, enabled=True, now=0.0)  # type: ignore[arg-type]
+    assert described == list(declared)
 
 
 def test_the_limits_in_the_text() -> None:

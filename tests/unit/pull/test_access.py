@@ -109,6 +109,7 @@ ALLOWED_TO_ALICE = [
     ({"k": "describe", "s": "other"}, "read"),
     ({"k": "create", "s": "other", "c": {"subject": "a.b"}}, "create"),
     ({"k": "delete", "s": "other"}, "delete"),
+    ({"k": "compact", "s": "other"}, "admin"),
 ]
 
 

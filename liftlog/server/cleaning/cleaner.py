@@ -1,0 +1,283 @@
+"""What is done next, one job at a time.
+
+A round first compacts the streams that are due, the dirtiest first, then gives re-batching and
+scrubbing a share of time each. Passes that somebody asked for come before everything else. A job
+that fails concerns its stream alone, which is then left alone for a growing while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
+
+from liftlog.errors import InvalidArgument, LiftlogError, SegmentsChanged, StorageError
+from liftlog.log import DataDir
+from liftlog.server.cleaning.compaction import compaction_of, measure_backlog, plan_pass
+from liftlog.server.cleaning.jobs import JobRunner
+from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
+from liftlog.server.cleaning.rebatching import SmallBatches
+from liftlog.server.cleaning.scrubbing import ScrubSchedule
+from liftlog.server.cleaning.state import StreamCleaning
+from liftlog.server.stream_host import StreamHost
+from liftlog.settings import CleanerSettings
+
+logger = logging.getLogger("liftlog.server.cleaner")
+
+_SECOND_NS = 1_000_000_000
+_LOOKING_PART = 200
+"""Looking at a stream may take one part in so many of the time; it grows with its segments."""
+
+
+class Streams(Protocol):
+    """The streams of the daemon."""
+
+    @property
+    def hosts(self) -> Mapping[str, StreamHost]: ...
+    def now_ns(self) -> int: ...
+
+
+class Cleaner:
+    """Belongs to the event loop. `run` is its life; the other methods may be called meanwhile."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        settings: CleanerSettings,
+        data_dir: DataDir,
+        worker: Worker | None = None,
+    ) -> None:
+        self._streams = streams
+        self._settings = settings
+        self._jobs = JobRunner(settings, worker or Worker())
+        self._states: dict[StreamHost, StreamCleaning] = {}
+        self._small: dict[StreamHost, SmallBatches] = {}
+        self._scrubs: ScrubSchedule | None = None
+        if settings.scrub_interval_seconds is not None:
+            self._scrubs = ScrubSchedule(
+                data_dir.environment.fs,
+                data_dir.path,
+                int(settings.scrub_interval_seconds * _SECOND_NS),
+            )
+        self._poke = asyncio.Event()
+        self._current: tuple[StreamHost, asyncio.Task[None]] | None = None
+
+    # --- for others ---
+
+    def state_of(self, host: StreamHost) -> StreamCleaning:
+        return self._states.setdefault(host, StreamCleaning())
+
+    @property
+    def is_working(self) -> bool:
+        return self._current is not None
+
+    def describe(self, host: StreamHost) -> dict[str, Any]:
+        """The `compaction` of `StreamInfo`."""
+        state = self.state_of(host)
+        enabled = compaction_of(host.settings) is not None
+        if enabled:
+            state.backlog = measure_backlog(host.log, host.settings, self._streams.now_ns())
+        return state.to_info(host.log, enabled=enabled, now=time.monotonic())
+
+    def request(self, host: StreamHost) -> None:
+        """Compact this stream as soon as possible, whatever its dirty ratio.
+
+        Raises InvalidArgument when the stream is not compacted.
+        """
+        if compaction_of(host.settings) is None:
+            raise InvalidArgument(
+                f"stream {host.name} has no compaction",
+                hint="create it with `compaction: {}`, or set it in the configuration file",
+            )
+        state = self.state_of(host)
+        state.requested += 1
+        state.not_before = 0.0
+        self._poke.set()
+
+    async def forget(self, host: StreamHost) -> None:
+        """The stream goes: on return nothing is done for it any more."""
+        if self._current is not None and self._current[0] is host:
+            task = self._current[1]
+            task.cancel()
+            await asyncio.wait({task})
+        self._states.pop(host, None)
+        self._small.pop(host, None)
+
+    # --- rounds ---
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            if self._scrubs is not None:
+                await self._jobs.in_thread(self._scrubs.load)
+            while True:
+                if not await self._round():
+                    await self._wait()
+        finally:
+            await self._jobs.close()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._settings.interval_seconds
+        while (left := end - loop.time()) > 0:
+            try:
+                await asyncio.wait_for(self._poke.wait(), left)
+            except TimeoutError:
+                return
+            await self._serve_requests()
+
+    async def _round(self) -> bool:
+        """Whether there is more to do at once."""
+        await self._serve_requests()
+        for host in self._due():
+            await self._work(host, "compact", self._compact(host, on_demand=False))
+            await self._serve_requests()
+        more = await self._rebatch_some()
+        if self._scrubs is not None:
+            more |= await self._scrub_some(self._scrubs)
+        return more
+
+    async def _serve_requests(self) -> None:
+        self._poke.clear()
+        now = time.monotonic()
+        for host, state in list(self._states.items()):
+            if state.is_requested and state.not_before <= now and not host.failure:
+                await self._work(host, "compact", self._compact(host, on_demand=True))
+
+    async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do it, and see to it that a failure ends nothing else."""
+        if self._streams.hosts.get(host.name) is not host:
+            work.close()
+            return
+        state = self.state_of(host)
+        task = asyncio.get_running_loop().create_task(self._supervise(host, state, kind, work))
+        self._current = (host, task)
+        state.running = kind
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._current = None
+            state.running = ""
+
+    async def _supervise(
+        self, host: StreamHost, state: StreamCleaning, kind: str, work: Coroutine[Any, Any, None]
+    ) -> None:
+        try:
+            await work
+        except SegmentsChanged as error:  # by retention, meanwhile: the next round looks again
+            logger.info("cleaning-dropped stream=%s kind=%s reason=%s", host.name, kind, error)
+            return
+        except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
+            self._note_failure(host, state, kind, str(error))
+            return
+        except Exception as error:  # a supervisor: cleaning must not end the daemon
+            logger.exception("cleaning-failed stream=%s kind=%s", host.name, kind)
+            self._note_failure(host, state, kind, repr(error))
+            return
+        state.note_success()
+
+    def _note_failure(self, host: StreamHost, state: StreamCleaning, kind: str, error: str) -> None:
+        seconds = state.note_failure(error, time.monotonic(), self._settings.interval_seconds)
+        logger.error(
+            "cleaning-failed stream=%s kind=%s again_in_seconds=%.0f error=%s",
+            host.name,
+            kind,
+            seconds,
+            error,
+        )
+
+    # --- compaction ---
+
+    def _due(self) -> list[StreamHost]:
+        """Streams to compact, the dirtiest first."""
+        found = []
+        now_ns = self._streams.now_ns()
+        for host in self._streams.hosts.values():
+            if compaction_of(host.settings) is None or host.failure:
+                continue
+            state = self.state_of(host)
+            started = time.monotonic()
+            if max(state.not_before, state.look_again_at) > started:
+                continue
+            plan = plan_pass(host.log, host.log.segments, host.settings, now_ns)
+            if plan is not None:
+                state.backlog = plan.backlog
+                found.append((plan.backlog.dirty_ratio, host))
+            now = time.monotonic()
+            state.look_again_at = now + (now - started) * _LOOKING_PART
+        found.sort(key=lambda one: one[0], reverse=True)
+        return [host for _, host in found]
+
+    async def _compact(self, host: StreamHost, *, on_demand: bool) -> None:
+        """As many passes as it takes; on demand the active segment is rolled first."""
+        state, log = self.state_of(host), host.log
+        wanted = state.requested
+        if on_demand:
+            await host.run_exclusive(log.roll)
+        forced = on_demand
+        while True:
+            now_ns, segments = self._streams.now_ns(), log.segments
+            plan = plan_pass(log, segments, host.settings, now_ns, on_demand=forced)
+            if plan is None:
+                break
+            cleaned_below = log.cleaned_below
+            if await self._jobs.compact(host, state, segments, plan, now_ns):
+                break
+            if log.cleaned_below <= cleaned_below:
+                raise StorageError("a pass made no progress")
+            forced = True  # the rest of a pass that ran out of memory
+        if on_demand:
+            state.finished = wanted
+
+    # --- re-batching and scrubbing ---
+
+    async def _rebatch_some(self) -> bool:
+        """For about as long as a round waits; whether there is more."""
+        end = time.monotonic() + self._settings.interval_seconds
+        for host in list(self._streams.hosts.values()):
+            small = self._small.setdefault(host, SmallBatches())
+            while not host.failure and self.state_of(host).not_before <= time.monotonic():
+                candidates = small.candidates(host.log, host.settings, self._streams.now_ns())
+                if not candidates:
+                    break
+                if time.monotonic() > end:
+                    return True
+                await self._work(host, "rebatch", self._rebatch(host, small, candidates))
+                await self._serve_requests()
+        return False
+
+    async def _rebatch(self, host: StreamHost, small: SmallBatches, candidates: Any) -> None:
+        job = await self._jobs.in_thread(lambda: small.find(host.log, candidates))
+        if job is None:
+            return
+        try:
+            await self._jobs.rebatch(host, self.state_of(host), job)
+        except BaseException:
+            small.look_again(job.source.file_name)
+            raise
+
+    async def _scrub_some(self, scrubs: ScrubSchedule) -> bool:
+        """For about as long as a round waits; whether there is more."""
+        end = time.monotonic() + self._settings.interval_seconds
+        more = False
+        for host in list(self._streams.hosts.values()):
+            state = self.state_of(host)
+            while not host.failure and state.not_before <= time.monotonic() and not more:
+                job = scrubs.next_job(host.log, self._streams.now_ns())
+                if job is None:
+                    break
+                await self._work(host, "scrub", self._jobs.scrub(host, state, job))
+                scrubs.done(host.log, job)
+                await self._serve_requests()
+                more = time.monotonic() > end
+        try:
+            await self._jobs.in_thread(lambda: scrubs.save(list(self._streams.hosts)))
+        except OSError as error:
+            logger.warning("scrub-rounds-not-saved error=%s", error)
+        return more

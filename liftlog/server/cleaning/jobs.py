@@ -1,0 +1,231 @@
+"""One job for one stream: run it in the worker, make its outcome real, tidy up when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from compaction.planning import CompactionPlan
+from liftlog.errors import LiftlogError, SegmentsChanged, StorageError
+from liftlog.log import Log
+from liftlog.log.index import index_path
+from liftlog.log.rewrite import (
+    CompactJob,
+    CompactResult,
+    RebatchJob,
+    RebatchResult,
+    ScrubJob,
+    ScrubResult,
+    apply_compaction,
+    apply_rebatch,
+    leftover_files,
+)
+from liftlog.log.segment import Segment
+from liftlog.server.cleaning import worker as kinds
+from liftlog.server.cleaning.compaction import compaction_of, make_job
+from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
+from liftlog.server.cleaning.scrubbing import job_for
+from liftlog.server.cleaning.state import StreamCleaning
+from liftlog.server.stream_host import StreamHost
+from liftlog.settings import CleanerSettings
+
+logger = logging.getLogger("liftlog.server.cleaner")
+
+_THREADS = 2
+_STALL_SECONDS = 10.0
+_T = TypeVar("_T")
+
+
+class JobRunner:
+    """Runs on the event loop; changes of the log run in threads of its own.
+
+    Errors are LiftlogError, JobFailed and WorkerDied; after each of them, and after cancellation,
+    nothing of the job is left and nothing of it goes on.
+    """
+
+    def __init__(self, settings: CleanerSettings, worker: Worker) -> None:
+        self._settings = settings
+        self._worker = worker
+        self._threads = ThreadPoolExecutor(_THREADS, "liftlog-cleaner")
+
+    async def close(self) -> None:
+        await self._worker.close()
+        self._threads.shutdown(wait=False)
+
+    async def in_thread(self, call: Callable[[], _T]) -> _T:
+        """Also when it is cancelled, `call` has ended before this returns, unless the disk
+        stalls."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait({future}, timeout=_STALL_SECONDS)
+            raise
+
+    # --- compaction ---
+
+    async def compact(
+        self,
+        host: StreamHost,
+        state: StreamCleaning,
+        segments: Sequence[Segment],
+        plan: CompactionPlan,
+        now_ns: int,
+    ) -> bool:
+        """One pass; whether it did all that was planned for `segments`."""
+        log, started = host.log, time.monotonic()
+        job = make_job(log, segments, plan, memory_bytes=self._settings.memory_bytes)
+        logger.info(
+            "compaction-started stream=%s segments=%d dirty_from=%d dirty_end=%d reasons=%s",
+            host.name,
+            len(job.sources),
+            job.dirty_from,
+            job.dirty_end,
+            "; ".join(plan.reasons),
+        )
+        compaction = compaction_of(host.settings)
+        rate = self._settings.max_rate_bytes
+        if compaction is not None and compaction.max_rate_bytes is not None:
+            rate = min(rate, compaction.max_rate_bytes)
+        answer = await self._run(kinds.COMPACT, job, host, state, rate)
+        result = CompactResult.from_dict(answer)
+        freed = await self._make_real(log, result.new_files, lambda: apply_compaction(log, result))
+        seconds = time.monotonic() - started
+        removed = result.records_in - result.records_out
+        state.passes += 1
+        state.records_removed += removed
+        state.bytes_freed += freed
+        state.last_pass = {
+            "time_ns": now_ns,
+            "seconds": round(seconds, 3),
+            "records_in": result.records_in,
+            "records_out": result.records_out,
+            "bytes_in": result.bytes_in,
+            "bytes_out": result.bytes_out,
+            "keys": result.distinct_keys,
+            "complete": result.complete,
+            "reasons": list(plan.reasons),
+        }
+        logger.info(
+            "compacted stream=%s records_removed=%d freed_bytes=%d cleaned_below=%d keys=%d "
+            "complete=%s seconds=%.2f",
+            host.name,
+            removed,
+            freed,
+            log.cleaned_below,
+            result.distinct_keys,
+            result.complete,
+            seconds,
+        )
+        return result.complete
+
+    # --- re-batching ---
+
+    async def rebatch(self, host: StreamHost, state: StreamCleaning, job: RebatchJob) -> None:
+        log = host.log
+        answer = await self._run(kinds.REBATCH, job, host, state, self._settings.max_rate_bytes)
+        result = RebatchResult.from_dict(answer)
+        if not result.swaps:
+            return
+        await self._make_real(log, result.new_files, lambda: apply_rebatch(log, result))
+        state.rebatched_segments += 1
+        logger.info(
+            "rebatched stream=%s segment=%s batches_in=%d batches_out=%d",
+            host.name,
+            job.source.file_name,
+            result.batches_in,
+            result.batches_out,
+        )
+
+    # --- scrubbing ---
+
+    async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
+        """Verify one segment; what is damaged is quarantined and told."""
+        log, name = host.log, job.source.file_name
+        answer = await self._run(kinds.SCRUB, job, host, state, self._settings.scrub_max_rate_bytes)
+        result = ScrubResult.from_dict(answer)
+        state.scrubbed_segments += 1
+        state.scrubbed_bytes += result.bytes_read
+        if result.damaged:
+            logger.error(
+                "damage-found stream=%s segment=%s ranges=%d", host.name, name, len(result.damaged)
+            )
+            try:
+                await self.in_thread(lambda: log.quarantine(name, result.damaged))
+            except SegmentsChanged:
+                return  # retention was quicker
+        if result.index_damaged:
+            logger.warning("index-made-anew stream=%s segment=%s", host.name, name)
+            await self.in_thread(lambda: _drop_index(log, name))
+
+    async def examine(self, host: StreamHost, state: StreamCleaning, file_name: str) -> None:
+        """A job could not read this segment to its end: find out what of it is damaged."""
+        for segment in host.log.segments:
+            if segment.sealed and segment.path.name == file_name:
+                await self.scrub(host, state, job_for(host.log, segment))
+
+    # --- inner ---
+
+    async def _run(
+        self,
+        kind: str,
+        job: CompactJob | RebatchJob | ScrubJob,
+        host: StreamHost,
+        state: StreamCleaning,
+        rate: int,
+    ) -> dict[str, object]:
+        state.progress = None
+        try:
+            return await self._worker.run(
+                kind, job.to_dict(), max_rate_bytes=rate, on_progress=state.note_progress
+            )
+        except JobFailed as error:
+            if error.reason == kinds.DAMAGED:
+                await self.examine(host, state, error.file_name)
+            raise
+        except (WorkerDied, asyncio.CancelledError):
+            # The process is dead and could not tidy up.
+            if not isinstance(job, ScrubJob):
+                await self.in_thread(lambda: _discard_leftovers(host.log, job))
+            raise
+        finally:
+            state.progress = None
+
+    async def _make_real(self, log: Log, new_files: Sequence[str], call: Callable[[], int]) -> int:
+        try:
+            return await self.in_thread(call)
+        except LiftlogError:
+            await self.in_thread(lambda: _discard(log, new_files))
+            raise
+
+
+def _discard(log: Log, names: Sequence[str]) -> None:
+    """Remove those of the files that the log does not consist of."""
+    listed = {segment.path.name for segment in log.segments}
+    try:
+        log.discard_files([name for name in names if name not in listed])
+    except LiftlogError as error:
+        logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
+
+
+def _discard_leftovers(log: Log, job: CompactJob | RebatchJob) -> None:
+    try:
+        _discard(log, leftover_files(log.environment.fs, job))
+    except OSError as error:
+        logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
+
+
+def _drop_index(log: Log, name: str) -> None:
+    """The next reader makes it anew from the segment."""
+    path = log.directory / name
+    try:
+        log.environment.fs.unlink(index_path(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(f"removing the index of {name}: {error.strerror}") from error
+    log.environment.indexes.drop(path)

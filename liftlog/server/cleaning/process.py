@@ -1,0 +1,134 @@
+"""The daemon's end of the worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import liftlog
+from liftlog.server.child_processes import tied_to_parent
+
+logger = logging.getLogger("liftlog.server.cleaner")
+
+_IDLE_SECONDS = 30.0
+_MAX_LINE_BYTES = 256 * 1024 * 1024  # a job lists all segments of a stream
+_PROGRAM = (sys.executable, "-m", "liftlog.server.cleaning.worker")
+
+
+class WorkerDied(Exception):
+    """The process ended before the job did."""
+
+
+class JobFailed(Exception):
+    """The job ended with an error. `reason` is one of those in `worker`."""
+
+    def __init__(self, reason: str, message: str, file_name: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.file_name = file_name
+
+
+class Worker:
+    """Starts the process for the first job and ends it when there was none for a while.
+
+    One job at a time. Belongs to the event loop, whose thread must start it: the process is
+    killed when that thread ends.
+    """
+
+    def __init__(self, *, idle_seconds: float = _IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def run(
+        self,
+        kind: str,
+        job: dict[str, Any],
+        *,
+        max_rate_bytes: int,
+        on_progress: Callable[[str, int, int], None],
+    ) -> dict[str, Any]:
+        """The result of one job. Raises JobFailed, WorkerDied.
+
+        When it is cancelled, the process is dead before it returns: nothing is written any more.
+        """
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            process = await self._started()
+            order = {"kind": kind, "job": job, "max_rate_bytes": max_rate_bytes}
+            return await _converse(process, order, on_progress)
+        except JobFailed:
+            raise
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+        finally:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(self._idle_seconds, self._end_idle)
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        place = str(Path(liftlog.__file__).parents[1])
+        path = os.pathsep.join(filter(None, (place, os.getenv("PYTHONPATH"))))
+        self._process = await asyncio.create_subprocess_exec(
+            *tied_to_parent(_PROGRAM),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE_BYTES,
+            # Threads of linear algebra, which nobody needs here, take memory each.
+            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        logger.debug("worker-started pid=%d", self._process.pid)
+        return self._process
+
+    def _end_idle(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def close(self) -> None:
+        """Kill the process and wait for its end. Does nothing when it is not running."""
+        if self._idle is not None:
+            self._idle.cancel()
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _converse(
+    process: asyncio.subprocess.Process,
+    order: dict[str, Any],
+    on_progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        await process.stdin.drain()
+        while line := await process.stdout.readline():
+            answer = json.loads(line)
+            if "progress" in answer:
+                on_progress(*answer["progress"])
+            elif "failed" in answer:
+                failed = answer["failed"]
+                raise JobFailed(failed["reason"], failed["message"], failed.get("file", ""))
+            else:
+                result: dict[str, Any] = answer["result"]
+                return result
+    except (OSError, ValueError) as error:  # a broken pipe, half a line
+        raise WorkerDied(f"the cleaning process broke off: {error}") from error
+    raise WorkerDied(f"the cleaning process ended with status {await process.wait()}")

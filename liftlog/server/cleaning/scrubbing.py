@@ -1,0 +1,92 @@
+"""Which sealed segment is verified next, so that each is verified again after an interval.
+
+A round goes over all segments of a stream from the oldest to the newest; the next one begins an
+interval after this one began. How far it got is kept in a checkpoint file, so that a daemon that
+is often restarted does not begin anew each time; when the file is lost, only the wait begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from liftlog.errors import CorruptMetadata
+from liftlog.log import FileSystem, Log
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.rewrite import ScrubJob
+from liftlog.log.segment import Segment
+
+logger = logging.getLogger("liftlog.server.cleaner")
+
+SCRUB_NAME = "scrub"
+_NOT_RUNNING = -1
+
+
+@dataclass(slots=True)
+class ScrubRound:
+    """Of one stream. `next_offset` is where the round goes on; -1 between two rounds."""
+
+    incarnation: str
+    started_ns: int
+    next_offset: int = _NOT_RUNNING
+
+
+class ScrubSchedule:
+    """The rounds of all streams. Blocking; used from one thread at a time."""
+
+    def __init__(self, fs: FileSystem, data_dir: Path, interval_ns: int) -> None:
+        self._fs = fs
+        self._path = data_dir / SCRUB_NAME
+        self._interval_ns = interval_ns
+        self._rounds: dict[str, ScrubRound] = {}
+        self._changed = False
+
+    def load(self) -> None:
+        try:
+            content = read_checkpoint_file(self._fs, self._path, SCRUB_NAME)
+            if content is not None:
+                self._rounds = {
+                    name: ScrubRound(**fields) for name, fields in content["streams"].items()
+                }
+        except (CorruptMetadata, KeyError, TypeError, AttributeError, OSError) as error:
+            logger.warning("checkpoint-file-ignored file=%s error=%s", SCRUB_NAME, error)
+
+    def save(self, names: Collection[str]) -> None:
+        """Keep the rounds of these streams. Raises OSError."""
+        if self._changed:
+            self._rounds = {name: self._rounds[name] for name in names if name in self._rounds}
+            streams = {name: asdict(one) for name, one in self._rounds.items()}
+            write_checkpoint_file(self._fs, self._path, SCRUB_NAME, {"streams": streams})
+            self._changed = False
+
+    def next_job(self, log: Log, now_ns: int) -> ScrubJob | None:
+        """The segment whose turn it is, or None while there is nothing to do."""
+        current = self._rounds.get(log.name)
+        if current is None or current.incarnation != log.incarnation:
+            current = self._rounds[log.name] = ScrubRound(log.incarnation, now_ns)
+            self._changed = True
+        if current.next_offset == _NOT_RUNNING:
+            if now_ns - current.started_ns < self._interval_ns:
+                return None
+            current.started_ns, current.next_offset = now_ns, 0
+            self._changed = True
+        for segment in log.segments:
+            if segment.sealed and segment.next_offset > current.next_offset:
+                return job_for(log, segment)
+        current.next_offset = _NOT_RUNNING
+        self._changed = True
+        return None
+
+    def done(self, log: Log, job: ScrubJob) -> None:
+        current = self._rounds.get(log.name)
+        if current is not None and current.next_offset != _NOT_RUNNING:
+            current.next_offset = job.source.next_offset
+            self._changed = True
+
+
+def job_for(log: Log, segment: Segment) -> ScrubJob:
+    name = segment.path.name
+    known = tuple(bad for bad in log.quarantined if bad.segment == name)
+    return ScrubJob(str(log.directory), segment.entry(), known)

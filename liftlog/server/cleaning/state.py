@@ -1,0 +1,90 @@
+"""What is going on with one stream, for people and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from compaction.planning import CompactionBacklog
+from liftlog.log import Log
+
+_MAX_BACKOFF_SECONDS = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class StreamCleaning:
+    """Changed by the cleaner only. Times on the monotonic clock in seconds, but for `last_pass`."""
+
+    requested: int = 0
+    """How many passes were asked for, and how many of them are done."""
+    finished: int = 0
+    running: str = ""
+    """"compact", "rebatch", "scrub" or nothing."""
+    progress: dict[str, Any] | None = None
+    backlog: CompactionBacklog = field(default_factory=lambda: CompactionBacklog(0, 0))
+    last_pass: dict[str, Any] | None = None
+    error: str = ""
+    failures_in_a_row: int = 0
+    not_before: float = 0.0
+    look_again_at: float = 0.0
+
+    passes: int = 0
+    records_removed: int = 0
+    bytes_freed: int = 0
+    rebatched_segments: int = 0
+    scrubbed_segments: int = 0
+    scrubbed_bytes: int = 0
+    failures: int = 0
+
+    @property
+    def is_requested(self) -> bool:
+        return self.requested > self.finished
+
+    @property
+    def progress_ratio(self) -> float:
+        if self.progress is None or not self.progress["total_bytes"]:
+            return 0.0
+        return float(min(1.0, self.progress["done_bytes"] / self.progress["total_bytes"]))
+
+    def note_progress(self, phase: str, done_bytes: int, total_bytes: int) -> None:
+        self.progress = {"phase": phase, "done_bytes": done_bytes, "total_bytes": total_bytes}
+
+    def note_failure(self, error: str, now: float, first_backoff_seconds: float) -> float:
+        """Leave the stream alone for a while; returns how long."""
+        self.error = error
+        self.failures += 1
+        doubled: float = first_backoff_seconds * 2 ** min(self.failures_in_a_row, 20)
+        self.failures_in_a_row += 1
+        seconds = min(doubled, _MAX_BACKOFF_SECONDS)
+        self.not_before = now + seconds
+        return seconds
+
+    def note_success(self) -> None:
+        self.error = ""
+        self.failures_in_a_row = 0
+        self.not_before = 0.0
+
+    def to_info(self, log: Log, *, enabled: bool, now: float) -> dict[str, Any]:
+        """The `compaction` of `StreamInfo`."""
+        return {
+            "state": self._state(enabled=enabled, now=now),
+            "dirty_ratio": round(self.backlog.dirty_ratio, 4),
+            "dirty_bytes": self.backlog.dirty_bytes,
+            "cleaned_below": log.cleaned_below,
+            "tombstones_removed_below": log.tombstones_removed_below,
+            "requested": self.requested,
+            "finished": self.finished,
+            "passes": self.passes,
+            "progress": self.progress if self.running == "compact" else None,
+            "last_pass": self.last_pass,
+            "error": self.error,
+        }
+
+    def _state(self, *, enabled: bool, now: float) -> str:
+        if self.running == "compact":
+            return "running"
+        if not enabled:
+            return "off"
+        if self.not_before > now:
+            return "backing off"
+        return "waiting" if self.is_requested else "idle"

@@ -1,0 +1,115 @@
+"""The worker process: `python -m liftlog.server.cleaning.worker`.
+
+A job a line comes in on stdin, lines of progress and one line of outcome go out on stdout, all of
+it JSON. At the end of stdin it ends at once, whatever it is doing: what a job wrote is garbage
+until the daemon lists it.
+
+    in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432}
+    out  {"progress": ["rewrite", 1048576, 8388608]}
+    out  {"result": {...}}   or   {"failed": {"reason": "damaged", "message": "...", "file": "..."}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.rewrite import (
+    CompactJob,
+    Progress,
+    RebatchJob,
+    ScrubJob,
+    SourceDamaged,
+    compact,
+    rebatch,
+    scrub,
+)
+from liftlog.server.cleaning.throttle import FreeRoom, RateLimit
+
+COMPACT = "compact"
+REBATCH = "rebatch"
+SCRUB = "scrub"
+
+DAMAGED = "damaged"
+IO_ERROR = "io"
+DEFECT = "defect"
+
+_NICENESS = 19
+_PROGRESS_SECONDS = 0.2
+_RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    COMPACT: (CompactJob, compact),
+    REBATCH: (RebatchJob, rebatch),
+    SCRUB: (ScrubJob, scrub),
+}
+
+
+def perform(order: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run one job; returns the line of its outcome."""
+    kind, run = _RUNNERS[order["kind"]]
+    job = kind.from_dict(order["job"])
+    limit, room = RateLimit(order["max_rate_bytes"]), FreeRoom(Path(job.directory))
+    said = 0.0
+
+    def throttle(size_bytes: int) -> None:
+        if kind is not ScrubJob:
+            room(size_bytes)
+        limit(size_bytes)
+
+    def progress(at: Progress) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= _PROGRESS_SECONDS:
+            said = now
+            say({"progress": list(at)})
+
+    try:
+        result = run(job, OsFileSystem(), progress, throttle)
+    except SourceDamaged as error:
+        return _failed(DAMAGED, str(error), file=error.file_name)
+    except OSError as error:
+        return _failed(IO_ERROR, f"{error.strerror or error}", errno=error.errno)
+    except Exception:  # noqa: BLE001  # a supervisor: the daemon logs it and goes on
+        return _failed(DEFECT, traceback.format_exc())
+    return {"result": result.to_dict()}
+
+
+def _failed(reason: str, message: str, **details: Any) -> dict[str, Any]:
+    return {"failed": {"reason": reason, "message": message, **details}}
+
+
+def main() -> None:
+    # Ctrl-C in a terminal reaches us too; the daemon says when it is time.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    while True:
+        _say(perform(orders.get(), _say))
+
+
+def _listen(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin.buffer:
+        orders.put(json.loads(line))
+    os._exit(0)
+
+
+def _say(line: dict[str, Any]) -> None:
+    try:
+        sys.stdout.buffer.write(json.dumps(line).encode() + b"\n")
+        sys.stdout.buffer.flush()
+    except OSError:
+        os._exit(0)  # nobody listens any more
+
+
+if __name__ == "__main__":
+    main()
