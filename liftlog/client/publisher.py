@@ -1,0 +1,364 @@
+"""Publishing over NATS with acks: `Publisher`.
+
+    async with Publisher("nats://127.0.0.1:4222", expect=["orders"]) as publisher:
+        published = await publisher.publish("orders.new", b"...", key="k1")
+        print(published.offset)
+
+Built on nats-py, which is imported when a publisher is opened. docs/how-to/publish.md shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from liftlog.client.publishing.answers import read_answer
+from liftlog.client.publishing.delivery import Delivery
+from liftlog.client.publishing.link import Link, NatsTarget
+from liftlog.client.publishing.message import (
+    EXPECTED_LAST_SEQUENCE,
+    EXPECTED_STREAM,
+    MESSAGE_ID,
+    Message,
+    checked,
+)
+from liftlog.client.publishing.outbox import Outbox, RetryPolicy, Sequenced, Unordered
+from liftlog.client.publishing.results import (
+    OrderBroken,
+    Published,
+    PublishFailed,
+    PublishUnknown,
+)
+from liftlog.errors import InvalidArgument, LiftlogError
+
+logger = logging.getLogger("liftlog.client.publisher")
+
+Order = Literal["any", "one_in_flight", "sequence"]
+
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+_WATCH_SECONDS = 0.25  # nats-py tells nobody but its creator of a reconnect, so look for it
+
+
+class Publisher:
+    """Publishes messages and waits for the acks of streams. Open it with `async with`.
+
+    `nats` is a connection of nats-py, which stays the caller's, or the address (or addresses)
+    of a server; further keywords then go to `nats.connect`. Belongs to one event loop; any
+    number of its tasks may publish at the same time.
+
+    An attempt without an answer for `ack_timeout` seconds is repeated with the same message id,
+    which the stream stores once, until `retry_for` seconds after the first; then the message
+    ends as PublishUnknown. `retry_for` is at most half of `dedupe_window` (what the streams have
+    as `dedupe_window`; in seconds, all of them). 0 makes one attempt, and no message ids.
+
+    `order`: what is stored keeps the order of the calls
+      `any`            not promised: up to `max_in_flight` messages at once, each for itself
+      `one_in_flight`  by waiting for each ack before the next message is sent
+      `sequence`       with up to `max_in_flight` at once, by `Nats-Expected-Last-Sequence`;
+                       for the only publisher of one stream, the one that `expect` names;
+                       `last_sequence` is its last offset, if known
+    In the last two nothing more is sent after it became uncertain whether a message was stored,
+    or after another publisher wrote to the stream: OrderBroken, until `resume`.
+    """
+
+    def __init__(
+        self,
+        nats: NatsTarget = DEFAULT_NATS,
+        *,
+        expect: Sequence[str] = (),
+        order: Order = "any",
+        last_sequence: int | None = None,
+        max_in_flight: int = 256,
+        ack_timeout: float = 5.0,
+        retry_for: float = 30.0,
+        dedupe_window: float = 120.0,
+        use_envelope: bool = False,
+        connect_timeout: float = 10.0,
+        **connect_options: Any,
+    ) -> None:
+        if isinstance(expect, str):
+            raise InvalidArgument("expect is a list of stream names")
+        if order not in ("any", "one_in_flight", "sequence"):
+            raise InvalidArgument(f"order is any, one_in_flight or sequence, not {order!r}")
+        if order == "sequence" and len(expect) != 1:
+            raise InvalidArgument('order="sequence" needs the name of one stream in expect')
+        if max_in_flight < 1 or ack_timeout <= 0 or retry_for < 0:
+            raise InvalidArgument("max_in_flight and ack_timeout are above 0, retry_for at least 0")
+        if retry_for > dedupe_window / 2:
+            raise InvalidArgument(
+                "retry_for is more than half of dedupe_window: a repeated message might come so "
+                "late that it is stored twice"
+            )
+        self._expect = tuple(dict.fromkeys(expect))
+        self._order = order
+        self._ack_timeout = ack_timeout
+        self._makes_ids = retry_for > 0
+        self._use_envelope = use_envelope
+        self._link = Link(nats, connect_options, connect_timeout)
+        self._outbox: Outbox
+        if order == "sequence":
+            self._outbox = Sequenced(RetryPolicy(retry_for), last_sequence, self._on_broken)
+        else:
+            self._outbox = Unordered(RetryPolicy(retry_for))
+        self._slots = asyncio.Semaphore(1 if order == "one_in_flight" else max_in_flight)
+        self._name = secrets.token_hex(8)
+        self._made_ids = itertools.count(1)
+        self._count = 0
+        self._pending: dict[int, Delivery] = {}
+        self._deadlines: deque[tuple[float, Delivery, int]] = deque()
+        self._broken: PublishFailed | None = None
+        self._closed = "it is not open"
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._engine: asyncio.Task[None] | None = None
+        self._reconnects = 0
+
+    # --- life ---
+
+    async def open(self) -> Self:
+        """Connect, or start on the connection that was given. Raises NatsUnavailable."""
+        await self._link.open(self._on_answer)
+        self._reconnects = self._link.reconnects
+        self._closed = ""
+        self._engine = asyncio.create_task(self._run(), name="liftlog-publisher")
+        return self
+
+    async def close(self) -> None:
+        """Stop at once: what has no answer yet ends as PublishUnknown or NotPublished."""
+        self._closed = self._closed or "the publisher is closed"
+        if self._engine is not None:
+            self._engine.cancel()
+            await asyncio.gather(self._engine, return_exceptions=True)
+            self._engine = None
+            self._fail_all(self._closed)
+            await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Waits for everything that is under way, unless an exception leaves the block."""
+        try:
+            if error is None:
+                await self.flush()
+        finally:
+            await self.close()
+
+    # --- publishing ---
+
+    async def publish(
+        self,
+        subject: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        expect: Sequence[str] | None = None,
+    ) -> Published:
+        """Publish and wait for the ack of every stream in `expect`; of one, if it is empty.
+
+        `value` None is a tombstone for `key`. Without `message_id` one is made up. Cancelling
+        only stops the waiting: the message may be stored all the same.
+
+        Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed), and
+        InvalidArgument for what cannot be sent at all.
+        """
+        settled = await self.submit(
+            subject, value, key=key, headers=headers, message_id=message_id, expect=expect
+        )
+        return await settled
+
+    async def submit(
+        self,
+        subject: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        expect: Sequence[str] | None = None,
+    ) -> asyncio.Future[Published]:
+        """Like `publish`, but returns as soon as the message has its place among those under
+        way; the future has the result."""
+        message = self._message(subject, value, key, headers, message_id)
+        names = self._expect if expect is None else tuple(dict.fromkeys(expect))
+        if isinstance(expect, str) or (self._order == "sequence" and names != self._expect):
+            raise InvalidArgument(
+                "expect is a list of stream names, with order=sequence always one"
+            )
+        await self._slots.acquire()
+        try:
+            self._check_open(message)
+            self._link.check_size(*message.to_wire(self._link.reply(self._count, 1)))
+        except BaseException:
+            self._slots.release()
+            raise
+        self._count += 1
+        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        delivery = Delivery(message, names, partial(self._on_settled, self._count, future))
+        delivery.number = self._count
+        self._pending[self._count] = delivery
+        self._idle.clear()
+        self._outbox.add(delivery)
+        self._wake.set()
+        return future
+
+    async def flush(self) -> None:
+        """Returns when no message is under way. Raises nothing: the futures have the results."""
+        await self._idle.wait()
+
+    def resume(self, last_sequence: int | None = None) -> None:
+        """Go on after OrderBroken. `last_sequence`: the stream's last offset, if known.
+
+        Raises LiftlogError while messages are still under way: `flush` first.
+        """
+        if self._pending:
+            raise LiftlogError("messages are still under way", hint="await flush() first")
+        self._broken = None
+        self._outbox.resume(last_sequence)
+
+    def _message(
+        self,
+        subject: str,
+        value: bytes | str | None,
+        key: bytes | str | None,
+        headers: Mapping[str, str] | None,
+        message_id: str | None,
+    ) -> Message:
+        headers = dict(headers or {})
+        if message_id is None:
+            message_id = headers.pop(MESSAGE_ID, None)
+        if message_id is None and self._makes_ids:
+            message_id = f"{self._name}.{next(self._made_ids)}"
+        if self._order == "sequence" and headers.keys() & {
+            EXPECTED_STREAM,
+            EXPECTED_LAST_SEQUENCE,
+        }:
+            raise InvalidArgument("with order=sequence the publisher sets the expected sequence")
+        return checked(
+            subject,
+            value,
+            key=key,
+            headers=headers,
+            message_id=message_id,
+            use_envelope=self._use_envelope,
+        )
+
+    def _check_open(self, message: Message) -> None:
+        if self._closed:
+            raise LiftlogError(f"cannot publish: {self._closed}")
+        if self._broken is not None:
+            raise OrderBroken(
+                f"not sent: a message before it failed: {self._broken.message}",
+                subject=message.subject,
+                message_id=message.message_id,
+                hint="resume() lets the publisher go on",
+            )
+
+    # --- what happens ---
+
+    def _on_answer(self, number: int, attempt: int, payload: bytes, status: str | None) -> None:
+        delivery = self._pending.get(number)
+        if delivery is None:
+            return
+        answer = read_answer(payload, status)
+        if answer is None:
+            delivery.foreign_answers += 1
+            return
+        self._outbox.answered(delivery, attempt, answer, asyncio.get_running_loop().time())
+        self._wake.set()
+
+    def _on_settled(
+        self, number: int, future: asyncio.Future[Published], delivery: Delivery
+    ) -> None:
+        del self._pending[number]
+        self._slots.release()
+        if not self._pending:
+            self._idle.set()
+        result = delivery.result
+        if isinstance(result, PublishUnknown) and self._order == "one_in_flight":
+            self._on_broken(result)
+        if future.done():  # cancelled: nobody waits
+            return
+        if isinstance(result, Published):
+            future.set_result(result)
+        elif result is not None:
+            future.set_exception(result)
+
+    def _on_broken(self, failure: PublishFailed) -> None:
+        self._broken = self._broken or failure
+
+    def _fail_all(self, reason: str) -> None:
+        for delivery in list(self._pending.values()):
+            delivery.give_up(reason)
+
+    # --- the engine ---
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while not self._link.is_closed:
+                self._wake.clear()
+                self._expire(loop.time())
+                await self._send_what_is_due(loop)
+                timer = None
+                if self._pending:
+                    timer = loop.call_at(self._next_look(loop.time()), self._wake.set)
+                await self._wake.wait()
+                if timer is not None:
+                    timer.cancel()
+            reason = f"the connection to NATS is closed: {self._link.last_error or 'by its owner'}"
+        except Exception as error:
+            logger.exception("publisher-stopped")
+            reason = f"the publisher failed: {error!r}"
+        self._closed = self._closed or reason
+        self._fail_all(reason)
+
+    async def _send_what_is_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        stream = self._expect[0] if self._order == "sequence" else None
+        while (delivery := self._outbox.next(loop.time())) is not None:
+            now = loop.time()
+            attempt = delivery.start_attempt(now)
+            self._deadlines.append((now + self._ack_timeout, delivery, attempt))
+            message = delivery.message
+            reply = self._link.reply(delivery.number, attempt)
+            payload, headers = message.to_wire(
+                reply, stream=stream, last_sequence=delivery.last_sequence
+            )
+            if not await self._link.send(message.subject, payload, reply, headers):
+                delivery.withdraw_attempt()
+                self._outbox.send_again(delivery, now)
+
+    def _expire(self, now: float) -> None:
+        """Attempts whose time is over; all of them when the connection is another one: what was
+        under way on the old one may never be answered."""
+        reconnects = self._link.reconnects
+        lost = reconnects != self._reconnects
+        self._reconnects = reconnects
+        deadlines = self._deadlines
+        while deadlines and (lost or deadlines[0][0] <= now or deadlines[0][1].settled):
+            _, delivery, attempt = deadlines.popleft()
+            self._outbox.expired(delivery, attempt, now)
+
+    def _next_look(self, now: float) -> float:
+        times = [now + _WATCH_SECONDS]
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        wake_at = self._outbox.wake_at()
+        if wake_at is not None:
+            times.append(wake_at)
+        return max(min(times), now)

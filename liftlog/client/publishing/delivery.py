@@ -1,0 +1,197 @@
+"""One message on its way: which attempts were made, which streams answered, what that proves.
+
+Pure. The rule behind it: a refusal tells about the attempt that it answers, and an attempt
+without an answer may have been stored. So "refused" is said only where nothing else is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from liftlog.client.publishing.answers import Answer, NoResponders
+from liftlog.client.publishing.message import Message
+from liftlog.client.publishing.results import (
+    Ack,
+    NotPublished,
+    OrderBroken,
+    Published,
+    PublishFailed,
+    PublishRefused,
+    PublishUnknown,
+    Refusal,
+)
+
+_ANY = ""
+
+_DEPENDS_ON_THE_MOMENT = frozenset({10077, 10109, 10167})
+"""Refusals that another attempt of the same message may have escaped: paused, disk full,
+read-only, overloaded. Every other one follows from the message, or (10070, 10071) comes after
+the look for duplicates: then no attempt before it was stored either."""
+
+
+class Delivery:
+    """`expect` names the streams to wait for; without names the first answer counts.
+
+    `on_settled` is called once, when `result` is there.
+    """
+
+    __slots__ = (
+        "_acks",
+        "_nobody",
+        "_refusals",
+        "_refused",
+        "attempts",
+        "expect",
+        "first_sent",
+        "foreign_answers",
+        "in_flight",
+        "last_sequence",
+        "message",
+        "number",
+        "on_settled",
+        "result",
+    )
+
+    def __init__(
+        self, message: Message, expect: tuple[str, ...], on_settled: Callable[[Delivery], None]
+    ) -> None:
+        self.message = message
+        self.number = 0  # for whoever sends it
+        self.expect = expect
+        self.on_settled = on_settled
+        self.result: Published | PublishFailed | None = None
+        self.attempts = 0
+        self.first_sent: float | None = None
+        """When the first attempt was made, even if it did not reach the wire."""
+        self.in_flight = False
+        self.last_sequence: int | None = None
+        """What the newest attempt expects the last offset of the stream to be."""
+        self.foreign_answers = 0
+        self._acks: dict[str, Ack] = {}
+        self._refusals: dict[str, Refusal] = {}
+        self._refused: dict[str, set[int]] = {}  # attempts that a stream answered without storing
+        self._nobody: set[int] = set()  # attempts that reached nobody
+
+    @property
+    def settled(self) -> bool:
+        return self.result is not None
+
+    # --- attempts and answers ---
+
+    def start_attempt(self, now: float) -> int:
+        """The number of the new attempt, from 1."""
+        if self.first_sent is None:
+            self.first_sent = now
+        self.attempts += 1
+        self.in_flight = True
+        return self.attempts
+
+    def withdraw_attempt(self) -> None:
+        """The newest attempt certainly never reached the wire."""
+        self.attempts -= 1
+        self.in_flight = False
+
+    def take(self, attempt: int, answer: Answer, *, passing: bool = False) -> None:
+        """Note an answer; sets `result` once every stream has decided.
+
+        A `passing` refusal is one that says nothing about the message: it came too early.
+        """
+        if isinstance(answer, NoResponders):
+            self._nobody.add(attempt)
+        elif not self.expect or answer.stream in self.expect:
+            name = answer.stream if self.expect else _ANY
+            if isinstance(answer, Ack):
+                self._acks.setdefault(name, answer)
+            else:
+                self._refused.setdefault(name, set()).add(attempt)
+                if not passing:
+                    self._refusals[name] = answer
+        if attempt == self.attempts and self._attempt_answered():
+            self.in_flight = False
+        if self.result is None and not passing:
+            self._settle_if_decided()
+
+    def _names(self) -> tuple[str, ...]:
+        return self.expect or (_ANY,)
+
+    def _attempt_answered(self) -> bool:
+        attempt = self.attempts
+        return attempt in self._nobody or all(
+            name in self._acks or attempt in self._refused.get(name, ()) or self._is_final(name)
+            for name in self._names()
+        )
+
+    def _is_final(self, name: str) -> bool:
+        """Whether the stream's refusal stands, for this attempt and every other."""
+        refusal = self._refusals.get(name)
+        if refusal is None or refusal.retriable:
+            return False
+        return refusal.err_code not in _DEPENDS_ON_THE_MOMENT or not self._may_have_stored(name)
+
+    def _may_have_stored(self, name: str) -> bool:
+        answered = self._refused.get(name, set()) | self._nobody
+        return len(answered) < self.attempts
+
+    def _settle_if_decided(self) -> None:
+        names = self._names()
+        if all(name in self._acks for name in names):
+            message = self.message
+            acks = tuple(self._acks[name] for name in names)
+            self._settle(Published(message.subject, message.message_id, acks))
+        elif all(name in self._acks or self._is_final(name) for name in names):
+            self._settle(self._failure("", broken=None))
+
+    def _settle(self, result: Published | PublishFailed) -> None:
+        self.result = result
+        self.in_flight = False
+        self.on_settled(self)
+
+    # --- the end without acks ---
+
+    def give_up(self, reason: str = "", *, broken: PublishFailed | None = None) -> None:
+        """No further attempt: say what is known. `broken` is what became of a message before
+        this one, when order forbids to go on."""
+        if self.result is None:
+            self._settle(self._failure(reason, broken=broken))
+
+    def _failure(self, reason: str, *, broken: PublishFailed | None) -> PublishFailed:
+        names = [name for name in self._names() if name not in self._acks]
+        missing = [
+            name for name in names if not self._is_final(name) and self._may_have_stored(name)
+        ]
+        refusals = tuple(self._refusals[name] for name in names if name in self._refusals)
+        kind: type[PublishFailed] = NotPublished
+        hint = ""
+        if missing:
+            kind = PublishUnknown
+            who = ", ".join(filter(None, missing)) or "a stream"
+            text = f"no answer tells whether {who} stored it ({self._attempts_made()})"
+            hint = "publish it again with the same message id"
+            if self.foreign_answers:
+                hint = "what answered on this subject is no stream: does a service reply there?"
+        elif broken is not None and not refusals:
+            kind = OrderBroken
+            text = f"not stored: a message before it failed: {broken.message}"
+            hint = "resume() lets the publisher go on"
+        elif refusals:
+            kind = PublishRefused
+            text = "refused by " + "; ".join(map(str, refusals))
+        elif self._refused:
+            text = "not stored: the time for retrying went to the messages before it"
+        elif self.attempts:
+            text = f"nobody listens on {self.message.subject} ({self._attempts_made()})"
+            hint = "no stream records this subject, or the daemon is down"
+        else:
+            text = "it could not be sent"
+        return kind(
+            f"{text}: {reason}" if reason else text,
+            subject=self.message.subject,
+            message_id=self.message.message_id,
+            acks=tuple(self._acks.values()),
+            refusals=refusals,
+            missing=tuple(filter(None, missing)),
+            hint=hint,
+        )
+
+    def _attempts_made(self) -> str:
+        return "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"

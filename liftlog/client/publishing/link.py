@@ -1,0 +1,157 @@
+"""The connection to NATS under a publisher: the caller's own, or one opened here.
+
+The only module of the client that knows nats-py, and it imports it when it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from liftlog.errors import InvalidArgument, LiftlogError, NatsUnavailable
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client as NatsClient
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+NatsTarget: TypeAlias = "NatsClient | str | Sequence[str]"
+OnAnswer = Callable[[int, int, bytes, str | None], None]
+"""Called with the number of the message, of the attempt, the payload and the status line."""
+
+_PING_SECONDS = 10
+_RECONNECT_SECONDS = 0.25
+_HEADER_OVERHEAD_BYTES = 14  # NATS/1.0, two line ends
+_LINE_OVERHEAD_BYTES = 4
+
+
+class Link:
+    """Sends messages and hears the answers to them."""
+
+    def __init__(self, nats: NatsTarget, options: Mapping[str, Any], timeout: float) -> None:
+        """`options` are those of `nats.connect`, for a connection opened here."""
+        self._servers: list[str] | None = None
+        if isinstance(nats, str):
+            self._servers = [nats]
+        elif isinstance(nats, Sequence):
+            self._servers = list(nats)
+        else:
+            self._client = nats
+        if options and self._servers is None:
+            raise InvalidArgument("connect options do not go with a connection that is open")
+        self._options = dict(options)
+        self._timeout = timeout
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self.last_error: Exception | None = None
+
+    async def open(self, on_answer: OnAnswer) -> None:
+        """Raises NatsUnavailable."""
+        import nats.errors
+
+        if self._servers is not None:
+            await self._connect(self._servers)
+        self._inbox = self._client.new_inbox()
+        start = len(self._inbox) + 1
+
+        async def hear(message: Msg) -> None:
+            number, _, attempt = message.subject[start:].partition(".")
+            if number.isdecimal() and attempt.isdecimal():
+                status = (message.headers or {}).get("Status")
+                on_answer(int(number), int(attempt), message.data, status)
+
+        try:
+            self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=hear)
+        except (nats.errors.Error, OSError) as error:
+            raise NatsUnavailable(f"NATS takes no subscription: {error!r}") from error
+
+    async def _connect(self, servers: list[str]) -> None:
+        import nats.errors
+        from nats.aio.client import Client
+
+        self._client = Client()
+        options: dict[str, Any] = {
+            "name": "liftlog publisher",
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": _RECONNECT_SECONDS,
+            "ping_interval": _PING_SECONDS,
+            "error_cb": self._on_error,
+            **self._options,
+        }
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._client.connect(servers=servers, **options)
+        except (nats.errors.Error, OSError, ValueError) as error:
+            await self.close()
+            reason = self.last_error or error
+            raise NatsUnavailable(
+                f"cannot connect to NATS: {str(reason) or type(reason).__name__}",
+                hint="check the address, the login, and that nats-server runs there",
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _on_error(self, error: Exception) -> None:
+        self.last_error = error
+
+    @property
+    def is_closed(self) -> bool:
+        """For good: NATS will not be tried again."""
+        return bool(self._client.is_closed)
+
+    @property
+    def reconnects(self) -> int:
+        """Grows with each connection; what was under way on the one before may be lost."""
+        return int(self._client.stats["reconnects"])
+
+    def check_size(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        """Raises InvalidArgument: NATS closes the connection of who publishes too much at once."""
+        size = len(payload)
+        if headers:
+            lines = (len(name) + len(text.encode()) for name, text in headers.items())
+            size += _HEADER_OVERHEAD_BYTES + sum(lines) + _LINE_OVERHEAD_BYTES * len(headers)
+        allowed = self._client.max_payload
+        if size > allowed:
+            raise InvalidArgument(
+                f"the message has {size:,} bytes, NATS allows {allowed:,}",
+                hint="raise max_payload of nats-server",
+            )
+
+    def reply(self, number: int, attempt: int) -> str:
+        return f"{self._inbox}.{number}.{attempt}"
+
+    async def send(
+        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
+    ) -> bool:
+        """False when it certainly was not sent; True may mean anything, as usual on a network."""
+        import nats.errors
+
+        if not self._client.is_connected:
+            # nats-py would keep it and send it after reconnecting, however late that is.
+            return False
+        try:
+            await self._client.publish(subject, payload, reply=reply, headers=headers)
+        except (
+            nats.errors.ConnectionClosedError,
+            nats.errors.ConnectionDrainingError,
+            nats.errors.OutboundBufferLimitError,
+            nats.errors.MaxPayloadError,
+        ) as error:
+            self.last_error = error
+            return False
+        except (nats.errors.Error, OSError) as error:
+            self.last_error = error
+        return True
+
+    async def close(self) -> None:
+        """The caller's connection stays open."""
+        import nats.errors
+
+        with suppress(nats.errors.Error, OSError, LiftlogError):
+            if self._servers is not None:
+                await self._client.close()
+            elif self._subscription is not None:
+                await self._subscription.unsubscribe()

@@ -1,0 +1,118 @@
+"""One message to publish, checked, and the bytes that carry it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import envelope
+from liftlog.errors import InvalidArgument
+
+MESSAGE_ID = "Nats-Msg-Id"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+_KEY = "Liftlog-Key"
+_TOMBSTONE = "Liftlog-Tombstone"
+
+_SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(?:\.[^\s.*>\x00-\x1f\x7f]+)*")
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # what nats-py sends
+_BREAKS_LINE = re.compile(r"[\r\n\0]")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the caller wants to have stored. `value` None is a tombstone. Made by `checked`."""
+
+    subject: str
+    value: bytes | None
+    key: bytes | None
+    headers: Mapping[str, str]
+    message_id: str | None
+    use_envelope: bool = False
+
+    def to_wire(
+        self, reply: str, *, stream: str | None = None, last_sequence: int | None = None
+    ) -> tuple[bytes, dict[str, str] | None]:
+        """Payload and headers of one attempt.
+
+        `stream` and `last_sequence` are preconditions: only that stream may store it, and only
+        if that is its last offset.
+        """
+        headers = dict(self.headers)
+        if stream is not None:
+            headers[EXPECTED_STREAM] = stream
+        if last_sequence is not None:
+            headers[EXPECTED_LAST_SEQUENCE] = str(last_sequence)
+        if self.use_envelope:
+            return self._enveloped(reply, headers), None
+        if self.message_id is not None:
+            headers[MESSAGE_ID] = self.message_id
+        if self.key is not None:
+            headers[_KEY] = self.key.decode()
+        if self.value is None:
+            headers[_TOMBSTONE] = "true"
+        return self.value or b"", headers or None
+
+    def _enveloped(self, reply: str, headers: dict[str, str]) -> bytes:
+        return envelope.encode(
+            self.value,
+            key=self.key,
+            headers=headers or None,
+            ack_subject=reply or None,
+            message_id=self.message_id,
+        )
+
+
+def checked(
+    subject: str,
+    value: bytes | str | None,
+    *,
+    key: bytes | str | None,
+    headers: Mapping[str, str] | None,
+    message_id: str | None,
+    use_envelope: bool,
+) -> Message:
+    """Raises InvalidArgument for what NATS or liftlog could not carry unchanged."""
+    if not _SUBJECT.fullmatch(subject):
+        raise InvalidArgument(
+            f"nothing can be published on {subject!r}",
+            hint="a subject is tokens joined by dots, without blanks and wildcards",
+        )
+    for name, text in (headers or {}).items():
+        if not _NAME.fullmatch(name) or _BREAKS_LINE.search(text):
+            raise InvalidArgument(f"the header {name!r} does not fit a NATS header line")
+    if message_id is not None and (not message_id or not _fits_header(message_id)):
+        raise InvalidArgument(f"the message id {message_id!r} does not fit a NATS header")
+    raw_key = key.encode() if isinstance(key, str) else key
+    if value is None and raw_key is None:
+        raise InvalidArgument("a tombstone (value None) needs a key")
+    if raw_key is not None and not use_envelope and not _fits_header(raw_key):
+        raise InvalidArgument(
+            f"the key {raw_key!r} does not fit a NATS header",
+            hint="keys of any bytes travel in an envelope: Publisher(..., use_envelope=True)",
+        )
+    message = Message(
+        subject,
+        value.encode() if isinstance(value, str) else value,
+        raw_key,
+        dict(headers or {}),
+        message_id,
+        use_envelope,
+    )
+    if use_envelope:
+        try:
+            message.to_wire("_INBOX.x", stream="s", last_sequence=0)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgument(f"this does not fit an envelope: {error}") from error
+    return message
+
+
+def _fits_header(item: str | bytes) -> bool:
+    """Whether it arrives unchanged: header values lose the blanks around them."""
+    if isinstance(item, bytes):
+        try:
+            item = item.decode()
+        except UnicodeDecodeError:
+            return False
+    return item == item.strip() and not _BREAKS_LINE.search(item)

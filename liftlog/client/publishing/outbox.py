@@ -1,0 +1,285 @@
+"""What to send next, and when to send it again: in any order, or in the order of publishing.
+
+Pure: deliveries, answers and the time go in, what is to be sent comes out. Times are seconds of
+any steady clock.
+
+`Unordered` sends everything at once and each message again on its own. `Sequenced` keeps the
+order of one stream with many messages under way: each one states which offset it expects to come
+after (`Nats-Expected-Last-Sequence`), counted on from the last ack. When one is lost, the stream
+refuses all that were sent behind it; then the outbox waits until nothing is under way and goes
+back to the first one that is not settled. Duplicates are answered before expectations are
+judged, so what had been stored is not refused then.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from liftlog.client.publishing.answers import Answer
+from liftlog.client.publishing.delivery import Delivery
+from liftlog.client.publishing.results import Ack, PublishFailed, Refusal
+
+WRONG_LAST_SEQUENCE = 10071
+
+
+class RetryPolicy(NamedTuple):
+    """`retry_for` seconds after its first attempt a message is not sent again.
+
+    After a refusal that may pass, the pause doubles from `first_pause` to `longest_pause`.
+    """
+
+    retry_for: float
+    first_pause: float = 0.05
+    longest_pause: float = 2.0
+
+    def pause(self, attempts: int) -> float:
+        return float(min(self.first_pause * 2 ** min(attempts - 1, 20), self.longest_pause))
+
+    def is_over(self, delivery: Delivery, now: float) -> bool:
+        return delivery.first_sent is not None and now - delivery.first_sent >= self.retry_for
+
+
+class Outbox(Protocol):
+    def add(self, delivery: Delivery) -> None:
+        """Take a new message; the caller bounds how many are inside."""
+
+    def next(self, now: float) -> Delivery | None:
+        """What to send now. The caller starts an attempt and sends it."""
+
+    def answered(self, delivery: Delivery, attempt: int, answer: Answer, now: float) -> None: ...
+
+    def expired(self, delivery: Delivery, attempt: int, now: float) -> None:
+        """No answer came in time. Harmless for an attempt that is over already."""
+
+    def send_again(self, delivery: Delivery, now: float) -> None:
+        """What `next` gave out could not be sent; its attempt was withdrawn."""
+
+    def wake_at(self) -> float | None:
+        """When `next` may have something that it has not now; None: not by time alone."""
+
+    def resume(self, last_sequence: int | None) -> None:
+        """Go on after an end that broke the order."""
+
+
+class Unordered:
+    """Every message for itself."""
+
+    def __init__(self, retry: RetryPolicy) -> None:
+        self._retry = retry
+        self._ready: deque[Delivery] = deque()
+        self._later: list[tuple[float, int, Delivery]] = []
+        self._tickets = itertools.count()
+
+    def add(self, delivery: Delivery) -> None:
+        self._ready.append(delivery)
+
+    def next(self, now: float) -> Delivery | None:
+        while self._later and self._later[0][0] <= now:
+            self._ready.append(heapq.heappop(self._later)[2])
+        while self._ready:
+            delivery = self._ready.popleft()
+            if delivery.result is not None:
+                continue  # a late answer settled it
+            if self._retry.is_over(delivery, now):
+                delivery.give_up()
+                continue
+            return delivery
+        return None
+
+    def answered(self, delivery: Delivery, attempt: int, answer: Answer, now: float) -> None:
+        was_in_flight = delivery.in_flight
+        delivery.take(attempt, answer)
+        if delivery.result is None and was_in_flight and not delivery.in_flight:
+            # Refused for the moment, or nobody there: the pause may reach past the end of
+            # retrying, which is then told at once.
+            at = now + self._retry.pause(delivery.attempts)
+            if self._retry.is_over(delivery, at):
+                delivery.give_up()
+            else:
+                heapq.heappush(self._later, (at, next(self._tickets), delivery))
+
+    def expired(self, delivery: Delivery, attempt: int, now: float) -> None:
+        if delivery.in_flight and attempt == delivery.attempts:
+            delivery.in_flight = False
+            self._ready.append(delivery)
+
+    def send_again(self, delivery: Delivery, now: float) -> None:
+        at = now + self._retry.first_pause
+        heapq.heappush(self._later, (at, next(self._tickets), delivery))
+
+    def wake_at(self) -> float | None:
+        return self._later[0][0] if self._later else None
+
+    def resume(self, last_sequence: int | None) -> None:
+        """Nothing to do: no message waits for another."""
+
+
+class Sequenced:
+    """One stream, one publisher, no gaps but for refused messages, nothing out of order.
+
+    `last_sequence` is the stream's last offset, None when unknown: then the first message goes
+    alone and its ack tells. `on_broken` is called when nothing more may be sent: the stream has
+    another writer, or it is not certain what became of a message. Whatever waits then fails.
+    """
+
+    def __init__(
+        self,
+        retry: RetryPolicy,
+        last_sequence: int | None,
+        on_broken: Callable[[PublishFailed], None],
+    ) -> None:
+        self._retry = retry
+        self._on_broken = on_broken
+        self._queue: deque[Delivery] = deque()  # settled ones stay until those in front are
+        self._position = 0  # in the queue: where this round of sending is
+        self._last = last_sequence  # offset of the newest record before the queue
+        self._tail = last_sequence  # the same behind what was sent in this round
+        self._going_back = False
+        self._not_before = 0.0
+        self._broken: PublishFailed | None = None
+
+    def add(self, delivery: Delivery) -> None:
+        self._queue.append(delivery)
+
+    def next(self, now: float) -> Delivery | None:
+        while True:
+            if self._going_back or self._broken is not None:
+                if self._under_way():
+                    return None
+                if self._broken is not None:
+                    self._fail_all(self._broken)
+                    return None
+                self._going_back = False
+                self._position, self._tail = 0, self._last
+            if now < self._not_before:
+                return None
+            delivery = self._next_unsettled()
+            if delivery is None or (self._tail is None and self._under_way()):
+                return None
+            if not self._retry.is_over(delivery, now):
+                delivery.last_sequence = self._tail
+                if self._tail is not None:
+                    self._tail += 1
+                self._position += 1
+                return delivery
+            self._end(delivery)
+
+    def _next_unsettled(self) -> Delivery | None:
+        while self._position < len(self._queue):
+            delivery = self._queue[self._position]
+            if delivery.result is None:
+                return delivery
+            self._pass_over(delivery)
+        return None
+
+    def _pass_over(self, settled: Delivery) -> None:
+        """Its ack came, but not yet the one of a message in front of it."""
+        self._position += 1
+        offset = _new_offset(settled)
+        if offset is not None:
+            self._tail = max(offset, self._tail or 0)
+
+    def answered(self, delivery: Delivery, attempt: int, answer: Answer, now: float) -> None:
+        if delivery.settled:
+            return
+        is_newest = attempt == delivery.attempts and delivery.in_flight
+        if isinstance(answer, Refusal) and self._is_chained(delivery, answer, is_newest):
+            # Refused because of what went before it, which says nothing about this message.
+            delivery.take(attempt, answer, passing=True)
+            self._going_back |= is_newest
+            return
+        delivery.take(attempt, answer)
+        if delivery.result is None:
+            if is_newest and not delivery.in_flight:
+                self._going_back = True
+                self._not_before = now + self._retry.pause(delivery.attempts)
+                if self._retry.is_over(delivery, self._not_before):
+                    self._end(delivery)
+            return
+        if isinstance(answer, Ack):
+            predicted = delivery.last_sequence
+            if predicted is not None and answer.offset != predicted + 1:
+                self._going_back = True  # an old duplicate: those behind counted it as new
+        else:
+            self._going_back = True
+            if _is_wrong_sequence(answer):
+                assert isinstance(delivery.result, PublishFailed)
+                self._break(delivery.result)
+        self._shorten()
+
+    def _is_chained(self, delivery: Delivery, refusal: Refusal, is_newest: bool) -> bool:
+        """Only the first unsettled message, sent with the last offset that is known for certain,
+        learns from this refusal that somebody else writes to the stream."""
+        if not _is_wrong_sequence(refusal) or delivery.last_sequence is None:
+            return False
+        is_first = delivery is self._queue[0] and delivery.last_sequence == self._last
+        return not (is_newest and is_first)
+
+    def _shorten(self) -> None:
+        """Let go of settled messages at the head; their offsets are certain now."""
+        while self._queue and self._queue[0].result is not None:
+            settled = self._queue.popleft()
+            self._position = max(self._position - 1, 0)
+            offset = _new_offset(settled)
+            if offset is not None:
+                self._last = max(offset, self._last or 0)
+        if self._tail is None:
+            self._tail = self._last
+
+    def expired(self, delivery: Delivery, attempt: int, now: float) -> None:
+        if delivery.in_flight and attempt == delivery.attempts:
+            delivery.in_flight = False
+            self._going_back = True
+
+    def send_again(self, delivery: Delivery, now: float) -> None:
+        self._going_back = True
+        self._not_before = now + self._retry.first_pause
+
+    def wake_at(self) -> float | None:
+        return self._not_before if self._queue and not self._under_way() else None
+
+    def resume(self, last_sequence: int | None) -> None:
+        self._broken = None
+        self._last = self._tail = last_sequence
+
+    # --- the end ---
+
+    def _under_way(self) -> bool:
+        return any(delivery.in_flight for delivery in self._queue)
+
+    def _end(self, delivery: Delivery) -> None:
+        """The time for retrying is over for a message."""
+        delivery.give_up()
+        if isinstance(delivery.result, PublishFailed) and delivery.result.missing:
+            self._break(delivery.result)
+        self._going_back = True
+        self._shorten()
+
+    def _break(self, failure: PublishFailed) -> None:
+        """Those under way still get their answers; then everything that is left fails."""
+        if self._broken is None:
+            self._broken = failure
+            self._on_broken(failure)
+
+    def _fail_all(self, broken: PublishFailed) -> None:
+        while self._queue:
+            self._queue.popleft().give_up(broken=broken)
+        self._position, self._going_back = 0, False
+
+
+def _is_wrong_sequence(answer: Answer) -> bool:
+    return isinstance(answer, Refusal) and answer.err_code == WRONG_LAST_SEQUENCE
+
+
+def _new_offset(settled: Delivery) -> int | None:
+    """Where it lies in the stream, if it was stored in its place."""
+    if settled.result is None or isinstance(settled.result, PublishFailed):
+        return None
+    ack = settled.result.acks[0]
+    if ack.duplicate and settled.last_sequence is None:
+        return None  # stored, but who knows how long ago
+    return ack.offset
