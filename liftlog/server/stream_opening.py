@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import CorruptMetadata, LiftlogError
+from liftlog.errors import CorruptBatch, CorruptMetadata, LiftlogError
 from liftlog.log import Log, LogConfig
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.records import iter_batches
+from liftlog.records import decode_batch, iter_batches, parse_header
 from liftlog.settings import StreamSettings
 from liftlog.stream import AckSubjects, DedupeWindow, Sequencer, SequencerConfig
 from liftlog.stream.dedupe import message_ids
@@ -72,10 +72,32 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
         if found is None:
             return
         with found:
-            for batch in iter_batches(found.pread(), verify=False):
-                if batch.header.max_timestamp_ns >= since_ns:
-                    dedupe.add_batch(batch.trim(offset))
-            offset = found.next_offset
+            reached = _learn(found.pread(), offset, dedupe, since_ns)
+        if reached == offset:
+            return  # it rotted since `read_stored` looked at it
+        offset = reached
+
+
+def _learn(raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: int) -> int:
+    """Add the ids of the batches in `raw` from `offset` on; returns the offset to read on at.
+
+    A damaged body costs its batch. At a damaged header this stops: reading on from there tells
+    how far the damage goes.
+    """
+    reached, position = offset, 0
+    while position < len(raw):
+        try:
+            header = parse_header(raw, position)
+        except CorruptBatch:
+            break
+        if header.max_timestamp_ns >= since_ns:
+            try:
+                dedupe.add_batch(decode_batch(raw, position).trim(offset))
+            except CorruptBatch as error:
+                logger.warning("dedupe-ids-lost offset=%d error=%s", header.base_offset, error)
+        position += header.length
+        reached = header.next_offset
+    return reached
 
 
 def _last_message_id(log: Log) -> bytes:
@@ -87,10 +109,13 @@ def _last_message_id(log: Log) -> bytes:
     if found is None:
         return b""
     with found:
-        for batch in iter_batches(found.pread(), verify=False):
-            for offset, _, message_id in message_ids(batch):
-                if offset == last:
-                    return message_id
+        try:
+            for batch in iter_batches(found.pread()):
+                for offset, _, message_id in message_ids(batch):
+                    if offset == last:
+                        return message_id
+        except CorruptBatch:
+            pass  # as with the ids of the window: damage costs what lies in it
     return b""
 
 
