@@ -86,9 +86,9 @@ class OsFile:
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # gone also when close fails; the number may be another's soon
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         self.close()
