@@ -13,7 +13,7 @@ for a short one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -103,9 +103,9 @@ class _Pass:
 
     def run(self) -> CompactResult:
         self._map_dirty_part()
-        for first, end in self._job.groups:
-            if self._job.sources[first].base_offset < self._mapped_end:
-                self._rewrite_group(range(first, end))
+        for group in _without_gaps(self._job):
+            if self._job.sources[group[0]].base_offset < self._mapped_end:
+                self._rewrite_group(group)
         if self._swaps:
             self._fs.fsync_directory(self._directory)
         return CompactResult(
@@ -252,16 +252,26 @@ class _Meter:
 
     def __init__(self, job: CompactJob, progress: OnProgress) -> None:
         self._report = progress
-        self._done = self._reported = 0
-        self._total = sum(source.size_bytes for source in dirty_sources(job))
-        # Read once to judge and, if anything goes, once more to copy.
-        self._total += 2 * sum(
-            job.sources[i].size_bytes for a, b in job.groups for i in range(a, b)
+        self._done = 0
+        self._total = sum(source.size_bytes for source in dirty_sources(job)) + sum(
+            source.size_bytes for first, end in job.groups for source in job.sources[first:end]
         )
 
     def advance(self, phase: str, window: list[RecordBatch]) -> None:
         self._done += sum([batch.header.length for batch in window])
         self._report(Progress(phase, self._done, self._total))
+
+
+def _without_gaps(job: CompactJob) -> Iterator[range]:
+    """The groups, cut where offsets are missing between two sources: they were lost, and a new
+    segment over them would look as if they had been compacted away."""
+    for first, end in job.groups:
+        start = first
+        for i in range(first + 1, end):
+            if job.sources[i - 1].next_offset != job.sources[i].base_offset:
+                yield range(start, i)
+                start = i
+        yield range(start, end)
 
 
 def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
