@@ -10,7 +10,7 @@ from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import read_index
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
-from liftlog.log.repair.walk import Missing, walk
+from liftlog.log.repair.walk import Found, Missing, walk
 
 
 def is_covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> bool:
@@ -96,11 +96,17 @@ def _in_sealed(fs: FileSystem, path: Path, entry: SegmentEntry) -> list[Quaranti
 
 
 def _in_file(fs: FileSystem, file: File, entry: SegmentEntry) -> list[QuarantinedRange]:
-    found: list[QuarantinedRange] = []
     size = min(file.size(), entry.size_bytes)
-    position, offset = 0, entry.base_offset
     index = read_index(fs, file.path, entry.base_offset)
-    for item in walk(file, entry.base_offset, size, size, index):
+    return damage_in_walk(walk(file, entry.base_offset, size, size, index), entry)
+
+
+def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> list[QuarantinedRange]:
+    """What a walk over all of a sealed segment missed, as ranges to quarantine."""
+    found: list[QuarantinedRange] = []
+    name = entry.file_name
+    position, offset = 0, entry.base_offset
+    for item in items:
         if not isinstance(item, Missing):
             position = item.position + item.batch.header.length
             offset = item.batch.next_offset
@@ -113,12 +119,11 @@ def _in_file(fs: FileSystem, file: File, entry: SegmentEntry) -> list[Quarantine
         if offset > item.first_offset:
             found.append(
                 QuarantinedRange(
-                    item.first_offset, offset, file.path.name, item.position, position, item.reason
+                    item.first_offset, offset, name, item.position, position, item.reason
                 )
             )
     if offset < entry.next_offset:
         reason = "the end of the file is missing"
-        name = file.path.name
         found.append(
             QuarantinedRange(offset, entry.next_offset, name, position, entry.size_bytes, reason)
         )

@@ -1,16 +1,31 @@
-"""Verifying a sealed segment."""
+"""Verifying a sealed segment, so that rot is known before anybody asks for the records.
+
+What cannot be read (a bad sector) is damage like any other: it is looked at as zeros, page by
+page, so that what lies around it is still told apart.
+"""
 
 from __future__ import annotations
 
-from liftlog.log.filesystem import FileSystem
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from liftlog.log.filesystem import Buffer, File, FileSystem
+from liftlog.log.index import IndexEntry, SparseIndex, read_index
+from liftlog.log.repair.damage import damage_in_walk, is_covered
+from liftlog.log.repair.walk import Found, Missing, walk
 from liftlog.log.rewrite.job import (
     OnProgress,
+    Progress,
     ScrubJob,
     ScrubResult,
     Throttle,
     no_progress,
     no_throttle,
+    path_of,
 )
+from liftlog.log.rewrite.source import WINDOW_BYTES
+
+_PAGE_BYTES = 4096
 
 
 def scrub(
@@ -21,6 +36,114 @@ def scrub(
 ) -> ScrubResult:
     """Check every byte of a sealed segment against its checksums. Writes nothing.
 
-    Raises OSError only when the file cannot be opened; bytes that cannot be read are damage.
+    Raises OSError when the file cannot be opened, UnsupportedFormat for what a newer liftlog
+    wrote.
     """
-    raise NotImplementedError
+    entry = job.source
+    path = path_of(job.directory, entry)
+    file = _Patient(fs.open(path, writable=False), throttle)
+    try:
+        index = _stored_index(fs, path, entry.base_offset)
+        size = min(file.size(), entry.size_bytes)
+        seen = _Seen(index, progress, entry.size_bytes)
+        items = walk(file, entry.base_offset, size, size, index)
+        damaged = damage_in_walk(seen.passing(items), entry)
+    finally:
+        file.close()
+    return ScrubResult(
+        file=entry.file_name,
+        damaged=tuple(
+            bad
+            for bad in damaged
+            if not is_covered(bad.first_offset, bad.next_offset, job.quarantined)
+        ),
+        index_damaged=index is None or seen.index_contradicts,
+        batches=seen.batches,
+        bytes_read=size,
+    )
+
+
+def _stored_index(fs: FileSystem, path: Path, base_offset: int) -> SparseIndex | None:
+    try:
+        return read_index(fs, path, base_offset)
+    except OSError:
+        return None
+
+
+class _Seen:
+    """Counts what a walk finds, and compares it with the index."""
+
+    def __init__(self, index: SparseIndex | None, progress: OnProgress, total_bytes: int) -> None:
+        self._index = index
+        self._progress = progress
+        self._total = total_bytes
+        self._reported = 0
+        self.batches = 0
+        self.index_contradicts = False
+
+    def passing(self, items: Iterator[Found | Missing]) -> Iterator[Found | Missing]:
+        for item in items:
+            end = item.position
+            if isinstance(item, Found):
+                self.batches += 1
+                end += item.batch.header.length
+                if self._index is not None and not self._is_right(self._index, item, end):
+                    self.index_contradicts = True
+            if end - self._reported >= WINDOW_BYTES:
+                self._reported = end
+                self._progress(Progress("verify", end, self._total))
+            yield item
+
+    def _is_right(self, index: SparseIndex, found: Found, end: int) -> bool:
+        """No entry leads into the middle of this batch, or to its start with another offset."""
+        last = index.floor_position(end - 1)
+        return last.position < found.position or last == IndexEntry(
+            found.batch.header.base_offset, found.position
+        )
+
+
+class _Patient:
+    """A file that is read at a bounded rate, and in which unreadable pages are zeros."""
+
+    def __init__(self, file: File, throttle: Throttle) -> None:
+        self._file = file
+        self._throttle = throttle
+        self.path = file.path
+
+    def pread(self, length: int, position: int) -> bytes:
+        self._throttle(length)
+        try:
+            return self._file.pread(length, position)
+        except OSError:
+            pages = range(position, position + length, _PAGE_BYTES)
+            end = position + length
+            return b"".join([self._page(at, min(_PAGE_BYTES, end - at)) for at in pages])
+
+    def _page(self, position: int, length: int) -> bytes:
+        try:
+            return self._file.pread(length, position)
+        except OSError:
+            return bytes(max(min(length, self.size() - position), 0))
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def close(self) -> None:
+        self._file.close()
+
+    # A scrubber only reads; the rest is what the type asks for.
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        raise NotImplementedError
+
+    def fdatasync(self) -> None:
+        raise NotImplementedError
+
+    def truncate(self, size: int) -> None:
+        raise NotImplementedError
+
+    def allocate(self, size: int) -> None:
+        raise NotImplementedError

@@ -182,10 +182,10 @@ def test_everything_compacted_away_leaves_an_empty_batch() -> None:
 def test_several_passes_with_little_memory_give_the_same() -> None:
     rows: Rows = {}
     left = []
-    for memory in (1 << 20, 1200, 1):
+    for memory in (1 << 20, 500, 1):
         fs = SimFileSystem()
         log = keyed(fs)
-        batches = [keys(7, 60, first=7 * i, tag=b"%d." % i) for i in range(40)]
+        batches = [keys(7, 100, first=7 * i, tag=b"%d." % i) for i in range(40)]
         rows = segments(log, batches[:15], batches[15:30], batches[30:])
         passes = compact_fully(log, fs, memory=memory)
         assert passes == 1 if memory > 10_000 else passes > 1
