@@ -46,6 +46,8 @@ def make_sequencer(
         durability=settings.durability,
         max_message_bytes=settings.max_message_bytes,
         recognise_envelopes=settings.envelope,
+        recognise_liftbridge=settings.liftbridge,
+        subject=settings.subject,
     )
     return Sequencer(
         config,
@@ -54,6 +56,7 @@ def make_sequencer(
         next_offset=log.log_end_offset,
         last_timestamp_ns=log.max_timestamp_ns,
         last_message_id=_last_message_id(log),
+        commit_clock=log.environment.clock.now_ns,
     )
 
 

@@ -30,6 +30,13 @@ def check_stream(stream: StreamSettings, at: Path = ()) -> Iterator[Finding]:
             involved=((*at, "max_pending_bytes"),),
         )
 
+    if stream.liftbridge and stream.acks == "off":
+        yield Finding(
+            (*at, "liftbridge"),
+            "true: expected false beside acks: off, which stores everything verbatim",
+            involved=((*at, "acks"),),
+        )
+
     yield from _check_compaction(stream, at)
 
 

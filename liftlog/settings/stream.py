@@ -197,6 +197,11 @@ class StreamSettings(SettingsModel):
         default=True,
         description="Recognise liftlog envelopes; `false` stores them as plain messages.",
     )
+    liftbridge: Flag = Field(
+        default=False,
+        description="Recognise Liftbridge's envelopes too, and answer with its Ack on their ack "
+        "inbox.",
+    )
     paused: Flag = Field(default=False, description="Refuse new messages for now.")
     read_only: Flag = Field(default=False, description="Refuse new messages for good.")
     replicas: OnlyOne = Field(default=1, description="Reserved: only 1.")

@@ -2,10 +2,11 @@
 
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat
+from liftlog.stream.config import SequencerConfig
 from liftlog.stream.dedupe import DedupeWindow
 from liftlog.stream.group import CommitGroup
 from liftlog.stream.run import MessageRun
-from liftlog.stream.sequencer import Sequencer, SequencerConfig
+from liftlog.stream.sequencer import Sequencer
 
 __all__ = [
     "AckFormat",

@@ -7,9 +7,43 @@ become headers of the message and mean what they would mean there.
 
 from __future__ import annotations
 
+import envelope
 from envelope import Envelope
+from envelope.liftbridge import Ack
 from liftlog.records.message_headers import build_block, header_lines
+from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import CORRELATION_ID, MESSAGE_ID, Control
+from liftlog.stream.liftbridge import open_liftbridge
+from liftlog.stream.refusals import Refusal
+
+Opened = tuple[Envelope, str | Ack | None, Refusal | None]
+"""The fields; what an answer has to bear beside its outcome (nothing, a correlation id, or all
+that Liftbridge's Ack repeats of the message); and why it cannot be stored, if so. A plain tuple:
+one is built per message."""
+
+
+def open_envelope(
+    config: SequencerConfig, subject: bytes, payload: bytes, stamp: int, *, too_large: bool = False
+) -> Opened | None:
+    """None for a plain message."""
+    if payload.startswith(envelope.COOKIE):
+        if too_large or not config.recognise_envelopes:
+            return None
+        opened = envelope.decode(payload)
+        return None if opened is None else (opened, opened.correlation_id, None)
+    if config.recognise_liftbridge and payload.startswith(envelope.liftbridge.COOKIE):
+        # One that is too large as well: its publisher listens nowhere but on its ack inbox.
+        return open_liftbridge(config, subject, payload, stamp)
+    return None
+
+
+def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
+    """Where the answer to an enveloped message goes, before it is checked; b"" for nowhere."""
+    if opened.ack_policy == "none":
+        return b""
+    if opened.ack_subject is not None:
+        return opened.ack_subject.encode()
+    return reply if acks == "on" else b""
 
 
 def merge_headers(opened: Envelope, block: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from envelope.liftbridge import Ack
 from liftlog.records.encode import encode_batch, encode_single
 from liftlog.stream.acks import Answer
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES
@@ -17,7 +18,8 @@ class CommitGroup:
 
     `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
     record, b"" for no ack. `answers` are worded already: duplicates, refusals, acks with a
-    correlation id; `waiting` names who is to be nacked in their place if the group fails.
+    correlation id; `timed_acks` will bear the time of the commit. `waiting` names who is to be
+    nacked in the place of both if the group fails, and what the nack has to bear.
     """
 
     __slots__ = (
@@ -35,6 +37,7 @@ class CommitGroup:
         "size_bytes",
         "stamps",
         "subjects",
+        "timed_acks",
         "values",
         "waiting",
     )
@@ -51,7 +54,8 @@ class CommitGroup:
         self.ack_replies: list[bytes] = []
         self.has_acks = False
         self.answers: list[Answer] = []
-        self.waiting: list[tuple[bytes, str | None]] = []
+        self.timed_acks: list[tuple[bytes, Ack]] | None = None
+        self.waiting: list[tuple[bytes, str | Ack | None]] = []
         self.message_ids: list[bytes] = []
         self.prepared_answers: bytes | None = None
         self.received = 0

@@ -29,6 +29,9 @@ PAUSED = Refusal("paused", 503, 10077, "the stream is paused")
 READ_ONLY = Refusal("read_only", 400, 10109, "the stream is read-only")
 TOMBSTONE_WITHOUT_KEY = Refusal("bad_tombstone", 400, 10003, "a tombstone needs a key")
 BAD_TOMBSTONE = Refusal("bad_tombstone", 400, 10003, "Liftlog-Tombstone must be true or false")
+BAD_ENVELOPE = Refusal(
+    "bad_envelope", 400, 10003, "a field of the envelope does not fit a NATS header"
+)
 
 _SCHEDULES = Refusal("unsupported_header", 400, 10188, "message schedules is disabled")
 _BATCHES = Refusal("unsupported_header", 400, 10174, "atomic publish is disabled")

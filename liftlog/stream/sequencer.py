@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-import envelope
 from acl.subjects import matches
+from envelope.liftbridge import Ack
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat, Answer, publish_commands
+from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
 from liftlog.stream.dedupe import DedupeWindow
-from liftlog.stream.enveloped import merge_headers, with_envelope
+from liftlog.stream.enveloped import merge_headers, open_envelope, reply_of, with_envelope
 from liftlog.stream.group import CommitGroup
+from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import (
     TOMBSTONE_WITHOUT_KEY,
     TOO_LARGE,
@@ -38,18 +39,6 @@ _CLOCK_TOLERANCE_NS = 60 * 1_000_000_000
 _NO_REPLY = b""
 
 
-@dataclass(frozen=True, slots=True)
-class SequencerConfig:
-    """What of a stream's settings decides about messages; sizes in bytes."""
-
-    stream: str
-    acks: str = "on"
-    durability: str = "fsync"
-    max_message_bytes: int = 8 * 1024 * 1024
-    group_max_bytes: int = 8 * 1024 * 1024
-    recognise_envelopes: bool = True
-
-
 class Sequencer:
     """Not thread-safe: lives on the event loop."""
 
@@ -62,7 +51,10 @@ class Sequencer:
         next_offset: int,
         last_timestamp_ns: int = 0,
         last_message_id: bytes = b"",
+        commit_clock: Callable[[], int] | None = None,
     ) -> None:
+        """`commit_clock` tells the time of a commit (ns since 1970), for the acks that name it;
+        without one they name the time of the newest record."""
         self.config = config
         self.dedupe = dedupe
         self.ack_subjects = ack_subjects
@@ -75,6 +67,7 @@ class Sequencer:
         self.duplicates = 0
         self.acks_suppressed = 0
         self.pending_bytes = 0
+        self._commit_clock = commit_clock
         self._groups: deque[CommitGroup] = deque()
         self._open = self._new_group()
 
@@ -127,7 +120,9 @@ class Sequencer:
             return run.headers is None
         if run.headers is not None:
             return False
-        return not (run.has_cookie and self.config.recognise_envelopes)
+        return not (
+            run.has_cookie and (self.config.recognise_envelopes or self.config.recognise_liftbridge)
+        )
 
     def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
         count = len(run)
@@ -170,17 +165,19 @@ class Sequencer:
                 self._store(group, subject, payload, block, NO_CONTROL, _NO_REPLY, None, stamp)
             return
         value: bytes | None = payload
-        correlation_id = None
-        opened = None if too_large else self._open_envelope(payload)
-        if opened is None:
+        wish: str | Ack | None = None
+        refusal = None
+        found = open_envelope(self.config, subject, payload, stamp, too_large=too_large)
+        if found is None:
             control = self._control(block)
             if self.config.acks != "on":
                 reply = _NO_REPLY
         else:
-            value, correlation_id = opened.value, opened.correlation_id
+            opened, wish, refusal = found
+            value = opened.value
             block = merge_headers(opened, block)
             control = with_envelope(self._control(block), opened)
-            reply = self._reply_of(opened, reply)
+            reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
             # It will answer; this one only counts.
             self._refuse(group, _NO_REPLY, WRONG_STREAM)
@@ -188,29 +185,16 @@ class Sequencer:
         reply = self._checked(reply)
         if control.tombstone:
             value = None
-        refusal = self._why_refused(control, value, too_large=too_large)
+        refusal = self._why_refused(control, value, too_large=too_large) or refusal
         if refusal is not None:
-            self._refuse(group, reply, refusal, correlation_id)
-        elif control is NO_CONTROL or not self._settled(group, reply, control, correlation_id):
-            self._store(group, subject, value, block, control, reply, correlation_id, stamp)
-
-    def _open_envelope(self, payload: bytes) -> envelope.Envelope | None:
-        if payload.startswith(envelope.COOKIE) and self.config.recognise_envelopes:
-            return envelope.decode(payload)
-        return None
+            self._refuse(group, reply, refusal, wish)
+        elif control is NO_CONTROL or not self._settled(group, reply, control, wish):
+            self._store(group, subject, value, block, control, reply, wish, stamp)
 
     def _control(self, block: bytes) -> Control:
         if block and may_control(block):
             return parse_control(block, own_only=self.config.acks != "on")
         return NO_CONTROL
-
-    def _reply_of(self, opened: envelope.Envelope, reply: bytes) -> bytes:
-        """Where the answer to an enveloped message goes, before it is checked."""
-        if opened.ack_policy == "none":
-            return _NO_REPLY
-        if opened.ack_subject is not None:
-            return opened.ack_subject.encode("ascii")
-        return reply if self.config.acks == "on" else _NO_REPLY
 
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
         """Whether the message names another stream that records this subject too."""
@@ -231,7 +215,7 @@ class Sequencer:
         return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
 
     def _settled(
-        self, group: CommitGroup, reply: bytes, control: Control, correlation_id: str | None
+        self, group: CommitGroup, reply: bytes, control: Control, wish: str | Ack | None
     ) -> bool:
         """True when the message is answered without being stored.
 
@@ -242,33 +226,49 @@ class Sequencer:
             if original is not None:
                 self.duplicates += 1
                 if reply:
-                    body = self.format.body(original, duplicate=True, correlation_id=correlation_id)
-                    group.answers.append((reply, body))
-                    group.waiting.append((reply, correlation_id))
+                    self._acknowledge(group, reply, wish, original, duplicate=True)
                 return True
         last = self.next_offset - 1
         if control.expected_last_sequence not in (None, last):
-            self._refuse(group, reply, wrong_last_sequence(last), correlation_id)
+            self._refuse(group, reply, wrong_last_sequence(last), wish)
             return True
         wanted = control.expected_last_message_id
         if wanted and wanted != self.last_message_id:
             refusal = wrong_last_message_id(self.last_message_id)
-            self._refuse(group, reply, refusal, correlation_id)
+            self._refuse(group, reply, refusal, wish)
             return True
         return False
+
+    def _acknowledge(
+        self,
+        group: CommitGroup,
+        reply: bytes,
+        wish: str | Ack | None,
+        offset: int,
+        *,
+        duplicate: bool = False,
+    ) -> None:
+        """An ack that is not of the common form."""
+        if isinstance(wish, Ack):
+            if group.timed_acks is None:
+                group.timed_acks = []
+            group.timed_acks.append((reply, wish._replace(offset=offset)))
+        else:
+            body = self.format.body(offset, duplicate=duplicate, correlation_id=wish)
+            group.answers.append((reply, body))
+        group.waiting.append((reply, wish))
 
     def _refuse(
         self,
         group: CommitGroup,
         reply: bytes,
         refusal: Refusal,
-        correlation_id: str | None = None,
+        wish: str | Ack | None = None,
     ) -> None:
         self.refused[refusal.reason] += 1
         if reply:
-            body = refusal_body(self.config.stream, refusal, correlation_id)
-            group.answers.append((reply, body))
-            group.waiting.append((reply, correlation_id))
+            group.answers.append((reply, nack_body(self.config.stream, refusal, wish)))
+            group.waiting.append((reply, wish))
 
     def _store(
         self,
@@ -278,7 +278,7 @@ class Sequencer:
         block: bytes,
         control: Control,
         reply: bytes,
-        correlation_id: str | None,
+        wish: str | Ack | None,
         stamp: int,
     ) -> None:
         if block:
@@ -293,10 +293,8 @@ class Sequencer:
         group.add_stamp(stamp, 1)
         group.size_bytes += len(value or b"") + len(block)
         offset = self.next_offset
-        if reply and correlation_id is not None:
-            body = self.format.body(offset, correlation_id=correlation_id)
-            group.answers.append((reply, body))
-            group.waiting.append((reply, correlation_id))
+        if reply and wish is not None:
+            self._acknowledge(group, reply, wish, offset)
             reply = _NO_REPLY
         if reply:
             group.has_acks = True
@@ -341,6 +339,10 @@ class Sequencer:
         if group.prepared_answers is None:
             self.prepare_answers(group)
         assert group.prepared_answers is not None
+        if group.timed_acks is not None:
+            clock = self._commit_clock
+            now_ns = self.last_timestamp_ns if clock is None else clock()
+            return group.prepared_answers + ack_commands(group.timed_acks, now_ns)
         return group.prepared_answers
 
     def failed(self, group: CommitGroup, refusal: Refusal, next_offset: int | None = None) -> bytes:
@@ -354,11 +356,11 @@ class Sequencer:
         for lost in reversed(undone):
             self.dedupe.forget_newest(lost.message_ids)
         for lost in undone:
-            waiting: list[tuple[bytes, str | None]] = [
+            waiting: list[tuple[bytes, str | Ack | None]] = [
                 (reply, None) for reply in lost.ack_replies if reply
             ]
-            for reply, correlation_id in waiting + lost.waiting:
-                nacks.append((reply, refusal_body(self.config.stream, refusal, correlation_id)))
+            for reply, wish in waiting + lost.waiting:
+                nacks.append((reply, nack_body(self.config.stream, refusal, wish)))
             self.refused[refusal.reason] += len(lost)
         self.pending_bytes = 0
         self.next_offset = group.base_offset if next_offset is None else next_offset
@@ -385,11 +387,11 @@ class Sequencer:
         self, refusal: Refusal, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> list[Answer]:
         """The answer to one message that is refused unjudged: none or one."""
-        opened = self._open_envelope(payload)
-        correlation_id = None
-        if opened is not None:
-            correlation_id = opened.correlation_id
-            reply = self._reply_of(opened, reply)
+        found = open_envelope(self.config, subject, payload, self.last_timestamp_ns)
+        wish: str | Ack | None = None
+        if found is not None:
+            opened, wish, _ = found
+            reply = reply_of(opened, reply, self.config.acks)
         elif self.config.acks != "on":
             return []
         if self._is_for_another(self._control(block), subject):
@@ -397,4 +399,4 @@ class Sequencer:
         reply = self._checked(reply)
         if not reply:
             return []
-        return [(reply, refusal_body(self.config.stream, refusal, correlation_id))]
+        return [(reply, nack_body(self.config.stream, refusal, wish))]

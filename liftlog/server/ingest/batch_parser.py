@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from nats.errors import ProtocolError
 
-from envelope import COOKIE
+from envelope import COOKIES
 from liftlog.stream.run import MessageRun
 
 MAX_CONTROL_LINE = 64 * 1024  # nats-server's default is 4 KiB and it can be raised
 _CRLF = b"\r\n"
-_COOKIE_START = COOKIE[:1]
+_COOKIE_START = COOKIES[0][:1]
+_COOKIE = re.compile(b"|".join(map(re.escape, COOKIES)))
 _UNIFORM_MIN_ROWS = 8
 _UNIFORM_RETRY_CHUNKS = 16
 
@@ -180,7 +181,7 @@ class BatchParser:
         """Deliver every whole message from `pos` on; returns where something else begins."""
         start = pos
         # A search for one byte is the fastest there is, and text does not hold this one.
-        has_cookie = data.find(_COOKIE_START, pos) >= 0 and data.find(COOKIE, pos) >= 0
+        has_cookie = data.find(_COOKIE_START, pos) >= 0 and _COOKIE.search(data, pos) is not None
         by_sid: dict[bytes, _Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
             pos = self._take_uniform(data, pos, by_sid)

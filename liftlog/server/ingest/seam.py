@@ -20,7 +20,7 @@ from nats.aio.transport import TcpTransport
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from envelope import COOKIE
+from envelope import COOKIES
 from liftlog.errors import ConfigError
 from liftlog.server.ingest.batch_parser import BatchParser, MessageSink
 from liftlog.stream.run import MessageRun
@@ -232,7 +232,7 @@ class RawClient(WatchedClient):
         by_sid, self._liftlog_rows = self._liftlog_rows, {}
         for sid, rows in by_sid.items():
             subjects, replies, payloads, headers = zip(*rows, strict=True)
-            has_cookie = any(payload.startswith(COOKIE) for payload in payloads)
+            has_cookie = any(payload.startswith(COOKIES) for payload in payloads)
             run = MessageRun(
                 subjects,
                 replies,

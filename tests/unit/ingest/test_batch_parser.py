@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from envelope import COOKIE
+from envelope import COOKIE, COOKIES
 from liftlog.server.ingest.batch_parser import MAX_CONTROL_LINE, BatchParser
 from liftlog.stream import MessageRun
 
@@ -44,7 +44,7 @@ class Recorder:
             run.subjects, run.replies, headers, run.payloads, strict=True
         ):
             self.rows.append(Row(sid, subject, reply, block, payload))
-            assert run.has_cookie or not payload.startswith(COOKIE)
+            assert run.has_cookie or not payload.startswith(COOKIES)
 
     def chunk_end(self) -> None:
         self.chunk_ends += 1
@@ -110,6 +110,7 @@ PAYLOADS = st.one_of(
             b"PING\r\n",
             b"HMSG a 1 12 17\r\nNATS/1.0\r\n\r\nhello\r\n",
             COOKIE + b"\x01\x00\x08\x00",
+            COOKIES[1] + b"\x00\x08\x00\x00",
             b"x" * 300,
         ]
     ),

@@ -234,6 +234,13 @@ def test_other_subjects_do_not(tmp_path: Path, subject: str) -> None:
     load(f"streams: {{a: {{subject: '{subject}'}}}}", tmp_path)
 
 
+def test_a_silent_witness_opens_no_envelopes(tmp_path: Path) -> None:
+    text = "streams: {a: {subject: a, liftbridge: true, acks: %s}}"
+    assert list(refused(text % "off", tmp_path)) == ["streams.a.liftbridge"]
+    for acks in ("on", "envelope"):
+        assert load(text % acks, tmp_path).streams["a"].liftbridge
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "[::]", "192.168.1.1", "liftlog.example"])
 def test_listening_beyond_loopback_needs_a_decision(tmp_path: Path, address: str) -> None:
     text = f"pull: {{listen: ['tcp://{address}:0']}}\nhttp: {{listen: '{address}:0'}}"
