@@ -69,11 +69,12 @@ class Housekeeping:
             async with self._reserve_in_use:
                 await asyncio.to_thread(self._reserve.release)
                 try:
-                    await self._retain(host, by_time=by_time)
+                    await self._retain(host, by_time=by_time, at_once=True)
                 finally:
                     await asyncio.to_thread(self._reserve.keep)
 
-    async def _retain(self, host: StreamHost, *, by_time: bool) -> None:
+    async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
+        """With `at_once` files go also from under a compaction pass, which then begins anew."""
         if host.log.is_roll_due():
             await host.run_exclusive(host.log.roll_if_due)
         decision = await asyncio.get_running_loop().run_in_executor(
@@ -84,14 +85,18 @@ class Housekeeping:
         )
         if decision is None:
             return
+        # A pass takes long, and were its sources deleted each time, it would never end.
+        count = 0 if host.rewriting and not at_once else decision.delete_segments
+        if not count and decision.log_start_offset <= host.log.log_start_offset:
+            return
         freed = await host.run_exclusive(
-            lambda: host.log.remove_before(decision.log_start_offset, decision.delete_segments)
+            lambda: host.log.remove_before(decision.log_start_offset, count)
         )
         logger.info(
             "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
             host.name,
             decision.log_start_offset,
-            decision.delete_segments,
+            count,
             freed,
         )
 

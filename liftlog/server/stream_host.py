@@ -74,6 +74,8 @@ class StreamHost:
         self.inline_commits = 0
         self.records = 0
         self.received_bytes = 0
+        self.rewriting = False
+        """A compaction pass reads old segments; retention leaves their files for a while."""
         self._shared = committers
         self._in_flight = False
         self._in_flight_since = 0.0

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.compacted import Compacted, segment_files, stream_files
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, describe, publish, records_of, until
 from support.nats_server import NatsServer
+from support.processes import children_of
 from support.raw_nats import RawNats
 
+from envelope import encode
 from liftlog.client import connect_sync
+from liftlog.errors import CorruptRange, InvalidArgument
 
 pytestmark = pytest.mark.integration
 
 COMPACTED: dict[str, Any] = {"compaction": {}, "dedupe_window": "0s"}
-QUICK = {"cleaner": {"interval": "100ms"}, "log": {"retention_interval": "100ms"}}
+QUICK: dict[str, Any] = {
+    "cleaner": {"interval": "100ms"},
+    "log": {"retention_interval": "100ms"},
+}
+# Passes only when they are asked for, and slow enough to be met in the middle.
+ON_DEMAND = {"min_dirty_ratio": 1.0, "min_lag": "0s"}
 
 
 @pytest.fixture(scope="module")
@@ -31,35 +46,262 @@ def raw(server: NatsServer) -> Iterator[RawNats]:
         yield client
 
 
-def put(raw: RawNats, subject: str, key: str, value: bytes) -> int:
-    offset: int = publish(raw, subject, value, Liftlog_Key=key)["seq"]
-    return offset
+def compact(daemon: Daemon, stream: str) -> Any:
+    """Ask for a pass and wait for it; what the daemon says then."""
+    with connect_sync(daemon.pull_address) as client:
+        return client.compact_stream(stream, wait=True).compaction
 
 
-def view(daemon: Daemon, stream: str) -> dict[bytes | None, list[tuple[int, bytes | None]]]:
-    """What is there of each key, oldest first."""
-    found: dict[bytes | None, list[tuple[int, bytes | None]]] = {}
-    for record in records_of(daemon, stream):
-        found.setdefault(record.key, []).append((record.offset, record.value))
-    return found
+def worker_pid(daemon: Daemon) -> int | None:
+    for pid in children_of(daemon.pid):
+        if b"cleaning.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
 
 
-def test_on_demand(server: NatsServer, raw: RawNats) -> None:
-    streams = {"users": {"subject": "users", **COMPACTED}}
+# --- what stays ---
+
+
+def test_keys_of_envelopes_and_headers_and_tombstones(server: NatsServer, raw: RawNats) -> None:
+    streams = {"users": {"subject": "users", **COMPACTED}, "plain": {"subject": "plain"}}
     with Daemon(server.url, {"streams": streams, **QUICK}) as daemon:
+        users = Compacted(raw, "users")
         for number in range(30):
-            put(raw, "users", f"key-{number % 3}", b"%d" % number)
-        assert publish(raw, "users", b"no key")["seq"] == 31
-        with connect_sync(daemon.pull_address) as client:
-            info = client.compact_stream("users", wait=True)
-        assert info.compaction["last_pass"]["records_in"] == 31, info.compaction
-        assert view(daemon, "users") == {
-            b"key-0": [(28, b"27")],
-            b"key-1": [(29, b"28")],
-            b"key-2": [(30, b"29")],
-            None: [(31, b"no key")],
-        }
-        assert put(raw, "users", "key-0", b"30") == 32
+            users.put(f"header-{number % 3}", b"%d" % number)
+            key, value = f"envelope-{number % 3}", b"e%d" % number
+            users.put_envelope(key, value, encode(value, key=key))
+        users.delete("header-0")
+        users.put_envelope("envelope-0", None, encode(None, key="envelope-0"))
+        users.put("header-1", b"shared")
+        users.put_envelope("header-1", b"by envelope", encode(b"by envelope", key="header-1"))
+        assert publish(raw, "users", b"without a key")["seq"] == 65
+        done = compact(daemon, "users")
+        assert (done["last_pass"]["records_in"], done["last_pass"]["records_out"]) == (65, 7)
+        assert (done["state"], done["cleaned_below"], done["dirty_bytes"]) == ("idle", 66, 0)
+        users.newest[b""] = (65, b"without a key")
+        users.check(daemon)
+        # Nothing is left to do; offsets go on; a stream without compaction says so.
+        assert compact(daemon, "users")["passes"] == done["passes"]
+        users.next_offset = 66
+        users.put("header-2", b"new")
+        users.check(daemon, compacted=False)
+        with connect_sync(daemon.pull_address) as client, pytest.raises(InvalidArgument):
+            client.compact_stream("plain")
+        assert daemon.metric("liftlog_compaction_records_removed_total", stream="users") == 58
+        daemon.restart()
+        users.check(daemon, compacted=False)
+        assert describe(daemon, "users").compaction["cleaned_below"] == 66
         assert_no_traceback(daemon)
-        print(describe(daemon, "users").compaction)
-        print(daemon.log)
+
+
+def test_tombstones_of_a_quiet_stream_go(server: NatsServer, raw: RawNats) -> None:
+    """By themselves: the active segment rolls, the pass is due, and later their time is over."""
+    stream = {
+        "subject": "quiet",
+        "segment": {"max_age": "200ms"},
+        "dedupe_window": "0s",
+        "compaction": {"tombstone_retention": "1s"},
+    }
+    with Daemon(server.url, {"streams": {"quiet": stream}, **QUICK}) as daemon:
+        quiet = Compacted(raw, "quiet")
+        for number in range(6):
+            quiet.put(f"key-{number % 3}", b"%d" % number)
+        last = quiet.delete("key-0")
+        until(lambda: describe(daemon, "quiet").compaction["cleaned_below"] == last + 1)
+        quiet.check(daemon)
+        assert describe(daemon, "quiet").compaction["tombstones_removed_below"] == 0
+        until(lambda: describe(daemon, "quiet").compaction["tombstones_removed_below"] == last + 1)
+        until(lambda: len(records_of(daemon, "quiet")) == 2)
+        quiet.check(daemon, tombstones=False)
+        assert_no_traceback(daemon)
+
+
+def test_retention_and_compaction_of_one_stream(server: NatsServer, raw: RawNats) -> None:
+    stream = {
+        "subject": "both",
+        "segment": {"max_bytes": "16KiB"},
+        "retention": {"max_messages": 3000},
+        **COMPACTED,
+    }
+    with Daemon(server.url, {"streams": {"both": stream}, **QUICK}) as daemon:
+        both = Compacted(raw, "both")
+        for _ in range(20):
+            both.put_many((f"key-{number % 50}" for number in range(400)), pad=50)
+        both.put_many(f"unique-{number}" for number in range(500))
+        info = describe(daemon, "both")
+        compact(daemon, "both")
+        until(lambda: describe(daemon, "both").compaction["state"] == "idle")
+        info = describe(daemon, "both")
+        assert info.compaction["passes"] > 1
+        start = info.log_start_offset
+        both.newest = {key: entry for key, entry in both.newest.items() if entry[0] >= start}
+        assert len(both.newest) >= 500
+        both.check(daemon)
+        assert daemon.metric("liftlog_cleaning_failures_total", stream="both") == 0
+        daemon.kill()
+        daemon.restart()
+        both.check(daemon)
+        assert_no_traceback(daemon)
+
+
+# --- in the middle of a pass ---
+
+
+SLOW = {
+    "subject": "slow",
+    "segment": {"max_bytes": "64KiB"},
+    "dedupe_window": "0s",
+    "compaction": {"max_rate": "1MiB", **ON_DEMAND},
+}
+KEYS = [f"key-{number % 500}" for number in range(2_000)]
+
+
+def start_pass(daemon: Daemon, stream: str) -> None:
+    """Returns once it writes."""
+    with connect_sync(daemon.pull_address) as client:
+        client.compact_stream(stream)
+        until(
+            lambda: (
+                (client.describe_stream(stream).compaction["progress"] or {}).get("phase")
+                == "rewrite"
+            )
+        )
+
+
+def lone_files(daemon: Daemon, stream: str) -> list[str]:
+    """Segment files that the manifest does not list."""
+    manifest = (daemon.data_dir / "streams" / stream / "manifest").read_text()
+    listed = {entry["file"] for entry in json.loads(manifest.partition("\n")[2])["segments"]}
+    return [path.name for path in segment_files(daemon, stream) if path.name not in listed]
+
+
+def test_progress_is_visible_and_publishing_goes_on(server: NatsServer, raw: RawNats) -> None:
+    with Daemon(server.url, {"streams": {"slow": SLOW}, **QUICK}) as daemon:
+        slow = Compacted(raw, "slow")
+        slow.put_many(KEYS, pad=300)
+        start_pass(daemon, "slow")
+        found = describe(daemon, "slow").compaction
+        assert found["state"] == "running"
+        assert 0 < found["progress"]["done_bytes"] <= found["progress"]["total_bytes"]
+        assert daemon.metric("liftlog_compaction_running", stream="slow") == 1
+        assert 0 < daemon.metric("liftlog_compaction_progress_ratio", stream="slow") <= 1
+        slow.put("key-1", b"meanwhile")
+        shown = subprocess.run(
+            [sys.executable, "-m", "liftlog", "stream", "info", "slow"],
+            env={**os.environ, "LIFTLOG_SERVER": daemon.pull_address},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert "running" in shown
+        assert "phase rewrite" in shown
+        # A stream that is deleted takes its pass with it.
+        pid = worker_pid(daemon)
+        with connect_sync(daemon.pull_address) as client:
+            created = client.create_stream("other", "other", compaction={})
+            assert created.compaction["state"] == "idle"
+        assert pid is not None
+        daemon.stop(timeout=10)
+        assert not Path(f"/proc/{pid}").exists()
+        daemon.start()
+        assert lone_files(daemon, "slow") == []
+        slow.check(daemon, compacted=False)
+
+
+def test_the_worker_is_killed(server: NatsServer, raw: RawNats) -> None:
+    with Daemon(server.url, {"streams": {"slow": SLOW}, **QUICK}) as daemon:
+        slow = Compacted(raw, "slow")
+        slow.put_many(KEYS, pad=300)
+        start_pass(daemon, "slow")
+        pid = worker_pid(daemon)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: daemon.metric("liftlog_cleaning_failures_total", stream="slow") == 1)
+        slow.put("key-0", b"meanwhile")
+        # It is tried again by itself, with another process.
+        until(lambda: describe(daemon, "slow").compaction["finished"] == 1, timeout=30)
+        assert worker_pid(daemon) not in (None, pid)
+        assert lone_files(daemon, "slow") == []
+        compact(daemon, "slow")
+        slow.check(daemon)
+        assert_no_traceback(daemon)
+
+
+def test_the_daemon_is_killed_during_a_pass(server: NatsServer, raw: RawNats) -> None:
+    with Daemon(server.url, {"streams": {"slow": SLOW}, **QUICK}) as daemon:
+        slow = Compacted(raw, "slow")
+        slow.put_many(KEYS, pad=300)
+        start_pass(daemon, "slow")
+        pid = worker_pid(daemon)
+        os.kill(daemon.pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{pid}").exists(), what="the worker dies too")
+        daemon.kill()
+        daemon.settings["streams"]["slow"]["compaction"] = {"max_rate": None, **ON_DEMAND}
+        daemon.start()
+        assert lone_files(daemon, "slow") == []
+        slow.check(daemon, compacted=False)
+        slow.put("key-7", b"after the crash")
+        compact(daemon, "slow")
+        slow.check(daemon)
+
+
+def test_a_stream_is_deleted_during_its_pass(server: NatsServer, raw: RawNats) -> None:
+    with Daemon(server.url, QUICK) as daemon, connect_sync(daemon.pull_address) as client:
+        client.create_stream("slow", **SLOW)
+        Compacted(raw, "slow").put_many(KEYS, pad=300)
+        start_pass(daemon, "slow")
+        client.delete_stream("slow")
+        assert not (daemon.data_dir / "streams" / "slow").exists()
+        client.create_stream("slow", **SLOW)
+        anew = Compacted(raw, "slow")
+        anew.put_many(KEYS[:100])
+        compact(daemon, "slow")
+        anew.check(daemon)
+        assert len(stream_files(daemon, "slow")) < 10
+        assert_no_traceback(daemon)
+
+
+# --- damage ---
+
+
+def flip_a_byte(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        [byte] = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_damaged_segment_is_left_alone_and_told(server: NatsServer, raw: RawNats) -> None:
+    stream = SLOW | {"subject": "hurt", "compaction": ON_DEMAND}
+    with Daemon(server.url, {"streams": {"hurt": stream}, **QUICK}) as daemon:
+        hurt = Compacted(raw, "hurt")
+        hurt.put_many(KEYS, pad=300)
+        files = segment_files(daemon, "hurt")
+        assert len(files) > 5
+        damaged = files[2]
+        flip_a_byte(damaged, damaged.stat().st_size // 2)
+        before = damaged.read_bytes()
+        with connect_sync(daemon.pull_address) as client:
+            client.compact_stream("hurt")
+        until(lambda: describe(daemon, "hurt").quarantined, what="the damage is quarantined")
+        [bad] = describe(daemon, "hurt").quarantined
+        assert bad["segment"] == damaged.name
+        assert 0 < bad["next_offset"] - bad["first_offset"] <= 500
+        assert daemon.metric("liftlog_quarantined_ranges", stream="hurt") == 1
+        assert daemon.metric("liftlog_cleaning_failures_total", stream="hurt") >= 1
+        assert '"event": "damage-found"' in daemon.log
+        # The pass is tried again around the damaged segment, which stays as it is.
+        until(lambda: describe(daemon, "hurt").compaction["finished"] == 1)
+        assert damaged.read_bytes() == before
+        with connect_sync(daemon.pull_address) as client, pytest.raises(CorruptRange) as raised:
+            list(client.read("hurt", until="end"))
+        assert raised.value.next_offset == bad["next_offset"]
+        hurt.put("key-1", b"goes on")
+        found = records_of(daemon, "hurt", start=bad["next_offset"])
+        assert {record.key for record in found} == hurt.newest.keys()
+        for key, entry in hurt.newest.items():
+            newest = [(r.offset, r.value) for r in found if r.key == key][-1]
+            assert newest == entry
+        assert len(found) < 1500
+        assert_no_traceback(daemon)

@@ -27,6 +27,7 @@ from liftlog.settings import CleanerSettings
 logger = logging.getLogger("liftlog.server.cleaner")
 
 _SECOND_NS = 1_000_000_000
+_MAX_DROPPED_PASSES = 3
 _LOOKING_PART = 200
 """Looking at a stream may take one part in so many of the time; it grows with its segments."""
 
@@ -221,14 +222,21 @@ class Cleaner:
         if on_demand:
             await host.run_exclusive(log.roll)
         forced = on_demand
+        dropped = 0
         while True:
             now_ns, segments = self._streams.now_ns(), log.segments
             plan = plan_pass(log, segments, host.settings, now_ns, on_demand=forced)
             if plan is None:
                 break
             cleaned_below = log.cleaned_below
-            if await self._jobs.compact(host, state, segments, plan, now_ns):
-                break
+            try:
+                if await self._jobs.compact(host, state, segments, plan, now_ns):
+                    break
+            except SegmentsChanged:  # by retention on a full disk, or by truncation
+                dropped += 1
+                if dropped == _MAX_DROPPED_PASSES:
+                    raise
+                continue
             if log.cleaned_below <= cleaned_below:
                 raise StorageError("a pass made no progress")
             forced = True  # the rest of a pass that ran out of memory

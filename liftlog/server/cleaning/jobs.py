@@ -91,7 +91,11 @@ class JobRunner:
         rate = self._settings.max_rate_bytes
         if compaction is not None and compaction.max_rate_bytes is not None:
             rate = min(rate, compaction.max_rate_bytes)
-        answer = await self._run(kinds.COMPACT, job, host, state, rate)
+        host.rewriting = True
+        try:
+            answer = await self._run(kinds.COMPACT, job, host, state, rate)
+        finally:
+            host.rewriting = False
         result = CompactResult.from_dict(answer)
         freed = await self._make_real(log, result.new_files, lambda: apply_compaction(log, result))
         seconds = time.monotonic() - started
@@ -186,6 +190,8 @@ class JobRunner:
         except JobFailed as error:
             if error.reason == kinds.DAMAGED:
                 await self.examine(host, state, error.file_name)
+            elif not _sources_are_listed(host.log, job):
+                raise SegmentsChanged(f"a segment went while it was read: {error}") from error
             raise
         except (WorkerDied, asyncio.CancelledError):
             # The process is dead and could not tidy up.
@@ -210,6 +216,12 @@ def _discard(log: Log, names: Sequence[str]) -> None:
         log.discard_files([name for name in names if name not in listed])
     except LiftlogError as error:
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
+
+
+def _sources_are_listed(log: Log, job: CompactJob | RebatchJob | ScrubJob) -> bool:
+    sources = job.sources if isinstance(job, CompactJob) else (job.source,)
+    listed = {segment.path.name for segment in log.segments}
+    return all(source.file_name in listed for source in sources)
 
 
 def _discard_leftovers(log: Log, job: CompactJob | RebatchJob) -> None:

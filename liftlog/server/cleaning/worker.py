@@ -44,7 +44,7 @@ DAMAGED = "damaged"
 IO_ERROR = "io"
 DEFECT = "defect"
 
-_NICENESS = 19
+_NICENESS = 15
 _PROGRESS_SECONDS = 0.2
 _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
