@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from support.daemon import Daemon
-from support.raw_nats import RawMessage, RawNats, header_block, pub_frame
+from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
 
 from liftlog.client import connect_sync
 from liftlog.records.decode import Record
@@ -70,7 +70,10 @@ class AckedPublisher(threading.Thread):
     A message without an answer stays in neither.
     """
 
-    def __init__(self, port: int, subject: str, *, in_flight: int = 64, pad: int = 0) -> None:
+    def __init__(
+        self, port: int, subject: str, *, in_flight: int = 64, pad: int = 0, keys: int = 0
+    ) -> None:
+        """With `keys`, message n bears the key `<subject>/<n % keys>`."""
         super().__init__(name=f"publisher-{subject}")
         self.acked: dict[int, int] = {}
         self.nacked: dict[int, int] = {}
@@ -78,7 +81,7 @@ class AckedPublisher(threading.Thread):
         self.error: BaseException | None = None
         self.subject = subject
         self._port = port
-        self._in_flight, self._pad = in_flight, pad
+        self._in_flight, self._pad, self._keys = in_flight, pad, keys
         self._stop_asked = threading.Event()
         self.unheard = 0
         """How often NATS said that nobody subscribes."""
@@ -100,8 +103,7 @@ class AckedPublisher(threading.Thread):
                 number = self.published
                 self.published += 1
                 waiting.add(number)
-                value = (b"%d" % number).ljust(self._pad)
-                frames.append(pub_frame(self.subject, value, reply=inbox + b".%d" % number))
+                frames.append(self._frame(number, inbox + b".%d" % number))
             client.send(b"".join(frames))
             if self.unheard > unheard:  # do not fill the time with messages for nobody
                 unheard = self.unheard
@@ -118,6 +120,13 @@ class AckedPublisher(threading.Thread):
                 self._take(client.next_message(0.3), waiting)
             except TimeoutError:
                 break
+
+    def _frame(self, number: int, reply: bytes) -> bytes:
+        value = (b"%d" % number).ljust(self._pad)
+        if not self._keys:
+            return pub_frame(self.subject, value, reply=reply)
+        block = header_block({"Liftlog-Key": f"{self.subject}/{number % self._keys}"})
+        return hpub_frame(self.subject, block, value, reply=reply)
 
     def _take(self, message: RawMessage, waiting: set[int]) -> None:
         number = int(message.subject.rpartition(b".")[2])

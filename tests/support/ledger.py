@@ -8,7 +8,7 @@ there, under the offset of the ack, and no offset was given in two acks; what wa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from support.ingesting import AckedPublisher, until
 
@@ -68,6 +68,7 @@ class Ledger:
         may_lose_from: int | None = None,
         gone_below: int = 0,
         refused_may_be_stored: bool = False,
+        keys: int = 0,
     ) -> list[int]:
         """Check a reading of the whole stream; returns the acked offsets that are missing.
 
@@ -75,6 +76,8 @@ class Ledger:
         from `may_lose_from` on may be missing, and those below `gone_below` (retention). What an
         earlier reading saw must be there still, unless it lies in those ranges. A refusal that
         came while the disk was already gone (`refused_may_be_stored`) promises nothing.
+        In a stream that is compacted by `keys`, a message may be missing if a later one of its
+        key is there: so the newest of each key is.
         """
         promised = self.acked()
         offsets = set(promised) if acked is None else acked
@@ -90,6 +93,12 @@ class Ledger:
             )
         missing = sorted(offset for offset in offsets if offset not in stored)
         vanished = sorted(offset for offset in self._seen if offset not in stored)
+        if keys:
+            newest = {(subject, number % keys): number for subject, number in stored.values()}
+            missing, vanished = (
+                [offset for offset in lost if not _superseded(books[offset], newest, keys)]
+                for lost, books in ((missing, promised), (vanished, self._seen))
+            )
         for what, lost in (("acked", missing), ("read before", vanished)):
             unexplained = [
                 offset
@@ -127,3 +136,8 @@ class Ledger:
             for subject, publisher in self._publishers.items()
             for number in list(publisher.nacked)
         }
+
+
+def _superseded(message: tuple[str, int], newest: Mapping[tuple[str, int], int], keys: int) -> bool:
+    subject, number = message
+    return newest.get((subject, number % keys), -1) > number

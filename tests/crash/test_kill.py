@@ -1,0 +1,54 @@
+"""`kill -9` under load, again and again, while everything in the background is at work too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from support.daemon import Daemon
+from support.fleet import STREAMS, Fleet
+from support.ingesting import assert_no_traceback, describe, until
+from support.nats_server import NatsServer
+from support.rounds import rounds
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+def rewritten(daemon: Daemon, stream: str) -> bool:
+    """A compacted or re-batched segment is in use: its name bears a generation."""
+    return any((daemon.data_dir / "streams" / stream).glob("*.*.log"))
+
+
+@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+def test_kill_under_load_with_everything_on(durability: str, server: NatsServer) -> None:
+    """A killed process takes nothing along, whatever the durability."""
+    chance = random.Random(f"kill {durability}")
+    fleet = Fleet(server.port, f"kill.{durability}", durability)
+    with Daemon(server.url, fleet.settings) as daemon:
+        fleet.start()
+        count = rounds(3 if durability == "fsync" else 1)
+        for _ in range(count):
+            fleet.wait_acked(chance.randint(100, 1500))
+            daemon.kill()
+            fleet.wait_settled()
+            acked = fleet.acked()
+            daemon.start()
+            fleet.check(daemon, acked)
+        fleet.wait_acked(100)
+        fleet.finish(daemon)
+        fleet.check(daemon)
+        for name in STREAMS:
+            assert describe(daemon, name).leader_epoch == 1 + count
+            assert describe(daemon, name).quarantined == []
+        until(lambda: rewritten(daemon, "keyed"), what="a compaction")
+        until(lambda: rewritten(daemon, "plain"), what="a re-batching")
+        assert describe(daemon, "short").log_start_offset > 1
+        fleet.check(daemon)
+        assert_no_traceback(daemon)

@@ -1,0 +1,121 @@
+"""Three streams under load, each with another life: plain, compacted by key, short-lived.
+
+What runs beside the appends in a daemon (rolls, compaction, re-batching, retention, checkpoints)
+runs here with the smallest limits, so that a crash at any moment meets some of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.daemon import Daemon
+from support.ingesting import AckedPublisher, describe, until
+from support.ledger import PATIENCE, Ledger
+from support.readback import read_back
+
+IN_FLIGHT = 40
+FLUSH_MESSAGES = 200
+KEYS = 50
+
+DAEMON = {
+    "log": {"recovery_checkpoint_interval": "100ms", "retention_interval": "100ms"},
+    "cleaner": {"interval": "100ms"},
+    "nats": {"reconnect_wait": "50ms"},
+}
+STREAMS: dict[str, dict[str, Any]] = {
+    "plain": {"rebatch": {"min_age": "0s"}},
+    "keyed": {"compaction": {"min_dirty_ratio": 0.2}, "dedupe_window": "0s"},
+    "short": {"retention": {"max_bytes": "96KiB"}, "dedupe_window": "0s"},
+}
+
+
+class Fleet:
+    """Publishers and books for the three streams, on subjects below `prefix`."""
+
+    def __init__(self, port: int, prefix: str, durability: str = "fsync") -> None:
+        self.durability = durability
+        self.settings: dict[str, Any] = {
+            **DAEMON,
+            "streams": {
+                name: {
+                    "subject": f"{prefix}.{name}.>",
+                    "durability": durability,
+                    "flush": {"messages": FLUSH_MESSAGES, "interval": "1s"},
+                    "segment": {"max_bytes": "32KiB"},
+                    **special,
+                }
+                for name, special in STREAMS.items()
+            },
+        }
+        self.ledgers = {
+            name: Ledger(
+                [
+                    AckedPublisher(
+                        port,
+                        f"{prefix}.{name}.{i}",
+                        in_flight=IN_FLIGHT,
+                        pad=100,
+                        keys=KEYS if name == "keyed" else 0,
+                    )
+                    for i in range(2)
+                ]
+            )
+            for name in STREAMS
+        }
+        self._lost: dict[str, set[int]] = {name: set() for name in STREAMS}
+
+    def start(self) -> None:
+        for ledger in self.ledgers.values():
+            ledger.start()
+
+    def finish(self, daemon: Daemon) -> None:
+        """Stop publishing and wait until readers may see all of it."""
+        for ledger in self.ledgers.values():
+            ledger.finish()
+        for name in STREAMS:
+            until(lambda name=name: _committed(daemon, name), PATIENCE)  # type: ignore[misc]
+
+    def wait_acked(self, more: int) -> None:
+        for ledger in self.ledgers.values():
+            ledger.wait_acked(more)
+
+    def wait_settled(self) -> None:
+        for ledger in self.ledgers.values():
+            ledger.wait_settled()
+
+    def acked(self) -> dict[str, set[int]]:
+        return {name: set(ledger.acked()) for name, ledger in self.ledgers.items()}
+
+    def high_watermarks(self, daemon: Daemon) -> dict[str, int]:
+        return {name: int(describe(daemon, name).high_watermark) for name in STREAMS}
+
+    def check(
+        self,
+        daemon: Daemon,
+        acked: dict[str, set[int]] | None = None,
+        *,
+        may_lose_from: dict[str, int] | None = None,
+        disk_died: bool = False,
+    ) -> None:
+        """Every stream against its books; what was lost rightly once may stay lost."""
+        for name, ledger in self.ledgers.items():
+            found = read_back(daemon, name)
+            lost = ledger.check(
+                found.records,
+                acked=(set(ledger.acked()) if acked is None else acked[name]) - self._lost[name],
+                may_lose_from=None if may_lose_from is None else may_lose_from[name],
+                gone_below=describe(daemon, name).log_start_offset,
+                refused_may_be_stored=disk_died,
+                keys=KEYS if name == "keyed" else 0,
+            )
+            if self.durability == "interval":
+                assert len(lost) <= FLUSH_MESSAGES + 2 * IN_FLIGHT, name
+            self._lost[name].update(lost)
+            if self.durability == "fsync":
+                assert not found.damaged
+                assert describe(daemon, name).quarantined == [], name
+
+
+def _committed(daemon: Daemon, stream: str) -> bool:
+    info = describe(daemon, stream)
+    return bool(info.high_watermark == info.log_end_offset)
