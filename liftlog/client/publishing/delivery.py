@@ -169,7 +169,7 @@ class Delivery:
             hint = "publish it again with the same message id"
             if self.foreign_answers:
                 hint = "what answered on this subject is no stream: does a service reply there?"
-        elif broken is not None and not refusals:
+        elif broken is not None:
             kind = OrderBroken
             text = f"not stored: a message before it failed: {broken.message}"
             hint = "resume() lets the publisher go on"

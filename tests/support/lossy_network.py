@@ -1,0 +1,168 @@
+"""A publisher's outbox against the real sequencer, over a network that loses what it likes.
+
+Time is simulated; nothing waits. Requests keep their order, as one NATS connection keeps it, and
+so do answers; either can be lost, and a lost connection loses all that is under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from typing import NamedTuple
+
+from liftlog.client.publishing.answers import NO_RESPONDERS, Answer, read_answer
+from liftlog.client.publishing.delivery import Delivery
+from liftlog.client.publishing.message import Message
+from liftlog.client.publishing.outbox import Outbox
+from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream.refusals import STORE_FAILED
+
+SECOND_NS = 1_000_000_000
+START_NS = 1_700_000_000 * SECOND_NS
+STREAM = "orders"
+ACK_TIMEOUT = 1.0
+
+
+class Weather(NamedTuple):
+    """Chances per message (or per step, the last four)."""
+
+    lose_request: float = 0.0
+    lose_answer: float = 0.0
+    paused: float = 0.0
+    fail_commit: float = 0.0
+    absent: float = 0.0
+    disconnect: float = 0.0
+    stall: float = 0.0  # everything arrives, but after the time for an answer is over
+    foreign_writer: float = 0.0
+
+
+class Stream:
+    """What is stored after each commit, by the code that the daemon runs."""
+
+    def __init__(self, max_message_bytes: int = 1000) -> None:
+        self.sequencer = Sequencer(
+            SequencerConfig(STREAM, max_message_bytes=max_message_bytes),
+            DedupeWindow(120 * SECOND_NS, 100_000),
+            AckSubjects(["orders.>"]),
+            next_offset=1,
+        )
+        self.records: list[bytes] = []
+
+    def receive(
+        self, payload: bytes, headers: dict[str, str] | None, now: float, *, fails: bool = False
+    ) -> bytes:
+        """Judge one message and commit it; the JSON that answers it."""
+        lines = "".join(f"{name}: {text}\r\n" for name, text in (headers or {}).items())
+        block = f"NATS/1.0\r\n{lines}\r\n".encode() if lines else b""
+        run = MessageRun([b"orders.x"], [b"_INBOX.r"], [payload], [block])
+        sequencer = self.sequencer
+        sequencer.judge(run, START_NS + int(now * SECOND_NS))
+        group = sequencer.take_group()
+        assert group is not None
+        if fails:
+            commands = sequencer.failed(group, STORE_FAILED)
+        else:
+            self.records += [value or b"" for value in group.values]
+            commands = sequencer.committed(group)
+        return commands.split(b"\r\n")[1]
+
+    def offset_of(self, payload: bytes) -> int:
+        return self.records.index(payload) + 1
+
+
+class Simulation:
+    """Publishes payloads through an outbox until each is settled."""
+
+    def __init__(self, outbox: Outbox, weather: Weather, seed: int) -> None:
+        self.outbox = outbox
+        self.weather = weather
+        self.stream = Stream()
+        self.now = 0.0
+        self.attempts = 0
+        self.deliveries: list[Delivery] = []
+        self._random = random.Random(seed)
+        self._requests: deque[tuple[Delivery, int, bytes, dict[str, str] | None]] = deque()
+        self._answers: deque[tuple[Delivery, int, Answer]] = deque()
+        self._deadlines: deque[tuple[float, Delivery, int]] = deque()
+        self._foreign = itertools.count()
+
+    def publish(self, payloads: list[bytes], max_in_flight: int, expect: tuple[str, ...]) -> None:
+        waiting = deque(payloads)
+        while waiting or not all(d.settled for d in self.deliveries):
+            inside = sum(not d.settled for d in self.deliveries)
+            while waiting and inside < max_in_flight:
+                payload = waiting.popleft()
+                message = Message("orders.x", payload, None, {}, payload[:20].decode())
+                delivery = Delivery(message, expect, lambda _: None)
+                self.deliveries.append(delivery)
+                self.outbox.add(delivery)
+                inside += 1
+            self._step()
+            assert self.now < 10_000, "it never ends"
+
+    def _happens(self, chance: float) -> bool:
+        return self._random.random() < chance
+
+    def _step(self) -> None:
+        weather = self.weather
+        while (delivery := self.outbox.next(self.now)) is not None:
+            self._send(delivery)
+        if self._happens(weather.disconnect):
+            self._disconnect()
+        if self._happens(weather.stall):
+            self.now += 1.1 * ACK_TIMEOUT
+        if self._happens(weather.foreign_writer):
+            self.stream.receive(b"foreign %d" % next(self._foreign), None, self.now)
+        for _ in range(self._random.randint(1, 4)):
+            if self._requests and self._happens(0.7):
+                self._deliver_request()
+            if self._answers and self._happens(0.7):
+                self.outbox.answered(*self._answers.popleft(), self.now)
+        self.now += self._random.uniform(0.001, 0.02)
+        if not self._requests and not self._answers:
+            self._skip_ahead()
+        while self._deadlines and self._deadlines[0][0] <= self.now:
+            _, delivery, attempt = self._deadlines.popleft()
+            self.outbox.expired(delivery, attempt, self.now)
+
+    def _send(self, delivery: Delivery) -> None:
+        self.attempts += 1
+        attempt = delivery.start_attempt(self.now)
+        self._deadlines.append((self.now + ACK_TIMEOUT, delivery, attempt))
+        last = delivery.last_sequence
+        stream = STREAM if last is not None else None
+        payload, headers = delivery.message.to_wire("", stream=stream, last_sequence=last)
+        if not self._happens(self.weather.lose_request):
+            self._requests.append((delivery, attempt, payload, headers))
+
+    def _deliver_request(self) -> None:
+        delivery, attempt, payload, headers = self._requests.popleft()
+        if self._happens(self.weather.absent):
+            self._answers.append((delivery, attempt, NO_RESPONDERS))
+            return
+        if self._happens(self.weather.paused):
+            body = b'{"error":{"code":503,"err_code":10077},"stream":"orders","seq":0}'
+        else:
+            fails = self._happens(self.weather.fail_commit)
+            body = self.stream.receive(payload, headers, self.now, fails=fails)
+        answer = read_answer(body)
+        assert answer is not None
+        if not self._happens(self.weather.lose_answer):
+            self._answers.append((delivery, attempt, answer))
+
+    def _disconnect(self) -> None:
+        self._requests.clear()
+        self._answers.clear()
+        while self._deadlines:
+            _, delivery, attempt = self._deadlines.popleft()
+            self.outbox.expired(delivery, attempt, self.now)
+
+    def _skip_ahead(self) -> None:
+        """Nothing is on the wire: on to the next moment at which anything can happen."""
+        times = [self._deadlines[0][0]] if self._deadlines else []
+        wake_at = self.outbox.wake_at()
+        if wake_at is not None:
+            times.append(wake_at)
+        if times:
+            self.now = max(self.now, min(times))
