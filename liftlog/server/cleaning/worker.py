@@ -44,7 +44,7 @@ DAMAGED = "damaged"
 IO_ERROR = "io"
 DEFECT = "defect"
 
-_NICENESS = 15
+_NICENESS = 10
 _PROGRESS_SECONDS = 0.2
 _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
@@ -58,7 +58,7 @@ def perform(order: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dic
     kind, run = _RUNNERS[order["kind"]]
     job = kind.from_dict(order["job"])
     limit, room = RateLimit(order["max_rate_bytes"]), FreeRoom(Path(job.directory))
-    said = 0.0
+    said, phase = 0.0, ""
 
     def throttle(size_bytes: int) -> None:
         if kind is not ScrubJob:
@@ -66,10 +66,10 @@ def perform(order: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dic
         limit(size_bytes)
 
     def progress(at: Progress) -> None:
-        nonlocal said
+        nonlocal said, phase
         now = time.monotonic()
-        if now - said >= _PROGRESS_SECONDS:
-            said = now
+        if now - said >= _PROGRESS_SECONDS or at.phase != phase:
+            said, phase = now, at.phase
             say({"progress": list(at)})
 
     try:
