@@ -10,7 +10,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench docs ci clean
+.PHONY: help setup demo test torture fuzz lint type bench docs ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ demo: setup ## Run the main job end to end: publish, ack, kill -9, restart, read
 
 test: setup ## Run all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
+	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest tests/crash $(ARGS)
+
+fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 tests/property $(ARGS)
 
 lint: setup ## Check style and the direction of imports
 	$(BIN)/ruff check

@@ -69,6 +69,7 @@ class Ledger:
         gone_below: int = 0,
         refused_may_be_stored: bool = False,
         keys: int = 0,
+        excused: Sequence[range] = (),
     ) -> list[int]:
         """Check a reading of the whole stream; returns the acked offsets that are missing.
 
@@ -77,7 +78,7 @@ class Ledger:
         earlier reading saw must be there still, unless it lies in those ranges. A refusal that
         came while the disk was already gone (`refused_may_be_stored`) promises nothing.
         In a stream that is compacted by `keys`, a message may be missing if a later one of its
-        key is there: so the newest of each key is.
+        key is there: so the newest of each key is. `excused` ranges were reported as lost.
         """
         promised = self.acked()
         offsets = set(promised) if acked is None else acked
@@ -103,7 +104,9 @@ class Ledger:
             unexplained = [
                 offset
                 for offset in lost
-                if offset >= gone_below and (may_lose_from is None or offset < may_lose_from)
+                if offset >= gone_below
+                and (may_lose_from is None or offset < may_lose_from)
+                and not any(offset in one for one in excused)
             ]
             assert not unexplained, (
                 f"{len(unexplained)} messages {what} are gone, of {len(offsets)} acked: "

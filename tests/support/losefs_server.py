@@ -68,6 +68,7 @@ class LoseFs:
         self.fuse = -1
         self.operations = 0
         self.synced = 0
+        self.retried = 0
         self.cut_at: int | None = None
         self.capacity: int | None = None
         self.faults: list[dict[str, Any]] = []
@@ -80,6 +81,7 @@ class LoseFs:
         self.names: dict[int, str] = {1: ""}
         self.listings: dict[int, list[tuple[str, Node]]] = {}
         self.next_number = 2
+        self.failed: set[int] = set()  # files of which an fsync failed, since they were emptied
 
     # --- the mount ---
 
@@ -144,6 +146,8 @@ class LoseFs:
         self.operations += 1
         if self.cut_at is not None and self.operations >= self.cut_at:
             raise PowerCut
+        if opcode == FSYNC and number in self.failed:
+            self.retried += 1
         path = self.names.get(number, "")
         if opcode in (CREATE, MKDIR, UNLINK, RMDIR, RENAME, RENAME2):
             path += "/" + body.rstrip(b"\0").rpartition(b"\0")[2].decode()
@@ -156,6 +160,8 @@ class LoseFs:
                 fault["hit"] = fault.get("hit", 0) + 1
                 if opcode in (FSYNC, FSYNCDIR):
                     self.nodes[number].fail_to_sync()
+                if opcode == FSYNC:
+                    self.failed.add(number)
                 raise OSError(fault["error"], "")
 
     def forget(self, opcode: int, number: int, body: bytes) -> None:
@@ -250,6 +256,8 @@ def _setattr(fs: LoseFs, number: int, body: bytes) -> bytes:
         if room is not None and size - len(file.data) > room:
             raise OSError(errno.ENOSPC, "")
         file.resize(size)
+        if size == 0:
+            fs.failed.discard(number)
     return _getattr(fs, number, body)
 
 
@@ -429,6 +437,7 @@ def _command(fs: LoseFs, asked: dict[str, Any]) -> dict[str, Any]:
         "mounted": fs.fuse >= 0,
         "operations": fs.operations,
         "synced": fs.synced,
+        "retried": fs.retried,
         "used_bytes": sum(len(file.data) for file in fs.root.files()),
         "hits": sum(fault.get("hit", 0) for fault in fs.faults),
     }

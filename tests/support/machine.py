@@ -1,0 +1,58 @@
+"""A daemon on a machine that can lose its power."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from support.daemon import Daemon
+from support.ingesting import until
+from support.ledger import PATIENCE
+from support.losefs import LoseFsHandle, Reboots
+from support.nats_server import NatsServer
+
+
+class Machine:
+    """A daemon whose data lie on the forgetful disk; it can lose power and come up again."""
+
+    def __init__(self, server: NatsServer, disk: LoseFsHandle, settings: dict[str, Any]) -> None:
+        self.disk = disk
+        self.reboots = Reboots(disk.path.parent)
+        data_dir = disk.path / "data"
+        self.daemon = Daemon(
+            server.url,
+            {**settings, "data_dir": str(data_dir)},
+            directory=disk.path.parent,
+            wrapper=self.reboots.wrapper,
+        )
+        self.daemon.data_dir = data_dir
+
+    def lose_power(self, seed: int) -> None:
+        """It may have gone already, by `cut_after`."""
+        self.disk.cut("none" if seed % 4 == 0 else "some", seed)
+        self.daemon.kill()
+        self.reboots.reboot()
+        self.disk.mount()
+
+    def start(self, chance: random.Random) -> None:
+        """Now and then the power goes again before the recovery is over."""
+        if chance.random() < 0.4:
+            self.daemon.spawn()
+            self.disk.cut_after(chance.randint(1, 40))
+            until(lambda: not self.disk.mounted or not self.daemon.running or self.ready, PATIENCE)
+            if not self.disk.mounted:
+                self.lose_power(chance.randrange(1 << 30))
+                self.daemon.start()
+        else:
+            self.daemon.start()
+
+    @property
+    def listening(self) -> bool:
+        return self.daemon._read_addresses()
+
+    @property
+    def ready(self) -> bool:
+        try:
+            return self.daemon._read_addresses() and self.daemon.ready
+        except KeyError:  # not of this life of it: nothing was read yet
+            return False
