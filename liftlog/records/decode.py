@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from operator import lt
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
@@ -44,6 +44,9 @@ from liftlog.records.layout import (
     timestamps_position,
 )
 from liftlog.records.message_headers import MessageHeaders
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 class Record(NamedTuple):
@@ -219,6 +222,16 @@ class RecordBatch:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records())
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
+        """The same as a `pyarrow.RecordBatch`: offset, timestamp, subject, key, headers, value.
+
+        Keys, headers and values are not copied. `columns` chooses some of them. Needs pyarrow,
+        else raises LiftlogError.
+        """
+        from liftlog.records.arrow import to_arrow
+
+        return to_arrow(self, columns)
 
     # --- layout ---
 
