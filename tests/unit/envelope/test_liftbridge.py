@@ -107,6 +107,7 @@ DEVIATIONS = {
     "length past the end": head() + b"\x1a\x06hello",
     "length of 2^63": head() + b"\x1a" + b"\xff" * 8 + b"\x7f",
     "length of more than 64 bits": head() + b"\x1a" + b"\xff" * 9 + b"\x7f",
+    "number of more than 64 bits": head() + b"\x08" + b"\xff" * 9 + b"\x02",
     "number without end": head() + b"\x08" + b"\xff" * 20,
     "number cut off": head() + b"\x08\xff",
     "group": head() + b"\x1b\x1c",
