@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.local_broker import Running
 
 from liftlog.errors import (
     ConfigError,
@@ -16,54 +17,8 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.manifest import MANIFEST_NAME
 from liftlog.server import broker as broker_module
-from liftlog.server.broker import Broker
-from liftlog.settings import Settings
-from liftlog.stream import MessageRun
-
-
-class FailingFileSystem(OsFileSystem):
-    """Fails the calls on paths that were named."""
-
-    def __init__(self) -> None:
-        self.failing: dict[str, str] = {}
-
-    def _check(self, call: str, path: Path) -> None:
-        if self.failing.get(call, "\0") in str(path):
-            raise OSError(5, f"{call} failed on purpose")
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._check("rename", target)
-        super().rename(source, target)
-
-    def unlink(self, path: Path) -> None:
-        self._check("unlink", path)
-        super().unlink(path)
-
-
-class Running:
-    """A broker on a directory, without NATS."""
-
-    def __init__(self, directory: Path, **streams: Any) -> None:
-        self.fs = FailingFileSystem()
-        clock = SystemClock()
-        self.data_dir = DataDir(directory, LogEnvironment.create(self.fs, clock))
-        self.data_dir.open()
-        settings = Settings.model_validate({"data_dir": directory, "streams": streams})
-        self.broker = Broker(settings, self.data_dir, clock)
-
-    async def start(self, *, assume_yes: bool = False) -> Broker:
-        await self.broker.open_streams(assume_yes=assume_yes)
-        return self.broker
-
-    async def publish(self, name: str, *payloads: bytes) -> None:
-        host = self.broker.hosts[name]
-        count = len(payloads)
-        host.receive(MessageRun([b"in"] * count, [b""] * count, payloads, has_cookie=False))
-        host.kick()
-        await host.drained()
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+"""A broker on a directory, without NATS: messages are handed to its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.server.broker import Broker
+from liftlog.server.stream_host import StreamHost
+from liftlog.settings import Settings
+from liftlog.stream import MessageRun
+
+
+class FailingFileSystem(OsFileSystem):
+    """Fails the calls on paths that were named."""
+
+    def __init__(self) -> None:
+        self.failing: dict[str, str] = {}
+
+    def _check(self, call: str, path: Path) -> None:
+        if self.failing.get(call, "\0") in str(path):
+            raise OSError(5, f"{call} failed on purpose")
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._check("rename", target)
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._check("unlink", path)
+        super().unlink(path)
+
+
+class OffsetClock(SystemClock):
+    """The real time, plus what a test adds."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self.ahead_ns
+
+
+class Running:
+    def __init__(self, directory: Path, **streams: Any) -> None:
+        self.fs = FailingFileSystem()
+        self.clock = clock = OffsetClock()
+        self.data_dir = DataDir(directory, LogEnvironment.create(self.fs, clock))
+        self.data_dir.open()
+        settings = Settings.model_validate({"data_dir": directory, "streams": streams})
+        self.broker = Broker(settings, self.data_dir, clock)
+
+    async def start(self, *, assume_yes: bool = False) -> Broker:
+        await self.broker.open_streams(assume_yes=assume_yes)
+        return self.broker
+
+    async def publish(self, name: str, *payloads: bytes) -> None:
+        host = self.broker.hosts[name]
+        count = len(payloads)
+        host.receive(MessageRun([b"in"] * count, [b""] * count, payloads, has_cookie=False))
+        host.kick()
+        await host.drained()
+
+    async def put(self, name: str, pairs: Iterable[tuple[str, bytes]]) -> StreamHost:
+        """Publish keys and values, as one group."""
+        host = self.broker.hosts[name]
+        found = list(pairs)
+        headers = [b"NATS/1.0\r\nLiftlog-Key: %b\r\n\r\n" % key.encode() for key, _ in found]
+        count = len(found)
+        values = [value for _, value in found]
+        host.receive(MessageRun([b"in"] * count, [b""] * count, values, headers))
+        host.kick()
+        await host.drained()
+        return host
