@@ -7,9 +7,8 @@ them alive. Offsets and timestamps are computed, the subject becomes a dictionar
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError
 from liftlog.records.format import (
@@ -25,27 +24,30 @@ from liftlog.records.format import (
 from liftlog.records.layout import Binary, find_dictionary, numbers, timestamps_position
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from liftlog.records.decode import RecordBatch
 
 try:
+    import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
 except ImportError as error:
     raise LiftlogError(
-        "Arrow record batches need pyarrow, which is not installed", hint="pip install pyarrow"
+        f"Arrow record batches need {error.name}, which is not installed",
+        hint=f"pip install {error.name}",
     ) from error
 
+_TIMESTAMP = pa.timestamp("ns", "UTC")
 SCHEMA = pa.schema(
     [
         pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.timestamp("ns", "UTC"), nullable=False),
+        pa.field("timestamp", _TIMESTAMP, nullable=False),
         pa.field("subject", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),
         pa.field("key", pa.binary()),
         pa.field("headers", pa.binary(), nullable=False),
         pa.field("value", pa.binary()),
     ]
 )
-_COUNTING = pa.py_buffer(array("q", range(MAX_BATCH_RECORDS)))
 _ZEROS = pa.py_buffer(bytes(4 * (MAX_BATCH_RECORDS + 1)))
 
 
@@ -61,7 +63,7 @@ def to_arrow(batch: RecordBatch, columns: Sequence[str] | None = None) -> pa.Rec
             f"a record batch has no column {', '.join(unknown)!r}",
             hint=f"choose from {', '.join(_MAKERS)}",
         )
-    schema = pa.schema([SCHEMA.field(name) for name in names])
+    schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in names])
     try:
         arrays = [_MAKERS[name](batch) for name in names]
         for made in arrays:
@@ -74,26 +76,23 @@ def to_arrow(batch: RecordBatch, columns: Sequence[str] | None = None) -> pa.Rec
 
 def _offsets(batch: RecordBatch) -> pa.Array:
     header = batch.header
-    count = header.record_count
+    base, count = header.base_offset, header.record_count
     if not header.attributes & OFFSET_DELTAS:
-        deltas = pa.Array.from_buffers(pa.int64(), count, [None, _COUNTING])
-    else:
-        deltas = _numbers(batch, HEADER_SIZE, "I").cast(pa.int64())
-        falls = pc.less_equal(deltas[1:], deltas[:-1])
-        if count and (pc.any(falls).as_py() or deltas[-1].as_py() > header.last_offset_delta):
-            raise CorruptBatch("the offset deltas do not ascend inside the batch")
-    return pc.add_checked(deltas, pa.scalar(header.base_offset, pa.int64()))
+        return _fixed(pa.int64(), np.arange(base, base + count, dtype=np.int64))
+    deltas = _numbers(batch, HEADER_SIZE, "I").astype(np.int64)
+    if count and (np.any(np.diff(deltas) <= 0) or deltas[-1] > header.last_offset_delta):
+        raise CorruptBatch("the offset deltas do not ascend inside the batch")
+    return _fixed(pa.int64(), deltas + base)
 
 
 def _timestamps(batch: RecordBatch) -> pa.Array:
     header = batch.header
-    base = pa.scalar(header.base_timestamp_ns, pa.int64())
     if header.attributes & TIMESTAMP_DELTAS:
-        deltas = _numbers(batch, timestamps_position(header), "I").cast(pa.int64())
-        stamps = pc.add_checked(pc.multiply(deltas, pa.scalar(1000, pa.int64())), base)
+        deltas = _numbers(batch, timestamps_position(header), "I")
+        stamps = deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
     else:
-        stamps = pa.repeat(base, header.record_count)
-    return stamps.view(pa.timestamp("ns", "UTC"))
+        stamps = np.full(header.record_count, header.base_timestamp_ns, np.int64)
+    return _fixed(_TIMESTAMP, stamps)
 
 
 def _subjects(batch: RecordBatch) -> pa.Array:
@@ -101,10 +100,12 @@ def _subjects(batch: RecordBatch) -> pa.Array:
     names = pa.array(batch._subject_names(), pa.utf8())
     if header.attributes & SUBJECT_IDS:
         position = find_dictionary(batch.raw, header).end
-        ids = _numbers(batch, position, "H").cast(pa.int32())
+        ids = _numbers(batch, position, "H").astype(np.int32)
     else:
-        ids = pa.Array.from_buffers(pa.int32(), header.record_count, [None, _ZEROS])
-    return pa.DictionaryArray.from_arrays(ids, names)
+        ids = np.zeros(header.record_count, np.int32)
+    if len(ids) and ids.max() >= len(names):
+        raise CorruptBatch("a subject id points outside the dictionary")
+    return pa.DictionaryArray.from_arrays(_fixed(pa.int32(), ids), names, safe=False)
 
 
 def _keys(batch: RecordBatch) -> pa.Array:
@@ -141,8 +142,10 @@ def _binary(batch: RecordBatch, column: Binary) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), batch.header.record_count, buffers)
 
 
-def _numbers(batch: RecordBatch, position: int, kind: Any) -> pa.Array:
-    count = batch.header.record_count
-    found = numbers(batch.raw, position, count, kind)
-    type_ = pa.uint16() if kind == "H" else pa.uint32()
-    return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(found)])
+def _fixed(kind: pa.DataType, items: NDArray[Any]) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(items), [None, pa.py_buffer(items)])
+
+
+def _numbers(batch: RecordBatch, position: int, kind: Literal["H", "I"]) -> NDArray[Any]:
+    """The fixed-width column at `position`."""
+    return np.asarray(numbers(batch.raw, position, batch.header.record_count, kind))
