@@ -10,7 +10,7 @@ Thousands of records are handled at a time by numpy; nothing here is done per re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ _CHUNK_RECORDS = 16_384
 _CHUNK_BYTES = 1 << 20
 _MAX_RELATIVE = 0xFFFF_FFFF
 _PER_TABLE = 4 * (LEAST_SLOTS + 2)
+
+OnSuperseded = Callable[[NDArray[np.int64]], None]
 
 _Part = tuple[NDArray[np.intp], KeyTable, Search]
 """Records of a chunk whose keys have the same length, by their numbers in it."""
@@ -49,11 +51,18 @@ class KeyMap:
     def memory_used_bytes(self) -> int:
         return sum(table.memory_used_bytes for table in self._tables.values())
 
-    def add(self, keys: KeyColumn, offsets: NDArray[np.int64]) -> int:
+    def add(
+        self,
+        keys: KeyColumn,
+        offsets: NDArray[np.int64],
+        on_superseded: OnSuperseded | None = None,
+    ) -> int:
         """Learn the offsets of these keys; returns how many records, from the first on, were taken.
 
         Fewer than were given means that memory is used up: what was not taken is left for another
         pass. Offsets ascend, also from call to call. Best called with thousands of records.
+        `on_superseded` is told, in no order, which of the offsets added so far have become ones
+        that are not the newest of their key; each once at least.
         """
         if not len(offsets):
             return 0
@@ -63,7 +72,9 @@ class KeyMap:
         taken = 0
         while taken < reachable:
             end = min(_chunk_end(keys, taken), reachable)
-            count = self._add_chunk(keys.rows(taken, end), offsets[taken:end], self._first_offset)
+            count = self._add_chunk(
+                keys.rows(taken, end), offsets[taken:end], self._first_offset, on_superseded
+            )
             if not count:
                 break
             taken += count
@@ -94,7 +105,13 @@ class KeyMap:
                 table = KeyTable(per_key, self._hash)
             yield rows, table, table.search(words)
 
-    def _add_chunk(self, keys: KeyColumn, offsets: NDArray[np.int64], first_offset: int) -> int:
+    def _add_chunk(
+        self,
+        keys: KeyColumn,
+        offsets: NDArray[np.int64],
+        first_offset: int,
+        on_superseded: OnSuperseded | None,
+    ) -> int:
         parts = list(self._search(keys))
         count = self._fitting(parts, len(offsets))
         if count < len(offsets):
@@ -103,10 +120,17 @@ class KeyMap:
         for rows, table, found in parts:
             # Two lengths may have the same number of words: then this table is there by now.
             table = self._tables.setdefault(table.per_key, table)
+            if on_superseded is not None:
+                known = found.entries.compress(found.entries >= 0)
+                on_superseded(table.newest.take(known) + np.int64(first_offset))
             if found.entries.min(initial=0) < 0:
                 table.insert(found, self._memory_bytes - self.memory_used_bytes)
             # Of equal entries the last assignment counts, and that is the newest offset.
-            table.newest[found.entries] = relative.take(rows)
+            own = relative.take(rows)
+            table.newest[found.entries] = own
+            if on_superseded is not None:
+                lost = own.compress(table.newest.take(found.entries) != own)
+                on_superseded(lost + np.int64(first_offset))
         return count
 
     def _fitting(self, parts: list[_Part], count: int) -> int:

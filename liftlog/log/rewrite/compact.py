@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from compaction.keep import keep_mask
+from compaction.keep import UNKNOWN, keep_mask
 from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn
 from liftlog.log.filesystem import FileSystem
@@ -35,6 +35,7 @@ from liftlog.log.rewrite.job import (
     no_progress,
     no_throttle,
 )
+from liftlog.log.rewrite.marks import OffsetMarks
 from liftlog.log.rewrite.source import read_batches, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
@@ -93,7 +94,10 @@ class _Pass:
         self._throttle = throttle
         self._progress = _Meter(job, progress)
         self._written = written
-        self._map = KeyMap(job.memory_bytes)
+        # At most a quarter of the memory for a bit per offset; what lies behind is looked up.
+        reach = job.dirty_from + 8 * (job.memory_bytes // 4)
+        self._superseded = OffsetMarks(job.dirty_from, min(job.dirty_end, reach))
+        self._map = KeyMap(max(job.memory_bytes - self._superseded.memory_used_bytes, 1))
         self._mapped_end = job.dirty_from
         self._swaps: list[Swap] = []
         self._horizons: dict[str, int | None] = {}
@@ -119,7 +123,7 @@ class _Pass:
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             distinct_keys=len(self._map),
-            map_bytes=self._map.memory_used_bytes,
+            map_bytes=self._map.memory_used_bytes + self._superseded.memory_used_bytes,
         )
 
     # --- the map ---
@@ -140,7 +144,7 @@ class _Pass:
                 continue
             keys, offsets = key_column(keyed), offset_column(keyed)
             first, end = np.searchsorted(offsets, (job.dirty_from, job.dirty_end)).tolist()
-            taken = self._map.add(keys.rows(first, end), offsets[first:end])
+            taken = self._map.add(keys.rows(first, end), offsets[first:end], self._superseded.mark)
             if taken < end - first:
                 self._mapped_end = int(offsets[first + taken])
                 return False
@@ -214,7 +218,7 @@ class _Pass:
         columns = [decode_columns(window[i]) for i in keyed]
         keys, offsets = key_column(columns), offset_column(columns)
         deletes = tombstones(columns, keys)
-        newest = self._map.newest(keys)
+        newest = self._newest(keys, offsets)
         keep = keep_mask(newest, offsets, keys.valid, deletes, drop_tombstones=drop)
         if deletes.any():
             if (deletes & keep).any():
@@ -229,6 +233,25 @@ class _Pass:
             keeps[i] = keep[first : first + len(one)]
             first += len(one)
         return keeps
+
+    def _newest(self, keys: KeyColumn, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of each record the newest offset known for its key, or one that compares alike.
+
+        Of a record that was mapped it is known from then whether a newer one came, which saves
+        looking up its key again; any newer offset stands for that one.
+        """
+        if int(offsets[-1]) < self._job.dirty_from:
+            return self._map.newest(keys)
+        marks = self._superseded
+        first, mapped, marked = np.searchsorted(
+            offsets, (marks.first_offset, self._mapped_end, marks.end_offset)
+        ).tolist()
+        marked = min(mapped, marked)
+        newest = np.full(len(offsets), UNKNOWN, np.int64)
+        newest[:first] = self._map.newest(keys.rows(0, first))
+        newest[first:marked] = offsets[first:marked] + marks.marked(offsets[first:marked])
+        newest[marked:mapped] = self._map.newest(keys.rows(marked, mapped))
+        return newest
 
     def _hand_over(self, batch: RecordBatch, keep: Flags | None, merger: BatchMerger) -> None:
         """The records that stay; those that readers cannot see any more stay behind."""
