@@ -8,18 +8,19 @@ all of a file; so the log start is the truth and the files follow when they can.
                   to the first one that is young enough
     max_bytes     a segment goes only if at least max_bytes remain without it, as in Kafka: the
                   limit is what is kept at least, and up to one segment more than it stays
-    max_messages  exact: the log start moves into a segment, also into the active one
+    max_messages  exact: the log start moves into a segment, also into the active one. Where
+                  compaction left holes, somebody who can look into that segment must say where
 
 Never deleted: the active segment, the last segment, and a file whose newest record is younger
 than the dedupe window, because after a crash the remembered message ids are rebuilt from it. The
-log start may pass such a file; it goes later.
+log start may pass such a file; it goes later. Nor does the log start pass a lease.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 
 class SegmentView(Protocol):
@@ -37,6 +38,12 @@ class SegmentView(Protocol):
     def max_timestamp_ns(self) -> int: ...
     @property
     def sealed(self) -> bool: ...
+
+
+_Segment = TypeVar("_Segment", bound=SegmentView)
+
+OffsetOfRecord = Callable[[_Segment, int], int]
+"""The offset of record number n, from 0 on, of a segment with holes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +80,37 @@ class RetentionDecision:
 
 
 def decide(
-    segments: Sequence[SegmentView],
+    segments: Sequence[_Segment],
     policy: RetentionPolicy,
     *,
     log_start_offset: int,
     log_end_offset: int,
     now_ns: int,
+    offset_of_record: OffsetOfRecord[_Segment] | None = None,
+    held_from: int | None = None,
 ) -> RetentionDecision:
     """What `policy` asks for now. `segments` are in order, the oldest first.
 
     The new log start is never below `log_start_offset` and never above `log_end_offset`; pass the
     high watermark there, so that only committed records are counted and dropped. Files that
     the log start has passed already are offered for deletion even when no limit is set.
+    Nothing moves it past `held_from`, where the oldest lease begins. `offset_of_record` is asked
+    at most once, for a segment with holes; without it max_messages keeps a few too many there.
     Takes time linear in the number of segments.
     """
     new_start = log_start_offset
+    last_start = log_end_offset if held_from is None else min(held_from, log_end_offset)
     reasons = []
 
     def move(start: int, reason: str) -> None:
         nonlocal new_start
-        start = min(start, log_end_offset)
+        start = min(start, last_start)
         if start > log_start_offset:
             reasons.append(f"{reason}, log start from {log_start_offset} to {start}")
             new_start = max(new_start, start)
 
     if policy.max_messages is not None:
-        start = _start_by_messages(segments, policy.max_messages, log_end_offset)
+        start = _start_by_messages(segments, policy.max_messages, log_end_offset, offset_of_record)
         move(start, f"max_messages: more than {policy.max_messages} messages")
     if policy.max_bytes is not None:
         start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
@@ -138,16 +150,24 @@ def _start_by_bytes(segments: Sequence[SegmentView], max_bytes: int, log_start: 
     return start
 
 
-def _start_by_messages(segments: Sequence[SegmentView], max_messages: int, log_end: int) -> int:
+def _start_by_messages(
+    segments: Sequence[_Segment],
+    max_messages: int,
+    log_end: int,
+    offset_of_record: OffsetOfRecord[_Segment] | None,
+) -> int:
     missing = max_messages
     for segment in reversed(segments):
         # Of what lies at or past the end at most that many records; counting too few of the
         # others keeps too much rather than too little.
         count = segment.record_count - max(0, segment.next_offset - log_end)
         if count >= missing:
-            # The oldest `count - missing` records go. Without holes that is this offset
-            # exactly; with holes fewer records lie below it, so none too many goes.
-            return segment.base_offset + count - missing
+            gone = count - missing  # of its oldest records
+            has_holes = segment.record_count < segment.next_offset - segment.base_offset
+            if gone and has_holes and offset_of_record is not None:
+                return offset_of_record(segment, gone)
+            # Exact without holes; with holes fewer records lie below, so none too many goes.
+            return segment.base_offset + gone
         missing -= max(0, count)
     return segments[0].base_offset if segments else 0
 

@@ -190,6 +190,12 @@ class SyncFailed(StorageError):
     name = "SYNC_FAILED"
 
 
+class LeaseGone(LiftlogError):
+    """A lease has expired, was released, or is void since the disk was full."""
+
+    name = "LEASE_GONE"
+
+
 class SegmentsChanged(LiftlogError):
     """Segments were to be replaced that the log no longer consists of; nothing happened."""
 

@@ -126,6 +126,11 @@ class Log(LogTruncation):
             return index
         return self.environment.indexes.get(segment, file, self._quarantined_in(segment))
 
+    def offset_of_record(self, segment: Segment, number: int) -> int:
+        """The offset of record `number` of a segment, from 0 on, across holes; less if damage
+        keeps it from being counted. Reads batch headers. Raises StorageError."""
+        return self._counts.offset_of(segment, number, self._quarantined_in(segment))
+
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
         pool, index_of = self.environment.pool, self._index_of

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from liftlog.log.counting import RecordCounts
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File
 from liftlog.log.index import SparseIndex, index_path
+from liftlog.log.leases import Leases
 from liftlog.log.manifest import Manifest, QuarantinedRange
 from liftlog.log.reading import LogEnd
 from liftlog.log.segment import Segment
@@ -50,6 +52,8 @@ class LogState:
         self._index = active_index
         self._allocated = active_file.size()
         self._lock = threading.RLock()
+        self._counts = RecordCounts(environment.pool)
+        self.leases = Leases(environment.fs, directory)
         self._commit_group = commit_group
         self.fsync_count = 0
         self.last_sync_seconds = 0.0

@@ -15,7 +15,7 @@ from liftlog.log.recovery import ActiveState
 from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.side_by_side import SideBySide
 from liftlog.server.stream_host import StreamHost
-from liftlog.server.stream_retention import decide_retention
+from liftlog.server.stream_retention import decide_retention, remove_decided
 
 logger = logging.getLogger("liftlog.server")
 
@@ -65,6 +65,8 @@ class Housekeeping:
         try:
             await self._retain(host, by_time=by_time)
         except DiskFull:
+            for other in list(self._streams.hosts.values()):
+                other.log.leases.void("the disk is full")
             # Deleting needs a little room first, for the new manifest.
             async with self._reserve_in_use:
                 await asyncio.to_thread(self._reserve.release)
@@ -90,7 +92,9 @@ class Housekeeping:
         if not count and decision.log_start_offset <= host.log.log_start_offset:
             return
         freed = await host.run_exclusive(
-            lambda: host.log.remove_before(decision.log_start_offset, count)
+            lambda: remove_decided(
+                host.log, decision, self._streams.now_ns(), delete_segments=count
+            )
         )
         logger.info(
             "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",

@@ -254,6 +254,8 @@ class StreamHost:
             return
         refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
         logger.error("commit-failed stream=%s records=%d error=%s", self.name, len(group), error)
+        if isinstance(error, DiskFull):
+            self.log.leases.void("the disk is full")  # retention must be able to make room
         if isinstance(error, SyncFailed):
             try:
                 self.log.abandon_tail(keep_offsets=self.settings.durability != "fsync")

@@ -1,10 +1,22 @@
-"""Retention of one stream: its settings and its segments in, the decision out."""
+"""Retention of one stream: its settings and its segments in, the decision out; and leases, which
+hold it up for a while.
+
+Decisions read and may be made beside appends. What changes a log (`remove_decided`, `grant_lease`)
+is called by its writer of the moment, so that neither comes between the halves of the other.
+"""
 
 from __future__ import annotations
 
+import logging
+
 from compaction.retention import RetentionDecision, RetentionPolicy, decide
+from liftlog.errors import OffsetOutOfRange, StorageError
 from liftlog.log import Log
+from liftlog.log.leases import Lease
+from liftlog.log.segment import Segment
 from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server")
 
 _SECOND_NS = 1_000_000_000
 
@@ -16,7 +28,10 @@ def _nanoseconds(seconds: float | None) -> int | None:
 def decide_retention(
     log: Log, settings: StreamSettings, now_ns: int, *, by_time: bool = True
 ) -> RetentionDecision | None:
-    """What to remove now, or None when nothing is to be done."""
+    """What to remove now, or None when nothing is to be done. May read batch headers.
+
+    Raises StorageError when the leases cannot be read: what they hold must not go for that.
+    """
     retention = settings.retention
     policy = RetentionPolicy(
         max_age_ns=_nanoseconds(retention.max_age_seconds) if by_time else None,
@@ -30,10 +45,52 @@ def decide_retention(
         log_start_offset=log.log_start_offset,
         log_end_offset=log.high_watermark,
         now_ns=now_ns,
+        offset_of_record=lambda segment, number: _offset_of_record(log, segment, number),
+        held_from=log.leases.low_bound(now_ns),
     )
     if not decision.delete_segments and decision.log_start_offset == log.log_start_offset:
         return None
     return decision
+
+
+def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
+    try:
+        return log.offset_of_record(segment, number)
+    except StorageError as error:
+        # The file may be gone by now, or the disk is ill: keep a few too many, and go on.
+        logger.warning("records-not-counted segment=%s error=%s", segment.path, error)
+        return segment.base_offset + number
+
+
+def remove_decided(
+    log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
+) -> int:
+    """Carry out a decision, or what a lease that was granted since leaves of it; returns the bytes
+    freed. Fewer files may be deleted than was decided. Raises StorageError, DiskFull."""
+    count = decision.delete_segments if delete_segments is None else delete_segments
+    start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)
+    if held_from is not None and held_from < start:
+        start = max(held_from, log.log_start_offset)
+        kept_from = [segment.next_offset > start for segment in log.segments].index(True)
+        count = min(count, kept_from)
+    return log.remove_before(start, count)
+
+
+def grant_lease(log: Log, low: int, *, duration_ns: int, now_ns: int, holder: str = "") -> Lease:
+    """A lease on everything from `low` to the high watermark; durable on return.
+
+    Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, DiskFull, StorageError.
+    """
+    if not log.log_start_offset <= low <= log.high_watermark:
+        raise OffsetOutOfRange(
+            f"offset {low} is outside [{log.log_start_offset}, {log.high_watermark}] of stream "
+            f"{log.name}",
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+    return log.leases.acquire(
+        low, log.high_watermark, duration_ns=duration_ns, now_ns=now_ns, holder=holder
+    )
 
 
 def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from compaction.planning import (
@@ -11,10 +12,13 @@ from compaction.planning import (
     backlog,
     plan_compaction,
 )
+from liftlog.errors import StorageError
 from liftlog.log import Log
 from liftlog.log.rewrite import CompactJob
 from liftlog.log.segment import Segment
 from liftlog.settings import CompactionSettings, StreamSettings
+
+logger = logging.getLogger("liftlog.server.cleaner")
 
 _SECOND_NS = 1_000_000_000
 
@@ -49,16 +53,22 @@ def plan_pass(
 
     Linear in the number of segments.
     """
+    try:
+        leases = log.leases.live(now_ns)
+    except StorageError as error:  # what they hold must not change for that
+        logger.warning("compaction-waits stream=%s error=%s", log.name, error)
+        return None
     return plan_compaction(
         segments,
         policy_of(settings),
         cleaned_below=log.cleaned_below,
         log_start_offset=log.log_start_offset,
-        bound_offset=log.high_watermark,
+        bound_offset=min([log.high_watermark, *(lease.high for lease in leases)]),
         segment_max_bytes=settings.segment.max_bytes,
         now_ns=now_ns,
         on_demand=on_demand,
         quarantined=_damaged(log),
+        keep_tombstones_from=min((lease.low for lease in leases), default=None),
     )
 
 
