@@ -221,7 +221,7 @@ class CleanerSettings(SettingsModel):
     max_rate_bytes: Size = Field(
         default=32 * 2**20,
         alias="max_rate",
-        description="Bytes a second that compaction and re-batching may read, "
+        description="Bytes a second that compaction and re-batching may read and write, "
         "all streams together.",
     )
     memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(

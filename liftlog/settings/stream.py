@@ -134,7 +134,7 @@ class CompactionSettings(SettingsModel):
     max_rate_bytes: Size | None = Field(
         default=None,
         alias="max_rate",
-        description="Bytes a second that passes over this stream may read. "
+        description="Bytes a second that passes over this stream may read and write. "
         "`null`: as `cleaner.max_rate` says; the smaller of both holds.",
     )
 

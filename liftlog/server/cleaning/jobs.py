@@ -97,7 +97,14 @@ class JobRunner:
         finally:
             host.rewriting = False
         result = CompactResult.from_dict(answer)
-        freed = await self._make_real(log, result.new_files, lambda: apply_compaction(log, result))
+        try:
+            if result.tombstones_removed_below:
+                # As the writer of the moment, so that no lease is granted in between.
+                await host.run_exclusive(lambda: _announce_removal(log, result, now_ns))
+            freed = await self.in_thread(lambda: apply_compaction(log, result))
+        except LiftlogError:
+            await self.in_thread(lambda: _discard(log, result.new_files))
+            raise
         seconds = time.monotonic() - started
         removed = result.records_in - result.records_out
         state.passes += 1
@@ -135,7 +142,11 @@ class JobRunner:
         result = RebatchResult.from_dict(answer)
         if not result.swaps:
             return
-        await self._make_real(log, result.new_files, lambda: apply_rebatch(log, result))
+        try:
+            await self.in_thread(lambda: apply_rebatch(log, result))
+        except LiftlogError:
+            await self.in_thread(lambda: _discard(log, result.new_files))
+            raise
         state.rebatched_segments += 1
         logger.info(
             "rebatched stream=%s segment=%s batches_in=%d batches_out=%d",
@@ -201,12 +212,14 @@ class JobRunner:
         finally:
             state.progress = None
 
-    async def _make_real(self, log: Log, new_files: Sequence[str], call: Callable[[], int]) -> int:
-        try:
-            return await self.in_thread(call)
-        except LiftlogError:
-            await self.in_thread(lambda: _discard(log, new_files))
-            raise
+
+def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
+    """Say that tombstones go before they do. Whoever holds a lease since the pass was planned was
+    told that they would stay: then nothing is swapped."""
+    held_from = log.leases.low_bound(now_ns)
+    if held_from is not None and held_from < result.tombstones_removed_below:
+        raise SegmentsChanged(f"a lease holds the tombstones from offset {held_from} on")
+    log.replace_segments((), (), tombstones_removed_below=result.tombstones_removed_below)
 
 
 def _discard(log: Log, names: Sequence[str]) -> None:

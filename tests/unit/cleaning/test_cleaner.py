@@ -14,6 +14,7 @@ from liftlog.errors import InvalidArgument
 from liftlog.server.cleaning.process import JobFailed, WorkerDied
 from liftlog.server.cleaning.worker import DEFECT, IO_ERROR
 from liftlog.server.housekeeping import Housekeeping
+from liftlog.stream import MessageRun
 
 
 @pytest.fixture
@@ -276,6 +277,41 @@ async def test_sources_that_go_nevertheless_are_no_failure(cleaning: Cleaning) -
     await cleaning.cleaner._round()
     assert cleaning.worker.jobs == [("compact", "a"), ("compact", "a")]
     assert (cleaning.state("a").failures, cleaning.state("a").passes) == (0, 1)
+
+
+async def test_a_lease_granted_during_a_pass_keeps_its_tombstones(cleaning: Cleaning) -> None:
+    """Its holder was told that they stay; the pass was planned before."""
+    await cleaning.stream("a", 0, 1)
+    running = cleaning.running
+    for key in ("x", "y"):
+        await running.put("a", [(key, b"1" * 3000)])
+    tombstone = b"NATS/1.0\r\nLiftlog-Key: x\r\nLiftlog-Tombstone: true\r\n\r\n"
+    host = running.broker.hosts["a"]
+    host.receive(MessageRun([b"in"], [b""], [b""], [tombstone]))
+    host.kick()
+    await host.drained()
+    cleaning.cleaner.request(host)
+    await cleaning.cleaner._round()
+    assert cleaning.read("a") == {b"y": 2, b"x": 3}
+    running.clock.ahead_ns = 3 * 3600 * 10**9
+    leases = []
+
+    async def grant(kind: str) -> None:
+        now_ns = running.broker.now_ns()
+        if not leases:
+            leases.append(host.log.leases.acquire(2, 4, duration_ns=10**9, now_ns=now_ns))
+
+    cleaning.worker.before = grant
+    cleaning.state("a").look_again_at = 0.0
+    before = names(cleaning, "a")
+    await cleaning.cleaner._round()
+    assert (cleaning.read("a"), names(cleaning, "a")) == ({b"y": 2, b"x": 3}, before)
+    assert host.log.tombstones_removed_below == 0
+    running.clock.ahead_ns *= 2
+    cleaning.state("a").look_again_at = 0.0
+    await cleaning.cleaner._round()
+    assert cleaning.read("a") == {b"y": 2}
+    assert host.log.tombstones_removed_below == 4
 
 
 # --- re-batching and scrubbing ---
