@@ -179,6 +179,38 @@ def decode_columns(batch: RecordBatch) -> Columns:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyedRecords:
+    """What of a batch decides which of its records are superseded. `has_value` None: all have."""
+
+    offsets: Offsets
+    keys: BinaryColumn
+    has_value: Flags | None
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
+    """The keys of a verified batch, for half the price of all columns; None if it has none."""
+    view, header = batch.raw, batch.header
+    if not header.attributes & KEYS or not header.record_count:
+        return None
+    count = header.record_count
+    found = find_columns(view, header)
+    bitmap = found[TOMBSTONES].bitmap
+    return KeyedRecords(
+        _offsets(view, header),
+        _binary_column(view, found[KEYS], count),
+        None if bitmap is None else _flags(bitmap, count),
+    )
+
+
+def _flags(bitmap: memoryview, count: int) -> Flags:
+    raw = np.frombuffer(bitmap, np.uint8)
+    return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
+
+
 def _offsets(view: memoryview, header: BatchHeader) -> Offsets:
     count = header.record_count
     if not header.attributes & OFFSET_DELTAS:
@@ -211,10 +243,7 @@ def _binary_column(view: memoryview, found: Binary, count: int) -> BinaryColumn:
     ends = np.asarray(found.ends)
     if not np.all(ends[1:] >= ends[:-1]):
         raise CorruptBatch("the offsets of a column run backwards")
-    valid = None
-    if found.bitmap is not None:
-        raw = np.frombuffer(found.bitmap, np.uint8)
-        valid = np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
+    valid = None if found.bitmap is None else _flags(found.bitmap, count)
     return BinaryColumn(ends, np.frombuffer(view, np.uint8, int(ends[-1]), found.data), valid)
 
 

@@ -39,9 +39,8 @@ from liftlog.log.rewrite.marks import OffsetMarks
 from liftlog.log.rewrite.source import read_batches, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
-from liftlog.records.columns import Columns, concat_binary, decode_columns
+from liftlog.records.columns import KeyedRecords, concat_binary, decode_columns, decode_keys
 from liftlog.records.decode import RecordBatch
-from liftlog.records.format import KEYS
 
 Flags = NDArray[np.bool_]
 
@@ -139,7 +138,7 @@ class _Pass:
         job = self._job
         for window in read_windows(self._fs, self._directory, source, self._throttle):
             self._progress.advance("map", window)
-            keyed = [decode_columns(batch) for batch in window if batch.header.attributes & KEYS]
+            keyed = [found for batch in window if (found := decode_keys(batch)) is not None]
             if not keyed:
                 continue
             keys, offsets = key_column(keyed), offset_column(keyed)
@@ -212,12 +211,14 @@ class _Pass:
         source, drop = self._job.sources[number], self._job.drop_tombstones[number]
         tally.records += sum([batch.header.record_count for batch in window])
         keeps: list[Flags | None] = [None] * len(window)
-        keyed = [i for i, batch in enumerate(window) if batch.header.attributes & KEYS]
+        keyed = {
+            i: found for i, one in enumerate(window) if (found := decode_keys(one)) is not None
+        }
         if not keyed:
             return keeps
-        columns = [decode_columns(window[i]) for i in keyed]
-        keys, offsets = key_column(columns), offset_column(columns)
-        deletes = tombstones(columns, keys)
+        parts = list(keyed.values())
+        keys, offsets = key_column(parts), offset_column(parts)
+        deletes = tombstones(parts, keys)
         newest = self._newest(keys, offsets)
         keep = keep_mask(newest, offsets, keys.valid, deletes, drop_tombstones=drop)
         if deletes.any():
@@ -229,7 +230,7 @@ class _Pass:
             if over.any():
                 tally.removed_below = int(offsets[over][-1]) + 1
         first = 0
-        for i, one in zip(keyed, columns, strict=True):
+        for i, one in keyed.items():
             keeps[i] = keep[first : first + len(one)]
             first += len(one)
         return keeps
@@ -307,23 +308,22 @@ def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
     ]
 
 
-def key_column(parts: Sequence[Columns]) -> KeyColumn:
-    """The keys of batches that have some, as the key map takes them."""
-    keys = concat_binary([part.keys for part in parts if part.keys is not None])
+def key_column(parts: Sequence[KeyedRecords]) -> KeyColumn:
+    """The keys as the key map takes them."""
+    keys = concat_binary([part.keys for part in parts])
     assert keys.valid is not None
     return KeyColumn(keys.ends, keys.data, keys.valid)
 
 
-def offset_column(parts: Sequence[Columns]) -> NDArray[np.int64]:
+def offset_column(parts: Sequence[KeyedRecords]) -> NDArray[np.int64]:
     return np.concatenate([part.offsets for part in parts])
 
 
-def tombstones(parts: Sequence[Columns], keys: KeyColumn) -> Flags:
+def tombstones(parts: Sequence[KeyedRecords], keys: KeyColumn) -> Flags:
     """Which records are a key without a value."""
-    if all(part.values.valid is None for part in parts):
+    if all(part.has_value is None for part in parts):
         return np.zeros(len(keys.valid), np.bool_)
     has_value = [
-        np.ones(len(part), np.bool_) if part.values.valid is None else part.values.valid
-        for part in parts
+        np.ones(len(part), np.bool_) if part.has_value is None else part.has_value for part in parts
     ]
     return keys.valid & ~np.concatenate(has_value)
