@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,6 +20,7 @@ from support.sequencer_model import (
 )
 
 import envelope
+from envelope.liftbridge import decode_ack
 from liftlog.records import decode_batch
 from liftlog.records.message_headers import header_lines
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
@@ -71,6 +73,15 @@ MESSAGES = st.builds(
 
 
 @st.composite
+def liftbridge_messages(draw: st.DrawFn) -> Message:
+    wrapped = draw(WRAPPED)
+    wrapped.pop("message_id", None)
+    if draw(st.booleans()):
+        wrapped["ack_subject"] = draw(st.sampled_from(["acks.3", "acks.4"]))
+    return replace(draw(MESSAGES), wrapped=wrapped, is_liftbridge=True)
+
+
+@st.composite
 def tombstones(draw: st.DrawFn) -> Message:
     wrapped = draw(WRAPPED) | {"key": b"k", "tombstone": True}
     return Message(value=b"", reply=b"_INBOX.3", wrapped=wrapped)
@@ -79,7 +90,11 @@ def tombstones(draw: st.DrawFn) -> Message:
 # A step: messages that come together, a tick of the clock, or the end of a commit.
 STEPS = st.lists(
     st.one_of(
-        st.lists(st.one_of(MESSAGES, MESSAGES, MESSAGES, tombstones()), min_size=1, max_size=6),
+        st.lists(
+            st.one_of(MESSAGES, MESSAGES, MESSAGES, liftbridge_messages(), tombstones()),
+            min_size=1,
+            max_size=6,
+        ),
         st.integers(1, WINDOW_NS // 1000),
         st.sampled_from(["take", "commit", "commit", "fail"]),
     ),
@@ -97,6 +112,8 @@ class Harness:
             durability=durability,
             max_message_bytes=MAX_MESSAGE_BYTES,
             group_max_bytes=group_max_bytes,
+            recognise_liftbridge=True,
+            subject="in.>",
         )
         self.dedupe = DedupeWindow(WINDOW_NS, 1000)
         self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
@@ -114,7 +131,7 @@ class Harness:
             [message.reply for message in messages],
             payloads,
             blocks if any(blocks) else None,
-            has_cookie=any(payload.startswith(envelope.COOKIE) for payload in payloads),
+            has_cookie=any(payload.startswith(envelope.COOKIES) for payload in payloads),
         )
         self.sequencer.judge(run, self.now)
         for message in messages:
@@ -190,8 +207,20 @@ def answers_in(commands: bytes) -> list[Any]:
     while commands:
         line, _, rest = commands.partition(b"\r\n")
         _, subject, size = line.split(b" ")
-        body = json.loads(rest[: int(size)])
+        raw = rest[: int(size)]
         commands = rest[int(size) + 2 :]
+        ack = decode_ack(raw)
+        if ack is not None:
+            assert (ack.stream, ack.partition_subject, ack.ack_inbox) == (
+                STREAM,
+                "in.>",
+                subject.decode(),
+            )
+            told: Any = ("ackError", ack.ack_error) if ack.ack_error else ack.offset
+            assert bool(ack.commit_timestamp) == bool(ack.offset) != bool(ack.ack_error)
+            found.append((subject, told, ack.correlation_id or None))
+            continue
+        body = json.loads(raw)
         assert body["stream"] == STREAM
         outcome: Any = body["seq"]
         if "error" in body:

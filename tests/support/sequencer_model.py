@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import envelope
+from envelope import liftbridge
 
 STREAM = "s"
 SIBLING, SIBLING_SUBJECT = "other", "in.*"
@@ -26,6 +27,8 @@ class Message:
     headers: dict[str, str] = field(default_factory=dict)
     wrapped: dict[str, Any] | None = None
     """Arguments of `envelope.encode` beside the value; None for a plain message."""
+    is_liftbridge: bool = False
+    """Whether the envelope is Liftbridge's, which has no message id and no tombstones."""
 
     @property
     def block(self) -> bytes:
@@ -38,9 +41,24 @@ class Message:
     def payload(self) -> bytes:
         if self.wrapped is None:
             return self.value
+        if self.is_liftbridge:
+            return self._liftbridge_payload(self.wrapped)
         arguments = dict(self.wrapped)
         value = None if arguments.pop("tombstone", False) else self.value
         return envelope.encode(value, **arguments)
+
+    def _liftbridge_payload(self, wrapped: dict[str, Any]) -> bytes:
+        policies = {"leader": liftbridge.LEADER, "all": liftbridge.ALL, "none": liftbridge.NONE}
+        publish = liftbridge.Publish(
+            offset=wrapped.get("expected_last_offset", -2) + 1,
+            key=wrapped.get("key", b""),
+            value=self.value,
+            headers={name: text.encode() for name, text in wrapped.get("headers", {}).items()},
+            ack_inbox=wrapped.get("ack_subject", ""),
+            correlation_id=wrapped.get("correlation_id", ""),
+            ack_policy=policies[wrapped.get("ack_policy", "leader")],
+        )
+        return liftbridge.encode_publish(publish)
 
 
 @dataclass
@@ -62,7 +80,8 @@ class State:
 
 class Model:
     """Answers are (reply, outcome): an offset, ("duplicate", offset) or ("error", err_code), with
-    the correlation id behind it when there is one."""
+    the correlation id behind it when there is one. Liftbridge's Ack knows no duplicates and has
+    error codes of its own: ("ackError", number)."""
 
     def __init__(self, acks: str) -> None:
         self.acks = acks
@@ -78,8 +97,21 @@ class Model:
         state.ids = {k: v for k, v in state.ids.items() if v[1] >= now_ns - WINDOW_NS}
         reply, correlation = self._reply_of(message)
         outcome, record = self._outcome(message, now_ns)
-        answers = [(reply, outcome, correlation)] if reply and outcome != "silent" else []
+        answers = []
+        if reply and outcome != "silent":
+            answers.append((reply, self._told(message, outcome), correlation))
         self._judged.append((message, answers, record, deepcopy(state)))
+
+    def _told(self, message: Message, outcome: Any) -> Any:
+        opened = self._opened(message)
+        if not message.is_liftbridge or opened is None or "ack_subject" not in opened:
+            return outcome
+        match outcome:
+            case ("duplicate", offset):
+                return offset
+            case ("error", err_code):
+                return ("ackError", {10071: 2, 10054: 3}.get(err_code, 1))
+        return outcome
 
     def _headers(self, message: Message) -> dict[str, str]:
         headers = dict(message.headers)
@@ -95,8 +127,8 @@ class Model:
         return len(message.payload) + len(message.block) > MAX_MESSAGE_BYTES
 
     def _opened(self, message: Message) -> dict[str, Any] | None:
-        usable = self.acks != "off" and not self._is_too_large(message)
-        return message.wrapped if usable else None
+        readable = message.is_liftbridge or not self._is_too_large(message)
+        return message.wrapped if self.acks != "off" and readable else None
 
     def _reply_of(self, message: Message) -> tuple[bytes, str | None]:
         opened = self._opened(message)
@@ -173,7 +205,7 @@ class Model:
         undone, self._judged = self._judged, []
         self.state = deepcopy(self.committed)
         return [
-            (reply, ("error", err_code), correlation)
-            for _, answers, _, _ in undone
+            (reply, self._told(message, ("error", err_code)), correlation)
+            for message, answers, _, _ in undone
             for reply, _, correlation in answers
         ]
