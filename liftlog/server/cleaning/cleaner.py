@@ -147,6 +147,12 @@ class Cleaner:
             if state.is_requested and state.not_before <= now and not host.failure:
                 await self._work(host, "compact", self._compact(host, on_demand=True))
 
+    def _may_work_on(self, host: StreamHost) -> bool:
+        """Whether the stream is still there, healthy, and not left alone after a failure."""
+        if self._streams.hosts.get(host.name) is not host or host.failure:
+            return False
+        return self.state_of(host).not_before <= time.monotonic()
+
     async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> None:
         """Do it, and see to it that a failure ends nothing else."""
         if self._streams.hosts.get(host.name) is not host:
@@ -249,8 +255,8 @@ class Cleaner:
         """For about as long as a round waits; whether there is more."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._streams.hosts.values()):
-            small = self._small.setdefault(host, SmallBatches())
-            while not host.failure and self.state_of(host).not_before <= time.monotonic():
+            while self._may_work_on(host):
+                small = self._small.setdefault(host, SmallBatches())
                 candidates = small.candidates(host.log, host.settings, self._streams.now_ns())
                 if not candidates:
                     break
@@ -275,12 +281,12 @@ class Cleaner:
         end = time.monotonic() + self._settings.interval_seconds
         more = False
         for host in list(self._streams.hosts.values()):
-            state = self.state_of(host)
-            while not host.failure and state.not_before <= time.monotonic() and not more:
+            while self._may_work_on(host) and not more:
                 job = scrubs.next_job(host.log, self._streams.now_ns())
                 if job is None:
                     break
-                await self._work(host, "scrub", self._jobs.scrub(host, state, job))
+                work = self._jobs.scrub(host, self.state_of(host), job)
+                await self._work(host, "scrub", work)
                 scrubs.done(host.log, job)
                 await self._serve_requests()
                 more = time.monotonic() > end

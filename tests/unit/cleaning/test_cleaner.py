@@ -223,6 +223,31 @@ async def test_a_stream_that_is_deleted_ends_its_job(cleaning: Cleaning) -> None
     assert not cleaning.cleaner._states
 
 
+@pytest.mark.parametrize("kind", ["rebatch", "scrub"])
+async def test_a_stream_that_is_deleted_is_not_looked_at_again(kind: str, tmp_path: Path) -> None:
+    cleaning = Cleaning(tmp_path, scrub_interval="1h" if kind == "scrub" else None)
+    await cleaning.running.start()
+    settings = COMPACTED | {"compaction": None, "rebatch": {"enabled": kind == "rebatch"}}
+    for name in ("a", "b"):
+        await cleaning.running.broker.create_stream(name, settings)
+        for _ in range(50):
+            await cleaning.running.put(name, [("k", b"x" * 500)])
+        cleaning.running.broker.hosts[name].log.roll()
+    await cleaning.cleaner._round()
+    cleaning.running.clock.ahead_ns = 2 * 3600 * 10**9
+
+    async def delete_the_other(_: str) -> None:
+        for name in list(cleaning.running.broker.hosts):
+            if name not in cleaning.worker.jobs[-1]:
+                await cleaning.running.broker.delete_stream(name)
+
+    cleaning.worker.before = delete_the_other
+    await asyncio.wait_for(cleaning.cleaner._round(), 20)
+    assert cleaning.worker.jobs == [(kind, "a")]
+    assert len(cleaning.cleaner._states) == 1
+    await cleaning.close()
+
+
 async def test_the_daemon_stops_in_the_middle_of_a_job(cleaning: Cleaning) -> None:
     await cleaning.stream("a", 100, 3)
     begun = asyncio.Event()

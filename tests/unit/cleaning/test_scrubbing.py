@@ -1,0 +1,99 @@
+"""Whose turn it is to be verified, also across restarts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.logs import BASE_NS, SMALL, FakeClock, encode, environment
+
+from liftlog.log import Log, OsFileSystem
+from liftlog.server.cleaning.scrubbing import SCRUB_NAME, ScrubSchedule
+
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    """With three sealed segments."""
+    made = Log.create(tmp_path / "s", environment(OsFileSystem(), FakeClock()), SMALL)
+    for _ in range(4):
+        made.append([encode(made, [b"x" * 100] * 10)])
+        made.sync()
+        made.advance_high_watermark(made.log_end_offset)
+    assert made.segment_count == 4
+    yield made
+    made.close()
+    made.environment.pool.close()
+
+
+def schedule(directory: Path) -> ScrubSchedule:
+    made = ScrubSchedule(OsFileSystem(), directory, HOUR_NS)
+    made.load()
+    return made
+
+
+def take_round(scrubs: ScrubSchedule, log: Log, now_ns: int) -> list[int]:
+    found = []
+    while (job := scrubs.next_job(log, now_ns)) is not None:
+        found.append(job.source.base_offset)
+        scrubs.done(log, job)
+    return found
+
+
+def test_every_sealed_segment_once_an_interval(log: Log, tmp_path: Path) -> None:
+    scrubs = schedule(tmp_path)
+    assert take_round(scrubs, log, BASE_NS) == []
+    assert take_round(scrubs, log, BASE_NS + HOUR_NS - 1) == []
+    assert take_round(scrubs, log, BASE_NS + HOUR_NS) == [1, 11, 21]
+    assert take_round(scrubs, log, BASE_NS + HOUR_NS + 1) == []
+    assert take_round(scrubs, log, BASE_NS + 2 * HOUR_NS) == [1, 11, 21]
+
+
+def test_a_restart_goes_on_where_the_round_was(log: Log, tmp_path: Path) -> None:
+    scrubs = schedule(tmp_path)
+    assert scrubs.next_job(log, BASE_NS) is None
+    job = scrubs.next_job(log, BASE_NS + HOUR_NS)
+    assert job is not None
+    scrubs.done(log, job)
+    scrubs.save(["s"])
+    again = schedule(tmp_path)
+    assert take_round(again, log, BASE_NS + HOUR_NS) == [11, 21]
+
+
+def test_another_incarnation_begins_anew(log: Log, tmp_path: Path) -> None:
+    scrubs = schedule(tmp_path)
+    scrubs.next_job(log, BASE_NS)
+    scrubs._rounds["s"].incarnation = "another"
+    assert take_round(scrubs, log, BASE_NS + HOUR_NS) == []
+    assert take_round(scrubs, log, BASE_NS + 2 * HOUR_NS) == [1, 11, 21]
+
+
+def test_streams_that_are_gone_are_forgotten(log: Log, tmp_path: Path) -> None:
+    scrubs = schedule(tmp_path)
+    scrubs.next_job(log, BASE_NS)
+    scrubs.save([])
+    assert schedule(tmp_path)._rounds == {}
+
+
+def test_nothing_is_written_while_nothing_changes(log: Log, tmp_path: Path) -> None:
+    scrubs = schedule(tmp_path)
+    scrubs.next_job(log, BASE_NS)
+    scrubs.save(["s"])
+    (tmp_path / SCRUB_NAME).unlink()
+    scrubs.next_job(log, BASE_NS + 1)
+    scrubs.save(["s"])
+    assert not (tmp_path / SCRUB_NAME).exists()
+
+
+def test_a_damaged_file_costs_only_the_wait(
+    log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / SCRUB_NAME).write_bytes(b"rot")
+    with caplog.at_level(logging.WARNING):
+        scrubs = schedule(tmp_path)
+    assert "checkpoint-file-ignored" in caplog.text
+    assert take_round(scrubs, log, BASE_NS) == []
+    assert take_round(scrubs, log, BASE_NS + HOUR_NS) == [1, 11, 21]

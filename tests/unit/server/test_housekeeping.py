@@ -1,0 +1,105 @@
+"""Retention and recovery points of many streams."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.local_broker import Running
+
+from liftlog.server.housekeeping import Housekeeping
+from liftlog.server.side_by_side import SideBySide
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(tmp_path)
+    await made.start()
+    yield made
+    await made.broker.close()
+
+
+@pytest.fixture
+async def housekeeping(running: Running) -> AsyncIterator[Housekeeping]:
+    broker = running.broker
+    made = Housekeeping(broker, running.data_dir, broker.reserve)
+    made._checkpoints = SideBySide("checkpoint", patience_seconds=0.05)
+    made._retention = SideBySide("retention", patience_seconds=0.05)
+    yield made
+    await made.close()
+
+
+async def streams(running: Running, *names: str, **settings: object) -> None:
+    for name in names:
+        await running.broker.create_stream(name, {"subject": "in", **settings})
+        await running.publish(name, *[b"x" * 1000] * 20)
+
+
+async def test_a_stalled_stream_does_not_hold_up_recovery_points(
+    running: Running, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams(running, "a", "stuck", "z")
+    gate = threading.Event()
+    stuck = running.broker.hosts["stuck"]
+    original = stuck.log.checkpoint
+
+    def stalled() -> object:
+        gate.wait(20)
+        return original()
+
+    monkeypatch.setattr(stuck.log, "checkpoint", stalled)
+    await asyncio.wait_for(housekeeping.save_recovery_points(), 10)
+    assert set(running.data_dir._recovery_points) == {"a", "z"}
+    assert stuck.checkpointed_offset == 1
+    gate.set()
+    while housekeeping._checkpoints.stalled:
+        await asyncio.sleep(0.01)
+    await housekeeping.save_recovery_points()
+    assert set(running.data_dir._recovery_points) == {"a", "stuck", "z"}
+    assert stuck.checkpointed_offset == 21
+
+
+async def test_a_stalled_stream_does_not_hold_up_retention(
+    running: Running, housekeeping: Housekeeping
+) -> None:
+    await streams(running, "a", "stuck", "z", retention={"max_messages": 5}, dedupe_window="0s")
+    gate = threading.Event()
+    held = running.broker.hosts["stuck"].run_exclusive(lambda: gate.wait(20))
+    await asyncio.wait_for(housekeeping.apply_retention(by_time=True), 10)
+    starts = {name: host.log.log_start_offset for name, host in running.broker.hosts.items()}
+    assert starts == {"a": 16, "stuck": 1, "z": 16}
+    gate.set()
+    await held
+    while housekeeping._retention.stalled:
+        await asyncio.sleep(0.01)
+    assert running.broker.hosts["stuck"].log.log_start_offset == 16
+
+
+async def test_a_stream_deleted_meanwhile_gets_no_recovery_point(
+    running: Running, housekeeping: Housekeeping
+) -> None:
+    await streams(running, "a", "b")
+    hosts = list(running.broker.hosts.values())
+    for host in hosts:
+        await housekeeping._checkpoint(host)
+    await running.broker.delete_stream("a")
+    await running.broker.create_stream("a", {"subject": "in"})
+    await housekeeping._write({host: housekeeping._states[host] for host in hosts})
+    assert set(running.data_dir._recovery_points) == {"b"}
+
+
+async def test_streams_without_limits_are_not_looked_at(
+    running: Running, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams(running, "free")
+    await streams(running, "limited", retention={"max_messages": 5})
+    seen = []
+    monkeypatch.setattr(
+        "liftlog.server.housekeeping.decide_retention",
+        lambda log, *arguments, **options: seen.append(log.name),
+    )
+    await housekeeping.apply_retention(by_time=True)
+    assert seen == ["limited"]
