@@ -97,7 +97,11 @@ class Sequencer:
 
     def _stamp(self, now_ns: int) -> int:
         """max(previous, now), unless the previous one lies more than a minute ahead: then the
-        clock was wrong before, and following it would pin the log to that time."""
+        clock was wrong before, and following it would pin the log to that time.
+
+        In whole microseconds: that is what a batch holds relative to its oldest stamp, so batches
+        can be put together later and no stamp changes."""
+        now_ns -= now_ns % 1000
         previous = self.last_timestamp_ns
         if previous > now_ns + _CLOCK_TOLERANCE_NS:
             logger.warning(

@@ -49,10 +49,10 @@ def test_stamps_never_run_back() -> None:
     sequencer = make()
     sequencer.judge(run_of([b"1"]), T0)
     sequencer.judge(run_of([b"2"]), T0 - 30 * S)
-    sequencer.judge(run_of([b"3"]), T0 + 1)
+    sequencer.judge(run_of([b"3"]), T0 + 1999)
     group = sequencer.take_group()
     assert group is not None
-    assert group.stamps == [(T0, 2), (T0 + 1, 1)]
+    assert group.stamps == [(T0, 2), (T0 + 1000, 1)]  # in whole microseconds
 
 
 def test_a_clock_that_was_far_ahead_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,10 +60,10 @@ def test_a_clock_that_was_far_ahead_is_left_behind(caplog: pytest.LogCaptureFixt
     sequencer.judge(run_of([b"1"]), T0 + 3600 * S)
     with caplog.at_level(logging.WARNING):
         sequencer.judge(run_of([b"2"]), T0)
-        sequencer.judge(run_of([b"3"]), T0 + 1)
+        sequencer.judge(run_of([b"3"]), T0 + 1000)
     group = sequencer.take_group()
     assert group is not None
-    assert group.stamps == [(T0 + 3600 * S, 1), (T0, 1), (T0 + 1, 1)]
+    assert group.stamps == [(T0 + 3600 * S, 1), (T0, 1), (T0 + 1000, 1)]
     assert caplog.text.count("clock-stepped-back") == 1
 
 
