@@ -44,6 +44,7 @@ def _position(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("-n", "limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option(
     "--skip-damaged",
+    "--skip-corrupt",
     is_flag=True,
     help="Go on behind damaged records; they are named on stderr and the exit code is 8.",
 )
@@ -61,29 +62,30 @@ def consume(
 
     style = output_format()
     with connect_to_server() as client, record_writer(style) as write:
-        reading = _Reading(client, stream, start, limit, write)
-        while True:
-            try:
-                reading.run(until="end" if until_end else None)
-                return ExitCode.DAMAGED if reading.damaged else ExitCode.OK
-            except CorruptRange as error:
-                if not skip_damaged:
-                    error.hint = (
-                        f"read on with --from {error.next_offset}, or let --skip-damaged do so"
-                    )
-                    raise
-                warn(error.message)
-                reading.go_on_at(error.next_offset)
-            except ConnectionLost as error:
-                error.hint = f"read on with --from {reading.position_text}"
-                raise
+        reading = _Reading(client, stream, start, limit, write, skip_damaged=skip_damaged)
+        try:
+            reading.run(until="end" if until_end else None)
+        except CorruptRange as error:
+            error.hint = f"read on with --from {error.next_offset}, or let --skip-damaged do so"
+            raise
+        except ConnectionLost as error:
+            error.hint = f"read on with --from {reading.position_text}"
+            raise
+        return ExitCode.DAMAGED if reading.damaged else ExitCode.OK
 
 
 class _Reading:
     """How far one `consume` has come."""
 
     def __init__(
-        self, client: SyncClient, stream: str, start: Position, limit: int | None, write: Write
+        self,
+        client: SyncClient,
+        stream: str,
+        start: Position,
+        limit: int | None,
+        write: Write,
+        *,
+        skip_damaged: bool,
     ) -> None:
         self.damaged = False
         self._client = client
@@ -91,18 +93,19 @@ class _Reading:
         self._position = start
         self._left = limit
         self._write = write
-        self._options = {}
+        self._options: dict[str, Any] = {"on_corrupt": self._skip} if skip_damaged else {}
         if limit is not None and limit <= _FEW_RECORDS:
-            self._options = {"fetch_bytes": _FEW_RECORDS_FETCH_BYTES, "read_ahead_bytes": 0}
+            self._options |= {"fetch_bytes": _FEW_RECORDS_FETCH_BYTES, "read_ahead_bytes": 0}
 
     @property
     def position_text(self) -> str:
         position = self._position
         return f"@{position.isoformat()}" if isinstance(position, datetime) else str(position)
 
-    def go_on_at(self, offset: int) -> None:
+    def _skip(self, error: CorruptRange) -> None:
+        warn(error.message)
         self.damaged = True
-        self._position = offset
+        self._position = error.next_offset
 
     def run(self, until: Any) -> None:
         """Print records until the end, or the limit."""

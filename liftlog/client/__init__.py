@@ -13,6 +13,7 @@ from __future__ import annotations
 from liftlog.client.asynchronous import BatchReader, Client, connect
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.positions import Start, Until
+from liftlog.client.read_ahead import OnCorrupt
 from liftlog.client.synchronous import SyncClient, connect_sync
 from liftlog.protocol.messages import StreamInfo
 from liftlog.records.decode import Record, RecordBatch
@@ -21,6 +22,7 @@ __all__ = [
     "BatchReader",
     "Client",
     "FetchAnswer",
+    "OnCorrupt",
     "Record",
     "RecordBatch",
     "Start",

@@ -15,7 +15,12 @@ from liftlog.client.batches import FetchAnswer
 from liftlog.client.buffers import BufferPool
 from liftlog.client.compaction import PassWatch
 from liftlog.client.positions import Start, Until
-from liftlog.client.read_ahead import DEFAULT_FETCH_BYTES, DEFAULT_READ_AHEAD_BYTES, ReadAhead
+from liftlog.client.read_ahead import (
+    DEFAULT_FETCH_BYTES,
+    DEFAULT_READ_AHEAD_BYTES,
+    OnCorrupt,
+    ReadAhead,
+)
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
     RECEIVE_BYTES,
@@ -155,13 +160,22 @@ class Client:
         *,
         fetch_bytes: int = DEFAULT_FETCH_BYTES,
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
+        on_corrupt: OnCorrupt = "raise",
     ) -> BatchReader:
         """Record batches from `start` to `until` (exclusive; None: for ever), checked.
 
-        Raises CorruptRange, with the offset to read on at, when a batch fails its checksum.
+        Damaged records end it with CorruptRange, whose `first_offset` and `next_offset` say exactly
+        which are gone; read on at `next_offset`. With `on_corrupt="skip"` a warning is logged and
+        the read goes on behind them, with a callable that is called with the CorruptRange instead.
         """
         ahead = ReadAhead(
-            self, stream, start, until, fetch_bytes=fetch_bytes, read_ahead_bytes=read_ahead_bytes
+            self,
+            stream,
+            start,
+            until,
+            fetch_bytes=fetch_bytes,
+            read_ahead_bytes=read_ahead_bytes,
+            on_corrupt=on_corrupt,
         )
         return BatchReader(self, ahead)
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from liftlog.client.resync import find_good_batch
 from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE, LENGTH_POSITION
-from liftlog.records.header import parse_header
+from liftlog.records.header import BatchHeader, parse_header
 
 _LENGTH = struct.Struct("<I")
+
+
+class DamagedHeader(Exception):
+    """The batch of `offset` cannot be told from what follows: its header is damaged, and with it
+    the word on how far it reaches. The answer ends at `next_offset`. For this package's own use."""
+
+    def __init__(self, offset: int, position: int, next_offset: int) -> None:
+        super().__init__(offset, position, next_offset)
+        self.offset = offset
+        self.position = position
+        self.next_offset = next_offset
 
 
 class ArrivingBatches:
@@ -46,8 +58,9 @@ class ArrivingBatches:
     def next(self, arrived_bytes: int) -> RecordBatch | None:
         """The next batch, or None: exhausted, or the bytes of the next one are not here.
 
-        Raises CorruptRange at the first batch that fails its check; what came before it has
-        been handed out.
+        Raises CorruptRange for a batch whose body fails its check (the next call goes on behind
+        it), DamagedHeader for one whose header does (this answer is over then). What came before
+        has been handed out.
         """
         body = self._body
         end = len(body)
@@ -58,8 +71,18 @@ class ArrivingBatches:
                 batch = decode_batch(body, position)
             except CorruptBatch as error:
                 reached = max(self._reached, self._first_wanted)
-                self._position = end
-                raise _corrupt(self._stream, self._header, body, position, reached) from error
+                bad = self._header_at(position)
+                if self._stop is not None and reached >= self._stop:
+                    self._position = end
+                    return None
+                if bad is None:
+                    self._position = end
+                    raise DamagedHeader(reached, position, self._header.next_offset) from error
+                self._position = position + bad.length
+                self._reached = bad.next_offset
+                if bad.next_offset <= reached:
+                    continue  # all of it lies below what was asked for
+                raise corrupt_range(self._stream, reached, bad.next_offset) from error
             header = batch.header
             self._position = position + header.length
             self._reached = header.base_offset + header.last_offset_delta + 1
@@ -78,25 +101,34 @@ class ArrivingBatches:
         self.needed_bytes = min(needed, len(self._body))
         return needed <= arrived_bytes
 
+    def _header_at(self, position: int) -> BatchHeader | None:
+        """The header of a batch whose body is damaged; None unless it continues the answer."""
+        try:
+            header = parse_header(self._body, position)
+        except CorruptBatch:
+            return None
+        whole = position + header.length <= len(self._body)
+        return header if whole and header.base_offset == self._reached else None
 
-def checked_batches(
-    stream: str, header: FetchHeader, body: memoryview, stop_offset: int | None
-) -> Iterator[RecordBatch]:
-    """The batches of a whole body."""
-    batches = ArrivingBatches(stream, header, body, stop_offset)
-    while (batch := batches.next(len(body))) is not None:
+
+def checked_batches(stream: str, header: FetchHeader, body: memoryview) -> Iterator[RecordBatch]:
+    """The batches of a whole body. Raises CorruptRange."""
+    batches = ArrivingBatches(stream, header, body, None)
+    while True:
+        try:
+            batch = batches.next(len(body))
+        except DamagedHeader as damage:
+            found = find_good_batch(body, damage.position, damage.offset, damage.next_offset)
+            # Without proof of where it ends only its first record is certain; whoever fetches
+            # behind that is told the rest by the daemon, which has the index.
+            following = damage.offset + 1 if found is None else found
+            raise corrupt_range(stream, damage.offset, following) from damage
+        if batch is None:
+            return
         yield batch
 
 
-def _corrupt(
-    stream: str, header: FetchHeader, body: memoryview, position: int, first_offset: int
-) -> CorruptRange:
-    """Only one batch is lost when its header is intact, else the rest of the answer."""
-    try:
-        next_offset = parse_header(body, position).next_offset
-    except CorruptBatch:
-        next_offset = header.next_offset
-    next_offset = max(next_offset, first_offset + 1)
+def corrupt_range(stream: str, first_offset: int, next_offset: int) -> CorruptRange:
     return CorruptRange(
         f"the records [{first_offset}, {next_offset}) of {stream!r} fail their checksum",
         hint=f"read on with start={next_offset}",
@@ -129,7 +161,7 @@ class FetchAnswer:
         return 0 if self._body is None else len(self._body)
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Checked and trimmed. Raises CorruptRange."""
+        """Checked and trimmed. Raises CorruptRange; fetch on at its `next_offset`."""
         if self._body is None:
             return iter(())
-        return checked_batches(self._stream, self.header, self._body, None)
+        return checked_batches(self._stream, self.header, self._body)

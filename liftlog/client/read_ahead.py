@@ -4,17 +4,22 @@ The next fetch leaves as soon as the header of the last answer has arrived, befo
 the server always has one more to work on while a body is under way. The larger the answers, the
 longer a delay this covers, so a read begins with small ones (the caller may want a few records
 only) and doubles them. How far it runs ahead is bounded by `read_ahead_bytes` plus one answer.
+
+Where a batch's header is damaged, its own bytes do not say how far it reaches. The daemon knows
+more (it has the index), so the read begins anew at that very offset: the answer is either the
+exact range, or good records if only the transfer was at fault.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
-from liftlog.client.batches import ArrivingBatches
+from liftlog.client.batches import ArrivingBatches, DamagedHeader, corrupt_range
 from liftlog.client.positions import END, Start, Until, check_until, start_fields
-from liftlog.errors import LiftlogError, ProtocolViolation
+from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.protocol.messages import Fetch, FetchHeader
@@ -25,6 +30,12 @@ DEFAULT_FETCH_BYTES = 1 * MIB
 DEFAULT_READ_AHEAD_BYTES = 8 * MIB
 SMALLEST_FETCH_BYTES = 4 * KIB
 POLL_MS = 20_000
+
+logger = logging.getLogger("liftlog.client")
+
+OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
+"""What a read does about damaged records: end with CorruptRange, log a warning and go on behind
+them, or tell the callable and go on (unless it raises)."""
 
 
 class Requester(Protocol):
@@ -45,13 +56,20 @@ class ReadAhead:
         fetch_bytes: int = DEFAULT_FETCH_BYTES,
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
         max_wait_ms: int = POLL_MS,
+        on_corrupt: OnCorrupt = "raise",
     ) -> None:
         check_until(until)
+        if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
+            raise InvalidArgument(f"on_corrupt={on_corrupt!r} is not 'raise', 'skip' or callable")
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
         self._requester = requester
-        self._start: dict[str, Any] = start_fields(start)
+        self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
         self._until = until
+        self._on_corrupt = on_corrupt
+        self._suspect: int | None = (
+            None  # here a damaged header was seen; what does the daemon say?
+        )
         self._stop_offset = until if type(until) is int else None
         self._largest_fetch_bytes = max(fetch_bytes, SMALLEST_FETCH_BYTES)
         self._fetch_bytes = min(FIRST_FETCH_BYTES, self._largest_fetch_bytes)
@@ -91,6 +109,12 @@ class ReadAhead:
             if current is not None and arriving is not None:
                 try:
                     batch = current.next(arriving.arrived_bytes)
+                except CorruptRange as error:
+                    self._report(error)
+                    continue
+                except DamagedHeader as damage:
+                    self._ask_about(damage)
+                    continue
                 except LiftlogError:
                     self.stop()
                     raise
@@ -104,6 +128,10 @@ class ReadAhead:
                 self._ask_if_room()
                 return None
             item = self._ready.popleft()
+            if isinstance(item, CorruptRange):
+                self._report(item)
+                self._begin_behind(item)
+                continue
             if isinstance(item, LiftlogError):
                 self.stop()
                 raise item
@@ -116,6 +144,57 @@ class ReadAhead:
             self._current_bytes = header.body_length
             del item, body, exchange  # the buffer must be free as soon as its batches are
             self._ask_if_room()
+
+    # --- damage ---
+
+    def _report(self, error: CorruptRange) -> None:
+        """Tell whoever reads; raises when that is to end the read."""
+        on_corrupt = self._on_corrupt
+        if on_corrupt == "raise":
+            self.stop()
+            raise error
+        if isinstance(on_corrupt, str):
+            logger.warning(
+                "corrupt-range-skipped stream=%s first_offset=%d next_offset=%d",
+                self.stream,
+                error.first_offset,
+                error.next_offset,
+            )
+            return
+        try:
+            on_corrupt(error)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _ask_about(self, damage: DamagedHeader) -> None:
+        offset = damage.offset
+        if self._suspect != offset:
+            self._suspect = offset
+            self._begin_at(offset, max_bytes=1)  # one batch, if there is one
+            return
+        # The daemon sent that batch alone, so it takes it for whole: it was damaged on the way.
+        following = max(damage.next_offset, offset + 1)
+        self._report(corrupt_range(self.stream, offset, following))
+        self._begin_at(following)
+
+    def _begin_behind(self, error: CorruptRange) -> None:
+        if error.next_offset <= error.first_offset:
+            self.stop()
+            raise ProtocolViolation("the server sent a damaged range that ends where it begins")
+        self._begin_at(error.next_offset)
+
+    def _begin_at(self, offset: int, *, max_bytes: int | None = None) -> None:
+        """Drop what is under way and read on at `offset`."""
+        fields: dict[str, Any] = {"start": offset}
+        if self._last is not None:
+            fields["incarnation"] = self._last.incarnation
+        self.stop()
+        self._next = fields
+        self._ahead_bytes = 0
+        self._fetch_bytes = FIRST_FETCH_BYTES if max_bytes is None else max_bytes
+        self._over = self._stop_offset is not None and offset >= self._stop_offset
+        self._ask_if_room()
 
     def stop(self) -> None:
         """Give up: nothing more will be handed out. Calling it again does nothing."""
@@ -135,20 +214,17 @@ class ReadAhead:
             self._ask()
 
     def _ask(self) -> None:
-        """Send the fetch that follows the newest header."""
-        last = self._last
-        if last is None:
-            fields = dict(self._start)
-            # With an end in sight the first answer is wanted for what it says about the log.
-            wait_ms = self._max_wait_ms if self._until is None else 0
-        else:
-            fields = {"start": last.next_offset, "incarnation": last.incarnation}
-            wait_ms = self._max_wait_ms
+        """Send the fetch of what follows."""
+        fields = dict(self._next)
+        # With an end in sight the first answer is wanted for what it says about the log.
+        wait_ms = 0 if self._last is None and self._until is not None else self._max_wait_ms
         position = fields.get("start")
         if self._stop_offset is not None and type(position) is int:
             fields["max_records"] = max(self._stop_offset - position, 1)
         fetch = Fetch(self.stream, max_bytes=self._fetch_bytes, max_wait_ms=wait_ms, **fields)
-        self._fetch_bytes = min(2 * self._fetch_bytes, self._largest_fetch_bytes)
+        self._fetch_bytes = min(
+            max(2 * self._fetch_bytes, SMALLEST_FETCH_BYTES), self._largest_fetch_bytes
+        )
         exchange = Exchange(self._on_header, self._on_done, self._on_progress)
         self._asked = exchange
         self._open.add(exchange)
@@ -159,14 +235,26 @@ class ReadAhead:
         if header.body_length and header.next_offset <= header.offset:
             raise ProtocolViolation("the server sent records and a next offset that stands still")
         self._last = header
+        self._next = {"start": header.next_offset, "incarnation": header.incarnation}
         self._ahead_bytes += header.body_length
         if self._until == END and self._stop_offset is None:
             self._stop_offset = header.high_watermark
         if self._stop_offset is not None and header.next_offset >= self._stop_offset:
             self._over = True
+        self._compare_with_suspicion(header)
         if header.body_length and asked is not None:
             self._ready.append((header, asked))
         self._ask_if_room()
+
+    def _compare_with_suspicion(self, header: FetchHeader) -> None:
+        """A daemon that has given up the damaged batch meanwhile answers with what follows."""
+        suspect = self._suspect
+        if suspect is None or header.offset != suspect:
+            return
+        following = header.first_offset if header.body_length else header.next_offset
+        if following > suspect:
+            self._suspect = None
+            self._ready.append(corrupt_range(self.stream, suspect, following))
 
     def _on_progress(self) -> None:
         """More of a body is here: of that of the oldest answer which is not whole."""

@@ -37,6 +37,10 @@ class SegmentEntry:
         return f"{stem}.{self.generation}.log" if self.generation else f"{stem}.log"
 
 
+SKIPPED = "offsets skipped after an unreadable tail that was not acked"
+"""The reason of a range that nobody was promised: offsets passed over, to be on the safe side."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuarantinedRange:
     """Offsets that are gone: [first_offset, next_offset), and where their bytes lie, if they do."""
@@ -47,6 +51,11 @@ class QuarantinedRange:
     position: int
     end_position: int
     reason: str
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether records may have been in it that somebody was told are stored."""
+        return self.reason != SKIPPED
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from liftlog.errors import CorruptRange
 from liftlog.log.file_pool import FilePool
 from liftlog.log.index import IndexEntry
 from liftlog.log.manifest import Manifest, QuarantinedRange
@@ -61,8 +62,41 @@ def read_slice(
 ) -> LogSlice | None:
     """The slice that begins with the batch holding `offset`, or what follows it; None at the end.
 
-    Raises CorruptRange, OSError.
+    Raises CorruptRange when what was lost lies in between, and OSError.
     """
+    found = _next_slice(view, pool, index_of, offset, max_bytes, max_records)
+    if view.manifest.quarantined:
+        end = view.committed.offset if found is None else found.first_offset
+        try:
+            _tell_losses(view.manifest.quarantined, offset, end)
+        except CorruptRange:
+            if found is not None:
+                found.release()
+            raise
+    return found
+
+
+def _tell_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
+    """Nobody may read past lost records without being told which they are."""
+    for bad in sorted(ranges, key=lambda one: one.first_offset):
+        if bad.is_loss and bad.next_offset > offset and bad.first_offset < end:
+            first = max(bad.first_offset, offset)
+            raise CorruptRange(
+                f"the records [{first}, {bad.next_offset}) are lost: {bad.reason}",
+                hint=f"read on at {bad.next_offset}",
+                first_offset=first,
+                next_offset=bad.next_offset,
+            )
+
+
+def _next_slice(
+    view: ReadView,
+    pool: FilePool,
+    index_of: IndexOf,
+    offset: int,
+    max_bytes: int,
+    max_records: int | None,
+) -> LogSlice | None:
     committed, segments = view.committed, view.segments
     i = max(bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
     while offset < committed.offset and i < len(segments):

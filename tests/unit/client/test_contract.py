@@ -250,14 +250,6 @@ async def test_a_damaged_batch_costs_itself_only(both: Both, broker: LogBroker) 
     assert [record.offset for record in rest] == list(range(41, 101))
 
 
-async def test_a_damaged_header_is_noticed(both: Both, broker: LogBroker) -> None:
-    damage(broker, 3, 10)
-    seen, error = await read_until_corrupt(both)
-    assert seen == list(range(1, 31))
-    assert error.first_offset == 31
-    assert error.next_offset > 31
-
-
 async def test_leaving_a_read_early_leaves_the_connection_usable(
     both: Both, broker: LogBroker
 ) -> None:

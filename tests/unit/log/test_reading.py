@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,9 +26,10 @@ from support.logs import (
 )
 from support.simfs import SimFileSystem
 
-from liftlog.errors import OffsetOutOfRange
+from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import EncodedBatch, Log, LogConfig, OsFileSystem, open_log
 from liftlog.log.index import INTERVAL_BYTES, SparseIndex
+from liftlog.log.manifest import SKIPPED
 from liftlog.records import encode_batch, iter_batches
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
@@ -134,13 +136,34 @@ def test_records_below_the_start_are_there_for_rebuilding_state_only() -> None:
         assert piece.first_offset == 1
 
 
-def test_an_offset_in_a_hole_returns_what_follows() -> None:
-    fs, promises = SimFileSystem(), Promises()
-    log = create(fs)
+def _with_a_hole() -> tuple[Log, Promises]:
+    """Offsets 4 to 7 are gone."""
+    log, promises = create(SimFileSystem()), Promises()
     commit(log, promises, 3)
     append(log, promises, 4)
     log.abandon_tail(keep_offsets=True)
     commit(log, promises, 2)
+    return log, promises
+
+
+def test_whoever_comes_to_a_loss_is_told_and_can_go_on_behind_it() -> None:
+    log, promises = _with_a_hole()
+    for offset in (4, 6, 7):
+        with pytest.raises(CorruptRange) as told:
+            log.read(offset, 1)
+        assert (told.value.first_offset, told.value.next_offset) == (offset, 8)
+    with log.read(8, 1) as piece:  # type: ignore[union-attr]
+        assert piece.first_offset == 8
+    with log.read(1, 1 << 20) as piece:  # type: ignore[union-attr]
+        assert piece.next_offset == 4, "an answer reaches over a loss"
+    check(log, promises)
+
+
+def test_offsets_that_were_only_skipped_are_passed_over() -> None:
+    log, promises = _with_a_hole()
+    (lost,) = log.quarantined
+    manifest = log._manifest
+    log._manifest = manifest.with_changes(quarantined=(replace(lost, reason=SKIPPED),))
     for offset in (4, 6, 7, 8):
         with log.read(offset, 1) as piece:  # type: ignore[union-attr]
             assert piece.first_offset == 8
