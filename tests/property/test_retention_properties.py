@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction import RetentionPolicy, decide
+from compaction import RetentionDecision, RetentionPolicy, decide
 
 NOW = 10_000
 
@@ -23,6 +23,9 @@ class Segment:
     @property
     def record_count(self) -> int:
         return len(self.records)
+
+    def offset_of_record(self, number: int) -> int:
+        return self.records[number][0]
 
     @property
     def max_timestamp_ns(self) -> int:
@@ -55,6 +58,26 @@ policies = st.builds(
     max_messages=limits,
     protect_newer_than_ns=st.just(0) | st.integers(1, NOW),
 )
+
+
+def exactly(
+    segments: list[Segment],
+    policy: RetentionPolicy,
+    *,
+    start: int,
+    end: int,
+    held_from: int | None = None,
+) -> RetentionDecision:
+    """As the daemon asks: somebody looks into segments with holes."""
+    return decide(
+        segments,
+        policy,
+        log_start_offset=start,
+        log_end_offset=end,
+        now_ns=NOW,
+        offset_of_record=Segment.offset_of_record,
+        held_from=held_from,
+    )
 
 
 def offsets(segments: list[Segment]) -> list[int]:
@@ -129,6 +152,36 @@ def test_with_holes_and_uncommitted_records(
         assert after == before
     else:
         assert len(after) >= min(len(before), policy.max_messages)
+
+
+@given(logs(holes=True), policies, st.data())
+def test_like_the_model_with_holes(
+    segments: list[Segment], policy: RetentionPolicy, data: st.DataObject
+) -> None:
+    """All limits, alone and together; by count exactly those records stay that should."""
+    first, end = segments[0].base_offset, segments[-1].next_offset
+    start = data.draw(st.integers(first, end))
+    decision = exactly(segments, policy, start=start, end=end)
+    kept = [offset for offset in offsets(segments) if offset >= decision.log_start_offset]
+    start_by_model = model_start(segments, policy, start)
+    assert kept == [offset for offset in offsets(segments) if offset >= start_by_model]
+    assert decision.delete_segments == model_deleted(segments, policy, decision.log_start_offset)
+    if policy.max_messages is not None:
+        assert len(kept) <= policy.max_messages
+
+
+@given(logs(holes=True), policies, st.data())
+def test_a_lease_holds_the_log_start_and_nothing_else(
+    segments: list[Segment], policy: RetentionPolicy, data: st.DataObject
+) -> None:
+    first, end = segments[0].base_offset, segments[-1].next_offset
+    start = data.draw(st.integers(first, end))
+    held_from = data.draw(st.integers(start, end))
+    free = exactly(segments, policy, start=start, end=end)
+    held = exactly(segments, policy, start=start, end=end, held_from=held_from)
+    assert held.log_start_offset == min(free.log_start_offset, held_from)
+    assert held.delete_segments == model_deleted(segments, policy, held.log_start_offset)
+    assert bool(held.reasons) == (held.log_start_offset > start)
 
 
 @given(logs(holes=True), policies)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logs import BASE_NS, SMALL, FakeClock, encode, environment
+from support.logs import BASE_NS, DIRECTORY, SMALL, FakeClock, encode, environment
+from support.rewriting import add, compact_once, keyed, row, stored
+from support.simfs import Fault, SimFileSystem
 
 from compaction.retention import RetentionDecision
+from liftlog.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from liftlog.log import Log, OsFileSystem
-from liftlog.server.stream_retention import decide_retention
+from liftlog.server.cleaning.compaction import plan_pass
+from liftlog.server.stream_retention import decide_retention, grant_lease, remove_decided
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 HOUR_NS = 3600 * 1_000_000_000
@@ -77,3 +82,121 @@ def test_a_decision_in_the_middle_of_an_append_keeps_what_is_committed(
         end = log.log_end_offset
         log.append([encode(log, [b"y"], first=end + i) for i in range(4)])
     assert seen == [None] * 4
+
+
+# --- exact counts across holes ---
+
+
+def with_holes(fs: SimFileSystem) -> Log:
+    """Two sealed segments, compacted, and an active one: 57 records of 250 offsets."""
+    log = keyed(fs)
+    for _ in range(2):
+        add(log, [[row(b"k%d" % (i % 50), b"v%d" % i)] for i in range(100)])
+        log.roll()
+    add(log, [[row(None, b"new %d" % i) for i in range(7)]])
+    assert compact_once(log, fs, max_bytes=1) is not None
+    add(log, [[row(b"k%d" % i, b"active") for i in range(50)]])
+    return log
+
+
+@pytest.mark.parametrize("count", [1, 49, 50, 57, 58, 80, 106, 107, 1000])
+def test_max_messages_is_exact_after_compaction(count: int) -> None:
+    fs = SimFileSystem()
+    log = with_holes(fs)
+    before = sorted(stored(log))
+    assert len(before) == 107
+    decision = decide_retention(log, settings(retention={"max_messages": count}), BASE_NS)
+    if decision is not None:
+        remove_decided(log, decision, BASE_NS)
+    assert sorted(stored(log)) == before[-count:]
+    assert decide_retention(log, settings(retention={"max_messages": count}), BASE_NS) is None
+
+
+def test_what_cannot_be_counted_is_kept() -> None:
+    fs = SimFileSystem()
+    log = with_holes(fs)
+    before = sorted(stored(log))
+    log.environment.pool.forget_directory(DIRECTORY)
+    fs.faults = [Fault("pread", errno.EIO, path=log.segments[1].path.name)]
+    decision = decide_retention(log, settings(retention={"max_messages": 80}), BASE_NS)
+    assert fs.faults[0].times == 0
+    if decision is not None:
+        remove_decided(log, decision, BASE_NS)
+    assert set(before[-80:]) <= set(stored(log))
+
+
+# --- leases ---
+
+KEEP_5: dict[str, Any] = {"retention": {"max_messages": 5}, "dedupe_window": "0s"}
+MINUTE_NS = 60 * 1_000_000_000
+
+
+def test_a_lease_holds_log_start_and_files(log: Log) -> None:
+    for _ in range(5):
+        append(log, 10)
+    limits = settings(**KEEP_5)
+    lease = grant_lease(log, 14, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    assert (lease.low, lease.high) == (14, 51)
+    decision = decide_retention(log, limits, BASE_NS)
+    assert decision is not None
+    assert (decision.log_start_offset, decision.delete_segments) == (14, 1)
+    remove_decided(log, decision, BASE_NS)
+    assert decide_retention(log, limits, BASE_NS) is None
+    # Its reader gets on, and then it ends.
+    log.leases.renew(lease.lease_id, duration_ns=MINUTE_NS, now_ns=BASE_NS, low=33)
+    decision = decide_retention(log, limits, BASE_NS)
+    assert decision is not None
+    assert (decision.log_start_offset, decision.delete_segments) == (33, 2)
+    decision = decide_retention(log, limits, BASE_NS + MINUTE_NS)
+    assert decision is not None
+    assert (decision.log_start_offset, decision.delete_segments) == (46, 3)
+
+
+def test_a_lease_granted_after_the_decision_still_holds(log: Log) -> None:
+    for _ in range(5):
+        append(log, 10)
+    decision = decide_retention(log, settings(**KEEP_5), BASE_NS)
+    assert decision is not None
+    grant_lease(log, 25, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    remove_decided(log, decision, BASE_NS)
+    assert log.log_start_offset == 25
+    assert log.segments[0].base_offset == 21
+    with pytest.raises(OffsetOutOfRange) as refused:
+        grant_lease(log, 24, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    assert refused.value.details == {"log_start_offset": 25, "log_end_offset": 51}
+    with pytest.raises(OffsetOutOfRange):
+        grant_lease(log, 52, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    grant_lease(log, 51, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    with pytest.raises(InvalidArgument):
+        grant_lease(log, 51, duration_ns=0, now_ns=BASE_NS)
+
+
+def test_unreadable_leases_hold_up_retention_and_compaction() -> None:
+    fs = SimFileSystem()
+    log = with_holes(fs)
+    grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    log.leases._known = None  # as after a restart
+    limits = settings(**KEEP_5, compaction={"min_dirty_ratio": 0})
+    fs.faults = [Fault("pread", errno.EIO, path="leases", times=2)]
+    with pytest.raises(StorageError):
+        decide_retention(log, limits, BASE_NS)
+    assert plan_pass(log, log.segments, limits, BASE_NS, on_demand=True) is None
+    assert fs.faults[0].times == 0
+    assert decide_retention(log, limits, BASE_NS) is None, "now they can be read, and hold"
+
+
+def test_compaction_looks_no_further_than_a_lease() -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    limits = settings(dedupe_window="0s", compaction={"min_dirty_ratio": 0})
+    add(log, [[row(b"k", b"1"), row(b"k", b"2")]])
+    log.roll()
+    lease = grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    add(log, [[row(b"k", b"3")]])
+    log.roll()
+    plan = plan_pass(log, log.segments, limits, BASE_NS)
+    assert plan is not None
+    assert (plan.sources, plan.dirty_end) == (1, lease.high)
+    plan = plan_pass(log, log.segments, limits, BASE_NS + MINUTE_NS)
+    assert plan is not None
+    assert (plan.sources, plan.dirty_end) == (2, 4)

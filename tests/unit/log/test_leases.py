@@ -1,0 +1,205 @@
+"""Leases: durable, bounded in time, void when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.logs import BASE_NS, DIRECTORY, create, reopen
+from support.simfs import Fault, MachineStopped, SimFileSystem
+
+from liftlog.errors import DiskFull, InvalidArgument, LeaseGone, LimitExceeded, StorageError
+from liftlog.log.leases import LEASES_NAME, MAX_DURATION_NS, MAX_LEASES, Lease, Leases
+
+MINUTE_NS = 60 * 1_000_000_000
+PATH = DIRECTORY / LEASES_NAME
+
+
+def directory(fs: SimFileSystem) -> Path:
+    """With its entries on disk."""
+    fs.make_directory(DIRECTORY)
+    for parent in [DIRECTORY, *DIRECTORY.parents]:
+        fs.fsync_directory(parent)
+    return DIRECTORY
+
+
+@pytest.fixture
+def fs() -> SimFileSystem:
+    return SimFileSystem()
+
+
+@pytest.fixture
+def leases(fs: SimFileSystem) -> Leases:
+    return Leases(fs, directory(fs))
+
+
+def acquire(leases: Leases, low: int, high: int, *, at: int = BASE_NS) -> Lease:
+    return leases.acquire(low, high, duration_ns=MINUTE_NS, now_ns=at, holder="export")
+
+
+def renew(leases: Leases, lease: Lease, *, at: int, low: int | None = None) -> Lease:
+    return leases.renew(lease.lease_id, duration_ns=MINUTE_NS, now_ns=at, low=low)
+
+
+def test_the_lowest_live_lease_holds(leases: Leases) -> None:
+    assert leases.live(BASE_NS) == ()
+    assert leases.low_bound(BASE_NS) is leases.high_bound(BASE_NS) is None
+    first = acquire(leases, 10, 40)
+    second = acquire(leases, 20, 30, at=BASE_NS + 5)
+    assert leases.live(BASE_NS + 5) == (first, second)
+    assert (leases.low_bound(BASE_NS + 5), leases.high_bound(BASE_NS + 5)) == (10, 30)
+    leases.release(first.lease_id, now_ns=BASE_NS + 5)
+    leases.release(first.lease_id, now_ns=BASE_NS + 5)  # once more is no error
+    assert (leases.low_bound(BASE_NS + 5), leases.high_bound(BASE_NS + 5)) == (20, 30)
+
+
+def test_time_ends_a_lease_and_renewal_carries_it_on(leases: Leases) -> None:
+    lease = acquire(leases, 10, 40)
+    end = BASE_NS + MINUTE_NS
+    assert leases.live(end - 1) == (lease,)
+    renewed = renew(leases, lease, at=end - 1, low=25)
+    assert (renewed.low, renewed.high, renewed.expires_ns) == (25, 40, end - 1 + MINUTE_NS)
+    assert leases.live(end) == (renewed,)
+    # It may give up what it has read, but gets nothing back, and nothing more.
+    assert renew(leases, lease, at=end, low=10).low == 25
+    assert renew(leases, lease, at=end, low=99).low == 40
+    assert leases.live(end + MINUTE_NS) == ()
+    with pytest.raises(LeaseGone):
+        renew(leases, lease, at=end + MINUTE_NS)
+
+
+def test_a_clock_that_was_set_back_does_not_make_it_last(leases: Leases) -> None:
+    lease = leases.acquire(1, 2, duration_ns=MAX_DURATION_NS, now_ns=BASE_NS)
+    assert leases.live(BASE_NS) == (lease,)
+    assert leases.live(BASE_NS - 1) == ()
+
+
+@pytest.mark.parametrize("duration_ns", [0, -1, MAX_DURATION_NS + 1])
+def test_its_duration_is_bounded(leases: Leases, duration_ns: int) -> None:
+    with pytest.raises(InvalidArgument):
+        leases.acquire(1, 2, duration_ns=duration_ns, now_ns=BASE_NS)
+    lease = acquire(leases, 1, 2)
+    with pytest.raises(InvalidArgument):
+        leases.renew(lease.lease_id, duration_ns=duration_ns, now_ns=BASE_NS)
+    with pytest.raises(InvalidArgument):
+        acquire(leases, 3, 2)
+    assert leases.live(BASE_NS) == (lease,)
+
+
+def test_their_number_is_bounded(leases: Leases) -> None:
+    for _ in range(MAX_LEASES):
+        acquire(leases, 1, 2)
+    with pytest.raises(LimitExceeded):
+        acquire(leases, 1, 2)
+    later = BASE_NS + MINUTE_NS
+    assert leases.live(later) == ()
+    last = acquire(leases, 1, 2, at=later)
+    assert leases.live(later) == (last,)
+
+
+def test_every_change_is_durable_when_it_returns(fs: SimFileSystem, leases: Leases) -> None:
+    first, second = acquire(leases, 1, 9), acquire(leases, 2, 9)
+    renewed = renew(leases, first, at=BASE_NS + 1, low=5)
+    leases.release(second.lease_id, now_ns=BASE_NS + 1)
+    after = Leases(fs.power_cut("none"), DIRECTORY)
+    assert after.live(BASE_NS + 1) == (renewed,)
+    assert renew(after, renewed, at=BASE_NS + 2) == replace(
+        renewed, expires_ns=BASE_NS + 2 + MINUTE_NS
+    )
+
+
+def test_the_machine_stops_at_every_operation() -> None:
+    """Then either all of the change is there, or nothing of it."""
+    operations = 0
+    for keep in ("none", "all", "some"):
+        for stop_at in range(1000):
+            fs = SimFileSystem()
+            leases = Leases(fs, directory(fs))
+            kept, given_back = acquire(leases, 1, 9), acquire(leases, 2, 9)
+            fs.stop_at = fs.operations + stop_at
+            states = [(kept, given_back)]
+            try:
+                states.append((renew(leases, kept, at=BASE_NS, low=4), given_back))
+                leases.release(given_back.lease_id, now_ns=BASE_NS)
+                states.append((states[-1][0],))
+            except MachineStopped:
+                operations += 1
+            else:
+                break
+            found = Leases(fs.power_cut(keep, seed=stop_at), DIRECTORY).live(BASE_NS)
+            lows = [(one.low for one in state) for state in states]
+            possible = [tuple(low) for low in [*lows, (4, 2), (4,)]]
+            assert tuple(one.low for one in found) in possible
+            if len(states) > 1:
+                assert found[0].low == 4, "the renewal had returned"
+        else:
+            raise AssertionError("it never came to an end")
+    assert operations > 20
+
+
+@pytest.mark.parametrize("operation", ["write", "fsync", "rename", "fsync-directory"])
+def test_what_cannot_be_stored_is_refused(
+    fs: SimFileSystem, leases: Leases, operation: str
+) -> None:
+    lease = acquire(leases, 1, 9)
+    fs.faults = [Fault(operation, errno.ENOSPC, times=2)]
+    with pytest.raises(DiskFull):
+        acquire(leases, 3, 9)
+    with pytest.raises(DiskFull):
+        renew(leases, lease, at=BASE_NS)
+    assert leases.live(BASE_NS) == (lease,)
+    assert fs.faults[0].times == 0
+    assert renew(leases, lease, at=BASE_NS).lease_id == lease.lease_id
+
+
+def test_void_needs_no_room(fs: SimFileSystem, leases: Leases) -> None:
+    lease = acquire(leases, 1, 9)
+    acquire(leases, 2, 9)
+    fs.free_bytes = 0
+    assert leases.void("the disk is full") == 2
+    assert leases.live(BASE_NS) == ()
+    assert leases.void("the disk is full") == 0
+    with pytest.raises(LeaseGone):
+        renew(leases, lease, at=BASE_NS)
+    assert Leases(fs, DIRECTORY).live(BASE_NS) == ()
+
+
+def test_void_does_not_depend_on_the_disk(fs: SimFileSystem, leases: Leases) -> None:
+    acquire(leases, 1, 9)
+    fs.faults = [Fault("unlink", errno.EIO)]
+    assert leases.void("the disk is full") == 1
+    assert leases.live(BASE_NS) == ()
+    # Leases that were never read, and cannot be: they do not hold anybody up either.
+    unread = Leases(fs, DIRECTORY)
+    fs.faults = [Fault("pread", errno.EIO)]
+    assert unread.void("the disk is full") == 1
+    assert unread.live(BASE_NS) == ()
+
+
+def test_a_damaged_file_stops_nobody_and_an_unreadable_one_is_no_empty_one(
+    fs: SimFileSystem, leases: Leases
+) -> None:
+    lease = acquire(leases, 1, 9)
+    fs.faults = [Fault("pread", errno.EIO)]
+    again = Leases(fs, DIRECTORY)
+    with pytest.raises(StorageError):
+        again.live(BASE_NS)
+    assert again.live(BASE_NS) == (lease,), "the next attempt reads it"
+    raw = bytearray(fs.read(PATH))
+    raw[-3] ^= 1
+    fs.replace(PATH, bytes(raw))
+    damaged = Leases(fs, DIRECTORY)
+    assert damaged.live(BASE_NS) == ()
+    assert len(damaged.live(BASE_NS)) == 0
+    new = acquire(damaged, 3, 4)
+    assert Leases(fs, DIRECTORY).live(BASE_NS) == (new,)
+
+
+def test_they_live_in_the_directory_of_the_log(fs: SimFileSystem) -> None:
+    """Opening a log removes what does not belong there."""
+    log = create(fs)
+    lease = acquire(log.leases, 1, 1)
+    reopened, _ = reopen(fs.kill())
+    assert reopened.leases.live(BASE_NS) == (lease,)
