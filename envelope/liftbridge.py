@@ -96,6 +96,7 @@ class Ack(NamedTuple):
     ack_error: int = OK
 
 
+# In the order of the tuples above.
 _PUBLISH: Table = {
     1: ("offset", INT64),
     2: ("key", BYTES),
@@ -138,12 +139,12 @@ def decode_ack(data: bytes) -> Ack | None:
 
 def encode_publish(publish: Publish, *, crc: bool = True) -> bytes:
     """One envelope, ready to be published."""
-    return _close(protobuf.encode(publish._asdict(), _PUBLISH), TYPE_PUBLISH, crc=crc)
+    return _close(protobuf.encode(publish, _PUBLISH), TYPE_PUBLISH, crc=crc)
 
 
 def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
     """One envelope; without a checksum, as Liftbridge itself writes it."""
-    return _close(protobuf.encode(ack._asdict(), _ACK), TYPE_ACK, crc=crc)
+    return _close(protobuf.encode(ack, _ACK), TYPE_ACK, crc=crc)
 
 
 def _open(data: bytes, wanted_type: int, table: Table) -> dict[str, Any] | None:

@@ -9,7 +9,8 @@ and looks at no more than `MAX_FIELDS` fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 INT64: Final = 0
@@ -108,32 +109,38 @@ def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def encode(fields: Mapping[str, Any], table: Table) -> bytes:
-    """A message; fields with their default are left out, the others come in the table's order.
+def encode(values: Iterable[Any], table: Table) -> bytes:
+    """A message of these values, which come in the table's order; defaults are left out.
 
     Raises OverflowError for a number that does not fit 64 bits.
     """
-    parts = []
-    for number, (name, kind) in table.items():
-        value = fields.get(name)
+    parts: list[bytes] = []
+    for value, (number, (_, kind)) in zip(values, table.items(), strict=True):
         if not value:
             continue
         tag = _to_varint(number << 3 | _WIRE_TYPE[kind])
-        if kind in (INT64, INT32):
-            parts.append(tag + _to_varint(value))
-        elif kind == MAP:
-            for key, item in value.items():
-                # Both are there even if they are empty, as protobuf's own libraries have it.
-                parts.append(tag + _sized(b"\x0a" + _sized(key.encode()) + b"\x12" + _sized(item)))
+        if kind == MAP:
+            parts += _entries(value, tag)
+        elif kind in (INT64, INT32):
+            parts += (tag, _to_varint(value))
         else:
-            parts.append(tag + _sized(value.encode() if kind == TEXT else value))
+            raw = value.encode() if kind == TEXT else value
+            parts += (tag, _to_varint(len(raw)), raw)
     return b"".join(parts)
+
+
+def _entries(items: Mapping[str, bytes], tag: bytes) -> Iterator[bytes]:
+    for key, value in items.items():
+        # Both are there even if they are empty, as protobuf's own libraries have it.
+        entry = b"\x0a" + _sized(key.encode()) + b"\x12" + _sized(value)
+        yield tag + _sized(entry)
 
 
 def _sized(raw: bytes) -> bytes:
     return _to_varint(len(raw)) + raw
 
 
+@lru_cache(maxsize=4096)  # tags, sizes and times come again and again
 def _to_varint(value: int) -> bytes:
     if not -(2**63) <= value < 2**63:
         raise OverflowError(f"{value} does not fit 64 bits")
