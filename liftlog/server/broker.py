@@ -25,24 +25,21 @@ from liftlog.errors import (
 from liftlog.log import Clock, DataDir, Log, RecoveryReport
 from liftlog.log.recovery import ActiveState
 from liftlog.protocol.stream_info import StreamInfo
-from liftlog.server.commit_policy import InlineBudget
 from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
+from liftlog.server.intake import Intake
 from liftlog.server.stream_description import describe, describe_broken
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
 from liftlog.server.stream_retention import removes_too_much
-from liftlog.server.stream_settings import differences, rivals, share_messages
-from liftlog.server.writer_pool import WriterPool
+from liftlog.server.stream_settings import check_same, rivals, share_messages
 from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, parse_stream_settings
-from liftlog.stream import AckSubjects, MessageRun
+from liftlog.stream import AckSubjects
 
 logger = logging.getLogger("liftlog.server")
 
 _MAX_NOTED_LOSSES = 100
 _DRAIN_SECONDS = 30.0
-_LOOK_AGAIN_SECONDS = 0.1
-_SMALL_RUN = 4096
 
 
 class Compactor(Protocol):
@@ -54,16 +51,13 @@ class Compactor(Protocol):
 
 
 class Broker:
-    """Implements the pull server's Broker and the streams' Committers."""
+    """Implements the pull server's Broker."""
 
     def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
-        self.pool = WriterPool(settings.commit.writer_threads)
-        self.inline = InlineBudget(
-            settings.commit.inline_max_messages, settings.commit.inline_budget_seconds
-        )
         self.hosts: dict[str, StreamHost] = {}
+        self.intake = Intake(settings.commit, settings.ingest.max_pending_bytes, clock, self.hosts)
         self.broken: dict[str, str] = {}
         self.possible_loss_events = 0
         self._data_dir = data_dir
@@ -74,64 +68,11 @@ class Broker:
         self._subscriptions: dict[str, LinkSubscription] = {}
         self._ack_subjects = AckSubjects()
         self.compactor: Compactor | None = None
-        self.dirty: dict[StreamHost, None] = {}
-        self._kick_scheduled = False
-        self._pending_estimate = 0
-        self._crowded: set[StreamHost] = set()
-        self._room = asyncio.Event()
         self._closing = False
         self._background: set[asyncio.Task[None]] = set()
 
-    # --- Committers: what the streams share ---
-
-    def send(self, commands: bytes) -> None:
-        if self._link is not None:
-            self._link.send(commands)
-
     def now_ns(self) -> int:
         return self._clock.now_ns()
-
-    def mark_dirty(self, host: StreamHost) -> None:
-        """Commit this stream soon, when it is not a chunk that brought the messages."""
-        self.dirty[host] = None
-        if not self._kick_scheduled:
-            self._kick_scheduled = True
-            asyncio.get_running_loop().call_soon(self.kick_dirty)
-
-    def kick_dirty(self) -> None:
-        """Commit what has arrived."""
-        self._kick_scheduled = False
-        self.inline.begin_chunk()
-        dirty, self.dirty = self.dirty, {}
-        for host in dirty:
-            host.kick()
-
-    def pending_changed(self) -> None:
-        """A commit ended: there may be room to read again."""
-        self._room.set()
-
-    def reading_is_held(self) -> bool:
-        """Whether more waits for the disk than may wait while we go on reading from NATS."""
-        return bool(self._crowded) or (
-            self._pending_estimate > self.settings.ingest.max_pending_bytes
-        )
-
-    async def wait_until_ready_to_read(self) -> None:
-        """Returns at once unless too much waits for the disk.
-
-        Reading stops for all streams, but only while the crowded one makes progress: a stream
-        whose disk stalls must not hold up the others, and refuses alone beyond its own bound.
-        """
-        while self.reading_is_held():
-            self._crowded = {host for host in self._crowded if host.is_crowded()}
-            self._pending_estimate = sum(
-                host.sequencer.pending_bytes for host in self.hosts.values()
-            )
-            if not self.reading_is_held():
-                return
-            self._room.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._room.wait(), _LOOK_AGAIN_SECONDS)
 
     # --- start ---
 
@@ -213,7 +154,7 @@ class Broker:
         sequencer = await asyncio.to_thread(
             make_sequencer, name, settings, log, self._ack_subjects, self.now_ns()
         )
-        host = StreamHost(name, settings, log, sequencer, self, origin=origin)
+        host = StreamHost(name, settings, log, sequencer, self.intake, origin=origin)
         host.possible_losses = list(log.metadata.get("possible_losses", []))
         self.hosts[name] = host
         return host
@@ -253,21 +194,16 @@ class Broker:
 
     def set_link(self, link: NatsLink) -> None:
         """Streams are attached through this link from now on."""
-        self._link = link
+        self._link = self.intake.link = link
         for host in self.hosts.values():
             self._want(host)
 
     def _want(self, host: StreamHost) -> LinkSubscription | None:
         if self._link is None:
             return None
-
-        def receive(run: MessageRun) -> None:
-            self._pending_estimate += run.memory_bytes
-            host.receive(run)
-            if run.size_bytes > _SMALL_RUN and host.is_crowded():
-                self._crowded.add(host)
-
-        wanted = self._link.want(host.settings.subject, host.settings.queue_group, receive)
+        wanted = self._link.want(
+            host.settings.subject, host.settings.queue_group, self.intake.receiver(host)
+        )
         self._subscriptions[host.name] = wanted
         return wanted
 
@@ -340,31 +276,13 @@ class Broker:
                 raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
             host = self.hosts.get(name)
             if host is not None:
-                self._check_same(host, wanted_settings)
+                check_same(name, host.origin, host.settings, wanted_settings)
             else:
                 host = await self._create_host(name, wanted_settings, origin="api")
                 self._streams_changed()
                 self._want(host)
         await self._attach(host)
         return self._describe(host)
-
-    def _check_same(self, host: StreamHost, wanted: StreamSettings) -> None:
-        found = differences(host.settings, wanted)
-        if not found:
-            return
-        text = "; ".join(f"{path}: {have} here, {want} asked" for path, have, want in found)
-        hint = (
-            "the stream comes from the configuration file; change it there"
-            if host.origin == "config"
-            else "delete the stream first, or ask for the settings that it has"
-        )
-        raise Conflict(
-            f"stream {host.name} exists with other settings: {text}",
-            hint=hint,
-            differences=[
-                {"setting": path, "existing": have, "requested": want} for path, have, want in found
-            ],
-        )
 
     async def _attach(self, host: StreamHost) -> None:
         wanted = self._subscriptions.get(host.name)
@@ -481,7 +399,7 @@ class Broker:
         for host in self.hosts.values():
             host.close()
         # Commits that a drain did not wait for end on the loop, before the logs are closed.
-        await asyncio.to_thread(self.pool.close)
+        await asyncio.to_thread(self.intake.pool.close)
         await asyncio.to_thread(self._close_logs, list(self.hosts.values()))
 
     def _close_logs(self, hosts: Iterable[StreamHost]) -> None:

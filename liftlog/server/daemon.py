@@ -94,11 +94,11 @@ class Daemon:
                 self.settings.nats,
                 await self._nats_servers(stack),
                 seam,
-                on_chunk_end=broker.kick_dirty,
+                on_chunk_end=broker.intake.kick_dirty,
                 on_gap=broker.on_gap,
                 on_state=lambda: None,
-                wait_until_ready_to_read=broker.wait_until_ready_to_read,
-                reading_is_held=broker.reading_is_held,
+                wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,
+                reading_is_held=broker.intake.reading_is_held,
             )
             stack.push_async_callback(link.close)
             broker.set_link(link)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acl.subjects import overlaps
+from liftlog.errors import Conflict
 from liftlog.settings import StreamSettings
 
 
@@ -27,6 +28,26 @@ def differences(have: StreamSettings, want: StreamSettings) -> list[tuple[str, A
         for path in sorted({*left, *right})
         if left.get(path) != right.get(path)
     ]
+
+
+def check_same(name: str, origin: str, have: StreamSettings, want: StreamSettings) -> None:
+    """Creating a stream again is idempotent; with other settings it raises Conflict."""
+    found = differences(have, want)
+    if not found:
+        return
+    text = "; ".join(f"{path}: {old} here, {new} asked" for path, old, new in found)
+    hint = (
+        "the stream comes from the configuration file; change it there"
+        if origin == "config"
+        else "delete the stream first, or ask for the settings that it has"
+    )
+    raise Conflict(
+        f"stream {name} exists with other settings: {text}",
+        hint=hint,
+        differences=[
+            {"setting": path, "existing": old, "requested": new} for path, old, new in found
+        ],
+    )
 
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
