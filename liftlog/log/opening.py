@@ -13,6 +13,7 @@ from liftlog.log.index import IndexEntry, SparseIndex, read_index
 from liftlog.log.log import Log
 from liftlog.log.manifest import (
     MANIFEST_NAME,
+    SKIPPED,
     Manifest,
     QuarantinedRange,
     SegmentEntry,
@@ -29,6 +30,9 @@ logger = logging.getLogger("liftlog.log")
 
 BROKEN_SUFFIX = ".broken"
 _COPY_BYTES = 4 * 1024 * 1024
+_MAX_TAILS = 8
+_MAX_TAIL_BYTES = 64 * 1024 * 1024
+_MAX_OFFSET = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -129,7 +133,9 @@ class _Opening:
         """Delete what a crash left between two steps: files that the manifest does not list."""
         listed = {entry.file_name for entry in self.manifest.segments}
         stems = {name.removesuffix(".log") for name in listed}
-        for name in self.fs.list_directory(self.directory):
+        names = self.fs.list_directory(self.directory)
+        self._remove_old_tails([name for name in names if name.endswith(BROKEN_SUFFIX)])
+        for name in names:
             known = (
                 name in listed
                 or name in (MANIFEST_NAME, SLOT_NAME)
@@ -137,6 +143,19 @@ class _Opening:
                 or (name.endswith(".index") and name.removesuffix(".index") in stems)
             )
             if not known and name.endswith((".log", ".index", ".tmp")):
+                self.fs.unlink(self.directory / name)
+
+    def _remove_old_tails(self, names: list[str]) -> None:
+        """Keep the newest tails that were cut off, and none of what retention has passed."""
+        first = self.manifest.segments[0].base_offset
+        ages = []
+        for name in names:
+            base, *_, position, _ = name.split(".")
+            if base.isdecimal() and position.isdecimal():
+                ages.append((int(base), int(position), name))
+        ages.sort()
+        for i, (base_offset, _, name) in enumerate(ages):
+            if base_offset < first or i < len(ages) - _MAX_TAILS:
                 self.fs.unlink(self.directory / name)
 
     def _check_sealed(self, sealed: list[Segment]) -> None:
@@ -215,12 +234,15 @@ class _Opening:
         size = find_data_end(file, state.position)
         self.report.scanned_bytes = size - state.position
         index = self._load_index(file.path, file, state)
-        newest = state.max_timestamp_ns
+        newest, proven = state.max_timestamp_ns, state.position
+        proven_offset = self._proven_offset(state)
 
         def on_batch(position: int, header: BatchHeader) -> None:
-            nonlocal newest
+            nonlocal newest, proven
             newest = max(newest, header.max_timestamp_ns)
             index.maybe_add(header.base_offset, position, newest)
+            if header.next_offset <= proven_offset:
+                proven = position + header.length
 
         log_end = state.next_offset
         while True:
@@ -229,7 +251,7 @@ class _Opening:
             if damage is None:
                 break
             known = self._known_damage(file.path, damage)
-            if known is not None and known.position < known.end_position <= file.size():
+            if known is not None and known.position < known.end_position <= max(size, file.size()):
                 state = replace(state, position=known.end_position, next_offset=known.next_offset)
                 continue
             resumed, log_end = self._settle(file, state, damage, size, recovery_point)
@@ -238,9 +260,30 @@ class _Opening:
             state = resumed
         log_end = self._behind_lost_end(file.path, state, log_end, recovery_point)
         # What the scan accepted may be in the page cache only.
+        self._write_again(file, proven, state.position)
         file.fdatasync()
         self.fs.fsync_directory(self.directory)
         return self._finish(sealed, entry, file, state, index, log_end=log_end)
+
+    def _proven_offset(self, state: ActiveState) -> int:
+        """Everything below it was fsynced, as far as is known; what lies behind may never be.
+
+        An fdatasync that failed leaves pages in the cache that are taken for clean: they read well,
+        another fdatasync passes them over, and they are gone with the next power cut. A reboot
+        leaves none of them, so this matters only if none lies between.
+        """
+        slot = self._slot_state()
+        if slot is None or not slot.exact:
+            return _MAX_OFFSET
+        if self.manifest.acks_before_sync:
+            return state.next_offset
+        return max(slot.acked_end, state.next_offset)
+
+    def _write_again(self, file: File, start: int, end: int) -> None:
+        """Make the pages dirty again, so that the fdatasync to come writes them."""
+        for position in range(start, end, _COPY_BYTES):
+            piece = file.pread(min(_COPY_BYTES, end - position), position)
+            write_all(file, [piece], position)
 
     def _known_damage(self, path: Path, damage: Damage) -> QuarantinedRange | None:
         """The range that an earlier start made of this damage: recovering twice changes nothing."""
@@ -266,20 +309,29 @@ class _Opening:
             slot=self._slot_state(),
             reserved_offset=self.manifest.reserved_offset,
         )
+        known = self._known_damage(file.path, damage)
+        if known is not None and not known.is_loss:
+            # An earlier start judged it already, and stopped before it was done.
+            self._copy_tail(file, damage, size)
+            return None, known.next_offset
         if verdict.cut:
-            self._cut(file, damage, size)
-            if verdict.log_end_offset > damage.offset:
+            self._copy_tail(file, damage, size)
+            if verdict.log_end_offset == damage.offset:
+                file.truncate(damage.position)
+            else:
+                # The tail stays until the manifest says that these offsets are passed over: a start
+                # that is interrupted must find again why.
                 self._quarantine(
                     file.path,
                     damage.offset,
                     verdict.log_end_offset,
                     damage.position,
                     damage.position,
-                    "offsets skipped after an unreadable tail that was not acked",
+                    SKIPPED,
                 )
             return None, verdict.log_end_offset
         end_position = resync.position if resync else max(size, damage.position)
-        if self._known_damage(file.path, damage) is None:
+        if known is None:
             self._note(f"offsets {damage.offset}..{verdict.quarantine_end - 1} are damaged")
             self._quarantine(
                 file.path,
@@ -290,21 +342,21 @@ class _Opening:
                 damage.reason,
             )
         if resync is None:
-            return None, verdict.log_end_offset
+            return None, known.next_offset if known else verdict.log_end_offset
         resumed = replace(good, position=resync.position, next_offset=resync.offset)
         return resumed, resync.offset
 
-    def _cut(self, file: File, damage: Damage, size: int) -> None:
-        """Copy the bad tail aside, then cut it off."""
+    def _copy_tail(self, file: File, damage: Damage, size: int) -> None:
+        """Copy the bad tail aside, before it is cut off."""
         length = max(min(size, file.size()) - damage.position, 0)
         name = f"{file.path.name}.{damage.position}{BROKEN_SUFFIX}"
         try:
-            self._copy_aside(file, damage.position, length, self.directory / name)
-            where = f"it is kept in {name}"
+            kept = min(length, _MAX_TAIL_BYTES)
+            self._copy_aside(file, damage.position, kept, self.directory / name)
+            where = f"{'it is' if kept == length else f'{kept} of them are'} kept in {name}"
         except OSError as error:
             # Nobody was promised these bytes; a full disk must not keep the stream from starting.
             where = f"it could not be kept: {error.strerror or error}"
-        file.truncate(damage.position)
         self.report.cut_bytes += length
         self._note(
             f"cut a torn tail of {length} bytes at offset {damage.offset} "

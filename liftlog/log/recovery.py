@@ -193,21 +193,15 @@ def judge_tail(
             return Verdict(False, behind.offset, behind.offset)
         end = acked_end if exact else max(acked_end, reserved_offset)
         return Verdict(False, end, end)
-    if behind is not None:
-        # The slot is exact and lies at or before the damage: nothing from here on was acked.
-        # Or the damaged batch says that it belongs to the very group that lies behind it: then
-        # that group never was fsynced as a whole.
-        same_group = damage.header is not None and behind.commit_groups == {
-            damage.header.commit_group
-        }
-        if exact or same_group:
-            return Verdict(True, damage.offset, damage.offset)
-        # Another commit group behind it was written after this one was fsynced, so it was acked.
-        return Verdict(False, behind.offset, behind.offset)
-    if exact or damage.header is not None:
-        # Exact: as above. A readable header whose body is torn: the write was in flight, and
-        # its offsets were never acked.
+    if exact:
+        # The slot says precisely how far acks went, and that is not this far.
         return Verdict(True, damage.offset, damage.offset)
-    # A torn tail that tells nothing, after a power cut. It cannot have been acked unless the
-    # disk lost more than it may; costing some offsets is cheaper than handing one out twice.
+    # A power cut: what the slot said last may be lost, so these bytes look the same whether the
+    # write was under way or was acked and then one bit of it rotted. No offset is used again.
+    if behind is not None:
+        # One bad bit costs one batch; and if another commit group lies behind it, it was acked.
+        return Verdict(False, behind.offset, behind.offset)
+    if damage.header is not None:
+        return Verdict(True, damage.offset, damage.header.next_offset)
+    # It tells nothing, not even how many offsets were in it.
     return Verdict(True, damage.offset, max(damage.offset, reserved_offset))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import NamedTuple
 
 from support.simfs import SimFileSystem
 
@@ -160,14 +161,14 @@ class Writer:
             log.advance_high_watermark(log.log_end_offset)
         promises.end = log.log_end_offset
         promises.after_kill.update(rows)
-        self._settle()
+        self.settle()
 
     def flush(self) -> None:
         self.log.sync()
         self.log.advance_high_watermark(self.log.log_end_offset)
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         durable = self.log.durable_end_offset
         for offset in [offset for offset in self.waiting if offset < durable]:
             self.promises.acked[offset] = self.waiting.pop(offset)
@@ -206,6 +207,51 @@ def read_all(log: Log, *, max_bytes: int = 500) -> dict[int, bytes]:
             offset = piece.next_offset
 
 
+class Facts(NamedTuple):
+    """What a log holds, as far as promises go."""
+
+    found: dict[int, bytes]
+    start: int
+    end: int
+    gone: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, log: Log) -> Facts:
+        assert log.high_watermark == log.log_end_offset
+        gone = sorted((bad.first_offset, bad.next_offset) for bad in log.quarantined)
+        return cls(read_all(log), log.log_start_offset, log.log_end_offset, tuple(gone))
+
+    def key(self) -> tuple[object, ...]:
+        return (tuple(sorted(self.found.items())), *self[1:])
+
+    def check(self, promises: Promises, *, lost: range = range(0), killed: bool = False) -> None:
+        """See `check`."""
+        if promises.other is not None:
+            try:
+                self.check(promises.other, lost=lost, killed=killed)
+            except AssertionError:
+                pass  # then the change did not happen, and all is as before
+            else:
+                return
+        assert self.start <= max(promises.start, 1)
+        promised = promises.acked | promises.after_kill if killed else promises.acked
+        for offset, value in promised.items():
+            if offset >= self.start and offset not in lost:
+                assert self.found.get(offset) == value, f"acked offset {offset} is gone"
+        for offset, value in self.found.items():
+            written = promises.written.get(offset, ())
+            assert value in written, f"offset {offset} holds what nobody wrote"
+            assert offset not in lost
+        assert self.end >= promises.end, "an offset acked before its sync would be assigned again"
+        if promised:
+            assert self.end > max(promised), "an acked offset would be assigned again"
+        reached = self.start
+        for first, following in sorted([*self.gone, *((one, one + 1) for one in self.found)]):
+            assert first <= reached, f"unexplained gap at {reached}"
+            reached = max(reached, following)
+        assert reached >= self.end, f"unexplained gap at {reached}"
+
+
 def check(
     log: Log, promises: Promises, *, lost: range = range(0), killed: bool = False
 ) -> dict[int, bytes]:
@@ -213,29 +259,9 @@ def check(
 
     With `killed` the machine went on, so what was acked before its sync must be there too.
     """
-    if promises.other is not None:
-        try:
-            return check(log, promises.other, lost=lost, killed=killed)
-        except AssertionError:
-            pass  # then the change did not happen, and all is as before
-    found = read_all(log)
-    assert log.high_watermark == log.log_end_offset
-    start, end = log.log_start_offset, log.log_end_offset
-    assert start <= max(promises.start, 1)
-    promised = promises.acked | promises.after_kill if killed else promises.acked
-    for offset, value in promised.items():
-        if offset >= start and offset not in lost:
-            assert found.get(offset) == value, f"acked offset {offset} is gone"
-    for offset, value in found.items():
-        assert value in promises.written[offset], f"offset {offset} holds what nobody wrote"
-        assert offset not in lost
-    assert end >= promises.end, "an offset acked before its sync would be assigned again"
-    if promises.acked:
-        assert end > max(promises.acked), "an acked offset would be assigned again"
-    gone = [range(bad.first_offset, bad.next_offset) for bad in log.quarantined]
-    for offset in itertools.islice(range(start, end), 5000):
-        assert offset in found or any(offset in one for one in gone), f"unexplained gap {offset}"
-    return found
+    facts = Facts.of(log)
+    facts.check(promises, lost=lost, killed=killed)
+    return facts.found
 
 
 def reopen(

@@ -10,6 +10,7 @@ can be made to fail, to write short, or to be the last one before the machine st
 from __future__ import annotations
 
 import errno
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -124,6 +125,16 @@ class Directory:
         return found
 
 
+def _add_to_digest(found: hashlib.blake2b, directory: Directory, path: str) -> None:
+    for name, node in sorted(directory.entries.items()):
+        where = f"{path}/{name}"
+        if isinstance(node, Directory):
+            _add_to_digest(found, node, where)
+        else:
+            found.update(f"{where} {len(node.data)}\n".encode())
+            found.update(node.data)
+
+
 def _apply(data: bytearray, kind: str, position: int, raw: bytes) -> None:
     if kind == "write":
         data.extend(bytes(max(position - len(data), 0)))
@@ -156,7 +167,9 @@ class SimFile:
         raise AssertionError("simulated files have no descriptor; use pread")
 
     def pread(self, length: int, position: int) -> bytes:
-        self._fs.step("pread", self.path, counted=False)
+        fault = self._fs.step("pread", self.path, counted=False)
+        if fault is not None:
+            raise OSError(fault.error, "injected")
         assert not self.closed
         return bytes(self._inode.data[position : position + length])
 
@@ -356,6 +369,12 @@ class SimFileSystem:
         return shared
 
     # --- for tests ---
+
+    def digest(self) -> bytes:
+        """The same for two disks that hold the same names and bytes."""
+        found = hashlib.blake2b()
+        _add_to_digest(found, self.root, "")
+        return found.digest()
 
     def read(self, path: Path) -> bytes:
         node = self._node(path)
