@@ -50,7 +50,7 @@ def logs(draw: st.DrawFn, holes: bool) -> list[Segment]:
     return segments
 
 
-limits = st.none() | st.integers(1, 40)
+limits = st.none() | st.integers(1, 15)
 policies = st.builds(
     RetentionPolicy,
     max_age_ns=st.none() | st.integers(1, NOW),
