@@ -166,7 +166,10 @@ class Leases:
             content = read_checkpoint_file(self._fs, path, KIND)
             if content is None:
                 return {}
-            leases = [Lease(**entry) for entry in content["leases"]]
+            leases = [
+                Lease(**{name: entry[name] for name in Lease.__slots__})
+                for entry in content["leases"]
+            ]
         except (CorruptMetadata, UnsupportedFormat, KeyError, TypeError) as error:
             # Their holders are told by LEASE_GONE; a stream must not stand still for them.
             logger.error(  # noqa: TRY400  # the cause is in the message

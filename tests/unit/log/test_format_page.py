@@ -8,6 +8,7 @@ from pathlib import Path
 from support.golden_log import BATCHES
 from support.logs import BASE_NS
 
+from liftlog.log.leases import Lease
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState
 from liftlog.records import encode_batch
@@ -56,6 +57,6 @@ def test_the_header_is_drawn_as_it_is_packed() -> None:
 
 
 def test_every_field_of_the_checkpoint_files_is_on_the_page() -> None:
-    for cls in (Manifest, SegmentEntry, QuarantinedRange, ActiveState):
+    for cls in (Manifest, SegmentEntry, QuarantinedRange, ActiveState, Lease):
         for name in cls.__slots__:
             assert re.search(rf"[`\[ ]{name}[`,)]", PAGE), name
