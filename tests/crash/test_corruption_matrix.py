@@ -1,0 +1,232 @@
+"""Every byte of a segment, of its index and of the files beside it: flipped, zeroed, cut, doubled.
+
+Whatever a byte says, no wrong record is delivered, each reader learns which offsets are gone, and
+no offset that was acked is handed out again. Where a byte only changed its value, the damage
+costs the one batch that it lies in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.logs import BASE_NS, DIRECTORY, FakeClock, create, environment
+from support.simfs import SimFileSystem
+
+from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, UnsupportedFormat
+from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, open_log
+from liftlog.log.index import index_path
+from liftlog.log.slot import SLOT_NAME
+from liftlog.records import decode_batch, encode_batch, parse_header
+
+CONFIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
+
+DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
+    "flipped": lambda raw, i: raw[:i] + bytes([raw[i] ^ 0x11]) + raw[i + 1 :],
+    "zeroed": lambda raw, i: raw[:i] + b"\0" + raw[i + 1 :],
+    "cut": lambda raw, i: raw[:i],
+    "doubled": lambda raw, i: raw[: i + 1] + raw[i:],
+}
+
+
+class Stored(NamedTuple):
+    fs: SimFileSystem
+    values: dict[int, bytes | None]
+    sealed: Path
+    active: Path
+    end: int
+    clean: ActiveState
+
+
+def append(log: Log, count: int, *, full: bool) -> dict[int, bytes | None]:
+    """One batch and one group; a full one has every optional column."""
+    base = log.log_end_offset
+    offsets = [base + 2 * i for i in range(count)] if full else list(range(base, base + count))
+    values: list[bytes | None] = [b"value %d" % offset for offset in offsets]
+    optional = {}
+    if full:
+        values[-1] = None
+        optional = {
+            "keys": [None, *(b"key %d" % offset for offset in offsets[1:])],
+            "headers": [b"", *(b"NATS/1.0\r\nA: %d\r\n\r\n" % o for o in offsets[1:])],
+            "has_tombstones": True,
+            "offsets": offsets,
+            "last_offset": offsets[-1],
+        }
+    data = encode_batch(
+        base_offset=base,
+        leader_epoch=log.leader_epoch,
+        commit_group=log.commit_group,
+        stamps=[(BASE_NS, 1), (BASE_NS + 5_000_000, count - 1)] if full else [(BASE_NS, count)],
+        subjects=[b"a.%d" % (i % 2) for i in range(count)] if full else [b"a"] * count,
+        values=values,
+        **optional,  # type: ignore[arg-type]
+    )
+    end = parse_header(data).next_offset
+    log.append([EncodedBatch(data, base, end, count, BASE_NS, BASE_NS + 5_000_000)])
+    log.advance_high_watermark(log.sync())
+    return dict(zip(offsets, values, strict=True))
+
+
+@pytest.fixture(scope="module")
+def stored() -> Stored:
+    """A sealed and an active segment of three small batches each, the middle one with all columns;
+    everything synced and acked."""
+    fs = SimFileSystem()
+    log = create(fs, config=CONFIG)
+    values: dict[int, bytes | None] = {}
+    for segment in range(2):
+        for batch in range(3):
+            if segment == 1 and batch == 0:
+                log.roll()
+            values |= append(log, 3, full=batch == 1)
+    sealed, active = (one.path for one in log.segments)
+    end = log.log_end_offset
+    state = log.close()
+    assert state is not None
+    return Stored(fs.power_cut("all"), values, sealed, active, end, state)
+
+
+def damaged_disks(stored: Stored, path: Path, damage: str) -> Iterator[tuple[int, SimFileSystem]]:
+    raw = stored.fs.read(path)
+    for position in range(len(raw)):
+        bad = DAMAGE[damage](raw, position)
+        if bad != raw:
+            disk = stored.fs.power_cut("all")
+            disk.replace(path, bad)
+            yield position, disk
+
+
+def read_carefully(log: Log) -> tuple[dict[int, bytes | None], list[range]]:
+    """Batch by batch, with the checks of a client: what was delivered, and what was reported."""
+    found: dict[int, bytes | None] = {}
+    reported: list[range] = [range(one.first_offset, one.next_offset) for one in log.quarantined]
+    offset = log.log_start_offset
+    while True:
+        try:
+            piece = log.read(offset, 1)
+        except CorruptRange as damage:
+            reported.append(range(damage.first_offset, damage.next_offset))
+            if not offset <= damage.first_offset < damage.next_offset:
+                raise AssertionError(f"a senseless range at {offset}") from damage
+            offset = damage.next_offset
+            continue
+        if piece is None:
+            return found, reported
+        with piece:
+            raw = piece.pread()
+            try:
+                batch = decode_batch(raw)
+            except CorruptBatch:
+                reported.append(range(max(piece.first_offset, offset), piece.next_offset))
+            else:
+                for record in batch.trim(offset).records():
+                    assert record.offset not in found
+                    found[record.offset] = record.value
+            assert piece.next_offset > offset
+            offset = piece.next_offset
+
+
+def check(
+    stored: Stored, disk: SimFileSystem, log: Log, what: str, *, go_on: bool = True
+) -> list[int]:
+    """Returns the offsets whose records are gone."""
+    found, reported = read_carefully(log)
+    for offset, value in found.items():
+        assert stored.values.get(offset, b"nobody wrote it") == value, (what, offset, value)
+    gone = [offset for offset in stored.values if offset not in found]
+    for offset in gone:
+        assert any(offset in one for one in reported), (
+            f"{what}: {offset} vanished silently; reported were {reported}"
+        )
+    assert log.log_end_offset >= stored.end, f"{what}: an acked offset would be used again"
+    if go_on:  # also over the next start
+        added = append(log, 2, full=False)
+        assert min(added) >= stored.end
+        again = reopen(disk.power_cut("all"), None)
+        later, _ = read_carefully(again)
+        assert later == found | added, what
+    return gone
+
+
+def assert_small(stored: Stored, path: Path, position: int, damage: str, gone: list[int]) -> None:
+    """Only the damaged batch is gone; where bytes are missing or too many, what is behind too."""
+    raw, start, header = stored.fs.read(path), 0, parse_header(stored.fs.read(path))
+    while start + header.length <= position:
+        start += header.length
+        header = parse_header(raw, start)
+    batch = range(header.base_offset, header.next_offset)
+    if damage in ("flipped", "zeroed"):
+        assert gone == [offset for offset in stored.values if offset in batch]
+    elif damage == "cut":
+        end = 12 if path == stored.sealed else stored.end
+        assert gone == [offset for offset in stored.values if batch.start <= offset < end]
+    else:  # a byte that is doubled at the end of a batch only shifts what is behind it
+        assert all(offset >= batch.start for offset in gone)
+
+
+def reopen(disk: SimFileSystem, clean: ActiveState | None, boot: str = "boot-1") -> Log:
+    storage = environment(disk, FakeClock())
+    return open_log(DIRECTORY, storage, CONFIG, clean=clean, boot_id=boot)[0]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("stop", ["clean", "killed"])
+def test_a_sealed_segment(stored: Stored, stop: str, damage: str) -> None:
+    for position, disk in damaged_disks(stored, stored.sealed, damage):
+        log = reopen(disk, stored.clean if stop == "clean" else None)
+        gone = check(stored, disk, log, f"{damage} at {position}", go_on=position % 4 == 0)
+        assert_small(stored, stored.sealed, position, damage, gone)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("stop", ["clean", "killed", "power cut"])
+def test_the_active_segment(stored: Stored, stop: str, damage: str) -> None:
+    for position, disk in damaged_disks(stored, stored.active, damage):
+        clean = stored.clean if stop == "clean" else None
+        log = reopen(disk, clean, "boot-2" if stop == "power cut" else "boot-1")
+        gone = check(stored, disk, log, f"{damage} at {position}", go_on=position % 4 == 0)
+        assert_small(stored, stored.active, position, damage, gone)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_an_index(stored: Stored, damage: str) -> None:
+    """It costs nothing: an index only hints, and is made anew."""
+    for position, disk in damaged_disks(stored, index_path(stored.sealed), damage):
+        log = reopen(disk, stored.clean)
+        assert check(stored, disk, log, f"{damage} at {position}") == []
+        assert log.offset_for_timestamp(BASE_NS + 1) == 6, "the second of the full batch"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_slot(stored: Stored, damage: str) -> None:
+    for position, disk in damaged_disks(stored, DIRECTORY / SLOT_NAME, damage):
+        log = reopen(disk, None)
+        assert check(stored, disk, log, f"{damage} at {position}") == []
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_manifest(stored: Stored, damage: str) -> None:
+    """Refused as a whole, and nothing is touched: it is never guessed."""
+    refused = 0
+    for position, disk in damaged_disks(stored, DIRECTORY / "manifest", damage):
+        before = {name: disk.read(DIRECTORY / name) for name in disk.list_directory(DIRECTORY)}
+        try:
+            log = reopen(disk, stored.clean)
+        except (CorruptMetadata, UnsupportedFormat):
+            refused += 1
+            after = {name: disk.read(DIRECTORY / name) for name in disk.list_directory(DIRECTORY)}
+            assert after == before, f"{damage} at {position}"
+        else:  # one blank more between two words of its first line says the same
+            assert damage == "doubled"
+            assert check(stored, disk, log, f"{damage} at {position}") == []
+    assert refused > 300
+
+
+def test_undamaged(stored: Stored) -> None:
+    """The test itself: without damage nothing is missed."""
+    disk = stored.fs.power_cut("all")
+    assert check(stored, disk, reopen(disk, stored.clean), "nothing") == []
+    assert len(stored.values) == 18

@@ -1,0 +1,178 @@
+"""Opening ten gibibytes at once, and hundreds of streams within configured bounds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import describe, publish, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+from support.stored_logs import STREAM, StoredLog
+
+from liftlog.client import connect_sync
+from liftlog.log import DataDir, LogConfig, LogEnvironment
+from liftlog.log.clock import SystemClock
+from liftlog.log.filesystem import OsFile, OsFileSystem
+from liftlog.log.manifest import read_manifest
+
+MIB = 1 << 20
+SEGMENT_BYTES = 256 * MIB
+SEGMENTS = 40
+CONFIG = LogConfig(segment_max_bytes=SEGMENT_BYTES, segment_max_age_ns=None)
+
+
+class CountingFile(OsFile):
+    __slots__ = ()
+    read_bytes = 0
+
+    def pread(self, length: int, position: int) -> bytes:
+        raw = super().pread(length, position)
+        CountingFile.read_bytes += len(raw)
+        return raw
+
+
+class CountingFileSystem(OsFileSystem):
+    """Counts what is read from segments and indexes."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
+        made = super().open(path, create=create, writable=writable)
+        if path.suffix not in (".log", ".index"):
+            return made
+        fd, made._fd = made._fd, -1
+        return CountingFile(path, fd)
+
+
+def ten_gibibytes(data_dir: Path) -> StoredLog:
+    """Forty sealed segments, each with a real batch in front of a quarter of a gibibyte of nothing
+    (sparse: the open must not want to know), and an active one."""
+    stored = StoredLog(data_dir, segment_max_bytes=SEGMENT_BYTES)
+    for i in range(SEGMENTS):
+        stored.append([b"%d" % i] * 100)
+        stored.log.roll()
+    stored.append([b"newest"])
+    return stored
+
+
+def inflate(stored: StoredLog) -> None:
+    fs = OsFileSystem()
+    manifest = read_manifest(fs, stored.directory)
+    assert manifest is not None
+    segments = []
+    for entry in manifest.segments[:-1]:
+        os.truncate(stored.directory / entry.file_name, SEGMENT_BYTES)
+        segments.append(replace(entry, size_bytes=SEGMENT_BYTES))
+    replace(manifest, segments=(*segments, manifest.segments[-1])).write(fs, stored.directory)
+
+
+def open_counted(data_dir: Path) -> tuple[float, int, StoredLog]:
+    """Seconds, bytes read, and what was opened."""
+    CountingFile.read_bytes = 0
+    started = time.perf_counter()
+    again = StoredLog.__new__(StoredLog)
+    again.data_dir = data_dir
+    again.directory = data_dir / "streams" / STREAM
+    again.environment = LogEnvironment.create(CountingFileSystem(), SystemClock())
+    again._dir = DataDir(data_dir, again.environment)
+    again._dir.open()
+    again.log, again.report = again._dir.open_log(STREAM, CONFIG)
+    return time.perf_counter() - started, CountingFile.read_bytes, again
+
+
+def test_ten_gibibytes_open_at_once_after_a_clean_stop(tmp_path: Path) -> None:
+    stored = ten_gibibytes(tmp_path / "data")
+    stored.close()
+    inflate(stored)
+    seconds, read_bytes, again = open_counted(tmp_path / "data")
+    assert again.report.clean
+    assert again.log.size_bytes > SEGMENTS * SEGMENT_BYTES
+    assert seconds < 1
+    assert read_bytes < 100_000, "only the end is looked at"
+    for offset in (1, 100 * SEGMENTS, 100 * SEGMENTS + 1):
+        with again.log.read(offset, 1) as piece:  # type: ignore[union-attr]
+            assert piece.first_offset <= offset < piece.next_offset
+    again.close()
+
+
+def test_an_unclean_stop_reads_from_the_recovery_point(tmp_path: Path) -> None:
+    """Of ten gibibytes and 64 MiB behind them it scans the last four."""
+    stored = ten_gibibytes(tmp_path / "data")
+    value = os.urandom(MIB)
+    for _ in range(60):
+        stored.append([value])
+    point = stored.log.checkpoint()
+    stored._dir.write_recovery_points({STREAM: point})
+    for _ in range(4):
+        stored.append([value])
+    end, active = stored.log.log_end_offset, stored.log.segments[-1].path
+    stored.crash()
+    behind = active.stat().st_size - point.position  # with the zeros that were allocated ahead
+    inflate(stored)
+    seconds, read_bytes, again = open_counted(tmp_path / "data")
+    assert not again.report.clean
+    assert again.log.log_end_offset == end
+    assert 4 * MIB <= again.report.scanned_bytes <= 4 * MIB + 100_000
+    assert read_bytes <= 2 * behind + 100_000 < 50 * MIB
+    assert seconds < 1
+    again.close()
+
+
+STREAMS = 200
+OPEN_FILES = 32
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.mark.integration
+def test_hundreds_of_streams_with_many_segments(server: NatsServer) -> None:
+    """One stream with a dozen segments is made and then copied; all record the same subject."""
+    names = [f"s{i:03d}" for i in range(STREAMS)]
+    settings = {
+        "log": {"max_open_files": OPEN_FILES, "index_cache_segments": 8},
+        "streams": {names[0]: stream_settings()},
+    }
+    with Daemon(server.url, settings) as daemon, RawNats(server.port) as raw:
+        for i in range(24):
+            assert publish(raw, "many.x", b"%d" % i + b"x" * 2000)["seq"] == i + 1
+        segments = describe(daemon, names[0]).segment_count
+        assert segments >= 12
+        daemon.stop()
+        daemon.start()
+        one = measure(daemon, names[:1])
+        daemon.stop()
+        for name in names[1:]:
+            shutil.copytree(
+                daemon.data_dir / "streams" / names[0], daemon.data_dir / "streams" / name
+            )
+            daemon.settings["streams"][name] = stream_settings()
+        daemon.start(timeout=60)
+        all_of_them = measure(daemon, names)
+        # Each stream keeps its active segment and its slot open, and no more.
+        assert all_of_them[0] - one[0] <= OPEN_FILES + 2 * STREAMS
+        assert (all_of_them[1] - one[1]) / STREAMS < 200_000
+        publish(raw, "many.x", b"to all of them")
+        until(lambda: describe(daemon, names[-1]).high_watermark == 26, 60)
+        daemon.stop()
+
+
+def stream_settings() -> dict[str, object]:
+    return {"subject": "many.>", "acks": "on", "segment": {"max_bytes": "4KiB"}}
+
+
+def measure(daemon: Daemon, names: Sequence[str]) -> tuple[int, int]:
+    """Open files and resident bytes after reading every stream from end to end."""
+    with connect_sync(daemon.pull_address) as client:
+        for name in names:
+            offsets = [record.offset for record in client.read(name, until="end")]
+            assert offsets == list(range(1, 25))
+    return len(os.listdir(f"/proc/{daemon.pid}/fd")), daemon.rss_bytes
