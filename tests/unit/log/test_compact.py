@@ -116,6 +116,19 @@ def test_small_batches_come_together_and_large_ones_stay_as_they_are() -> None:
     check_entries(log, fs)
 
 
+def test_the_batch_before_stands_for_what_is_gone_behind_it() -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    large = [row(b"big%d" % i, bytes(900)) for i in range(60)]
+    rows = segments(log, [large, keys(10), keys(10)], [keys(10)])
+    job = plan(log, max_bytes=60_000)
+    assert job is not None
+    apply_compaction(log, compact(job, fs))
+    assert stored(log) == expected(rows, log.log_end_offset)
+    (only,) = [batch.header for batch in iter_batches(fs.read(log.segments[0].path))]
+    assert (only.base_offset, only.record_count, only.next_offset) == (1, 60, 81)
+
+
 def test_a_segment_in_which_nothing_dies_is_not_rewritten() -> None:
     fs = SimFileSystem()
     log = keyed(fs)
@@ -263,6 +276,24 @@ def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
     assert log.tombstones_removed_below == 14
     check_entries(log, fs)
     assert compact_once(log, fs, policy=POLICY, now_ns=horizon * 2) is None
+
+
+def test_later_passes_do_not_make_old_tombstones_wait_again() -> None:
+    fs = SimFileSystem()
+    log, rows = deleted(fs)
+    compact_once(log, fs, policy=POLICY)
+    horizon = POLICY.horizon_ns(BASE_NS)
+    for i in range(6):
+        now = BASE_NS + 13 * MINUTE_NS * (i + 1)
+        rows.update(segments(log, [[row(b"k0", b"%d" % i), row(b"other%d" % i, None)]]))
+        compact_once(log, fs, policy=POLICY, now_ns=now)
+        assert log.segments[0].delete_horizon_ns == horizon
+        assert log.segments[-2].delete_horizon_ns == POLICY.horizon_ns(now) > horizon
+    left = expected(rows, log.log_end_offset)
+    assert stored(log) == left
+    compact_once(log, fs, policy=POLICY, now_ns=horizon)
+    del left[11], left[13]
+    assert stored(log) == left
 
 
 def test_that_tombstones_are_gone_is_known_before_the_first_is() -> None:
