@@ -31,12 +31,29 @@ from liftlog.client.publishing.message import (
 )
 from liftlog.client.publishing.outbox import Outbox, RetryPolicy, Sequenced, Unordered
 from liftlog.client.publishing.results import (
+    Ack,
+    NotPublished,
     OrderBroken,
     Published,
     PublishFailed,
+    PublishRefused,
     PublishUnknown,
+    Refusal,
 )
 from liftlog.errors import InvalidArgument, LiftlogError
+
+__all__ = [
+    "Ack",
+    "NotPublished",
+    "Order",
+    "OrderBroken",
+    "PublishFailed",
+    "PublishRefused",
+    "PublishUnknown",
+    "Published",
+    "Publisher",
+    "Refusal",
+]
 
 logger = logging.getLogger("liftlog.client.publisher")
 

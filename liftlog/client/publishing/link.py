@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from liftlog.errors import InvalidArgument, LiftlogError, NatsUnavailable
+from liftlog.errors import InvalidArgument, NatsUnavailable
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as NatsClient
@@ -23,6 +23,7 @@ OnAnswer = Callable[[int, int, bytes, str | None], None]
 
 _PING_SECONDS = 10
 _RECONNECT_SECONDS = 0.25
+_CLOSE_SECONDS = 5
 _HEADER_OVERHEAD_BYTES = 14  # NATS/1.0, two line ends
 _LINE_OVERHEAD_BYTES = 4
 
@@ -150,8 +151,9 @@ class Link:
         """The caller's connection stays open."""
         import nats.errors
 
-        with suppress(nats.errors.Error, OSError, LiftlogError):
-            if self._servers is not None:
-                await self._client.close()
-            elif self._subscription is not None:
-                await self._subscription.unsubscribe()
+        with suppress(nats.errors.Error, OSError):
+            async with asyncio.timeout(_CLOSE_SECONDS):  # a server that hangs may hold it up
+                if self._servers is not None:
+                    await self._client.close()
+                elif self._subscription is not None:
+                    await self._subscription.unsubscribe()

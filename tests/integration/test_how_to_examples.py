@@ -1,0 +1,59 @@
+"""The Python examples of the how-to pages run as they stand, but for the addresses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.daemon import REPOSITORY, Daemon
+from support.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+STREAMS = {"orders": {"subject": "orders.>"}, "ledger": {"subject": "ledger"}}
+
+
+def examples(page: str) -> list[str]:
+    text = (REPOSITORY / "docs/how-to" / page).read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[NatsServer, Daemon]]:
+    with NatsServer() as server, Daemon(server.url, {"streams": STREAMS}) as daemon:
+        yield server, daemon
+
+
+def run(code: str, servers: tuple[NatsServer, Daemon], directory: Path) -> list[str]:
+    server, daemon = servers
+    script = directory / "example.py"
+    script.write_text(
+        code.replace("nats://127.0.0.1:4222", server.url).replace(
+            "tcp://127.0.0.1:9292", daemon.pull_address
+        )
+    )
+    command = [sys.executable, "-W", "error", str(script)]
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_path: Path) -> None:
+    printed = [run(code, servers, tmp_path) for code in examples("publish.md")]
+    assert printed[0] == ["stored at offset 1", "and deleted"]
+    assert printed[1] == ["1000 messages stored at 1000 offsets"]
+    assert printed[2][0].startswith("not stored: nobody listens on invoices.new")
+    assert printed[3] == ["in order: True"]
+    assert len(printed) == 4
+
+    [printed_of_all] = [run(code, servers, tmp_path) for code in examples("read-into-arrow.md")]
+    numbers = sum(len(str(i)) for i in range(1000))
+    size = len('{"total": 12}') + numbers + len("{}")
+    assert printed_of_all[0] == f"1003 records, {size} bytes of values"
+    assert "'offset': 1003, " in printed_of_all[1]
+    assert "'value': b'{}'" in printed_of_all[1]
