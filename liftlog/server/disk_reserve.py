@@ -24,6 +24,14 @@ class DiskReserve:
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE_NAME
 
+    def is_disk_full(self) -> bool:
+        """Whether less room is left than one group may need, the reserve not counted."""
+        try:
+            found = os.statvfs(self._path.parent)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < RESERVE_BYTES
+
     def release(self) -> None:
         """Give the room back to the file system."""
         with contextlib.suppress(FileNotFoundError):

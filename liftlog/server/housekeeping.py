@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
+from compaction import RetentionDecision
 from liftlog.errors import DiskFull, LiftlogError
 from liftlog.log import DataDir
 from liftlog.log.recovery import ActiveState
@@ -65,8 +66,7 @@ class Housekeeping:
         try:
             await self._retain(host, by_time=by_time)
         except DiskFull:
-            for other in list(self._streams.hosts.values()):
-                other.log.leases.void("the disk is full")
+            host.log.leases.void("the disk is full")
             # Deleting needs a little room first, for the new manifest.
             async with self._reserve_in_use:
                 await asyncio.to_thread(self._reserve.release)
@@ -81,9 +81,7 @@ class Housekeeping:
             await host.run_exclusive(host.log.roll_if_due)
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,
-            lambda: decide_retention(
-                host.log, host.settings, self._streams.now_ns(), by_time=by_time
-            ),
+            lambda: self._decide(host, by_time=by_time),
         )
         if decision is None:
             return
@@ -103,6 +101,12 @@ class Housekeeping:
             count,
             freed,
         )
+
+    def _decide(self, host: StreamHost, *, by_time: bool) -> RetentionDecision | None:
+        """In a thread. No reader may keep publishers waiting for room."""
+        if self._reserve.is_disk_full():
+            host.log.leases.void("the disk is full")
+        return decide_retention(host.log, host.settings, self._streams.now_ns(), by_time=by_time)
 
     # --- recovery points ---
 

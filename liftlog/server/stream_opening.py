@@ -23,7 +23,10 @@ _SECOND_NS = 1_000_000_000
 
 
 def log_config(settings: StreamSettings) -> LogConfig:
-    age = settings.segment.max_age_seconds
+    age, compaction = settings.segment.max_age_seconds, settings.compaction
+    if compaction is not None and compaction.enabled and compaction.max_lag_seconds is not None:
+        # Only sealed segments are compacted, so on a quiet stream this has to roll as well.
+        age = min(compaction.max_lag_seconds, age or compaction.max_lag_seconds)
     return LogConfig(
         segment_max_bytes=settings.segment.max_bytes,
         segment_max_age_ns=None if age is None else int(age * _SECOND_NS),

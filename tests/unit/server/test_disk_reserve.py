@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,20 @@ def test_a_full_disk_is_not_an_error(
     monkeypatch.setattr(Path, "open", full)
     DiskReserve(tmp_path).keep()
     assert "disk-reserve-incomplete" in caplog.text
+
+
+def test_a_disk_is_full_when_no_group_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = DiskReserve(tmp_path)
+    real = os.statvfs(tmp_path)
+
+    def with_free(blocks: int) -> None:
+        values = list(real)
+        values[4] = blocks  # f_bavail
+        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
+
+    with_free(RESERVE_BYTES // real.f_frsize)
+    assert not reserve.is_disk_full()
+    with_free(RESERVE_BYTES // real.f_frsize - 1)
+    assert reserve.is_disk_full()

@@ -12,6 +12,7 @@ from support.local_broker import Running
 
 from liftlog.server.housekeeping import Housekeeping
 from liftlog.server.side_by_side import SideBySide
+from liftlog.server.stream_retention import grant_lease
 
 
 @pytest.fixture
@@ -103,3 +104,18 @@ async def test_streams_without_limits_are_not_looked_at(
     )
     await housekeeping.apply_retention(by_time=True)
     assert seen == ["limited"]
+
+
+async def test_leases_hold_retention_until_the_disk_is_full(
+    running: Running, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams(running, "s", retention={"max_messages": 5}, dedupe_window="0s")
+    broker = running.broker
+    log = broker.hosts["s"].log
+    grant_lease(log, 4, duration_ns=60 * 10**9, now_ns=broker.now_ns())
+    await housekeeping.apply_retention(by_time=True)
+    assert log.log_start_offset == 4
+    monkeypatch.setattr(broker.reserve, "is_disk_full", lambda: True)
+    await housekeeping.apply_retention(by_time=True)
+    assert log.log_start_offset == 16
+    assert log.leases.live(broker.now_ns()) == ()
