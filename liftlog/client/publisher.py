@@ -60,6 +60,7 @@ logger = logging.getLogger("liftlog.client.publisher")
 Order = Literal["any", "one_in_flight", "sequence"]
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
+_LARGE = 2**62  # stands for any offset
 _WATCH_SECONDS = 0.25  # nats-py tells nobody but its creator of a reconnect, so look for it
 
 
@@ -220,7 +221,7 @@ class Publisher:
         await self._slots.acquire()
         try:
             self._check_open(message)
-            self._link.check_size(*message.to_wire(self._link.reply(self._count, 1)))
+            self._link.check_size(*self._to_wire(message, self._count, 1, _LARGE))
         except BaseException:
             self._slots.release()
             raise
@@ -274,6 +275,14 @@ class Publisher:
             message_id=message_id,
             use_envelope=self._use_envelope,
         )
+
+    def _to_wire(
+        self, message: Message, number: int, attempt: int, last_sequence: int | None
+    ) -> tuple[bytes, dict[str, str] | None]:
+        reply = self._link.reply(number, attempt)
+        if self._order != "sequence":
+            return message.to_wire(reply)
+        return message.to_wire(reply, stream=self._expect[0], last_sequence=last_sequence)
 
     def _check_open(self, message: Message) -> None:
         if self._closed:
@@ -346,17 +355,15 @@ class Publisher:
         self._fail_all(reason)
 
     async def _send_what_is_due(self, loop: asyncio.AbstractEventLoop) -> None:
-        stream = self._expect[0] if self._order == "sequence" else None
         while (delivery := self._outbox.next(loop.time())) is not None:
             now = loop.time()
             attempt = delivery.start_attempt(now)
             self._deadlines.append((now + self._ack_timeout, delivery, attempt))
-            message = delivery.message
-            reply = self._link.reply(delivery.number, attempt)
-            payload, headers = message.to_wire(
-                reply, stream=stream, last_sequence=delivery.last_sequence
+            payload, headers = self._to_wire(
+                delivery.message, delivery.number, attempt, delivery.last_sequence
             )
-            if not await self._link.send(message.subject, payload, reply, headers):
+            reply = self._link.reply(delivery.number, attempt)
+            if not await self._link.send(delivery.message.subject, payload, reply, headers):
                 delivery.withdraw_attempt()
                 self._outbox.send_again(delivery, now)
 

@@ -134,6 +134,14 @@ async def test_envelopes_reach_streams_that_ack_nothing_else(
         assert (await publisher.publish("wrapped", None, key=b"\xff\r\n")).offset == 2
     found = [(r.key, r.value) for r in records_of(daemon, "wrapped")]
     assert found == [(b"\xff\r\n", b"v"), (b"\xff\r\n", None)]
+    for last, outcome in ((0, 10071), (2, 3)):
+        async with Publisher(
+            server.url, expect=["wrapped"], use_envelope=True, order="sequence", last_sequence=last
+        ) as publisher:
+            try:
+                assert (await publisher.publish("wrapped", b"w")).offset == outcome
+            except PublishRefused as refusal:
+                assert refusal.err_code == outcome
 
 
 async def test_the_callers_connection_stays_the_callers(server: NatsServer, daemon: Daemon) -> None:

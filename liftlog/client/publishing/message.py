@@ -42,10 +42,10 @@ class Message:
         headers = dict(self.headers)
         if stream is not None:
             headers[EXPECTED_STREAM] = stream
+        if self.use_envelope:
+            return self._enveloped(reply, headers, last_sequence), None
         if last_sequence is not None:
             headers[EXPECTED_LAST_SEQUENCE] = str(last_sequence)
-        if self.use_envelope:
-            return self._enveloped(reply, headers), None
         if self.message_id is not None:
             headers[MESSAGE_ID] = self.message_id
         if self.key is not None:
@@ -54,13 +54,14 @@ class Message:
             headers[_TOMBSTONE] = "true"
         return self.value or b"", headers or None
 
-    def _enveloped(self, reply: str, headers: dict[str, str]) -> bytes:
+    def _enveloped(self, reply: str, headers: dict[str, str], last: int | None) -> bytes:
         return envelope.encode(
             self.value,
             key=self.key,
             headers=headers or None,
             ack_subject=reply or None,
             message_id=self.message_id,
+            expected_last_offset=last,
         )
 
 
