@@ -16,7 +16,7 @@ from typing import Any
 
 from support.daemon import REPOSITORY
 
-from . import behaviour, publishing, reading, report
+from . import behaviour, cleaning, publishing, reading, report
 from .figures import LOADS, Measurements
 from .fsyncs import can_trace
 from .processes import WorkerFailed, is_real_disk
@@ -103,8 +103,36 @@ def measure(
         behaviour.flood_jetstream(directory, measured, progress)
     if (LIFTLOG, "flood-500000") in wanted:
         behaviour.flood(directory, measured, progress, repeats=1 if options.quick else 3)
+    _measure_cleaning(options, {what for who, what in wanted if who == LIFTLOG}, directory,
+                      measured, progress)  # fmt: skip
     if (LIFTLOG, "idle") in wanted:
         behaviour.idle(directory, measured, progress, seconds=10 if options.quick else 60)
+
+
+def _measure_cleaning(
+    options: argparse.Namespace,
+    wanted: set[str],
+    directory: Path,
+    measured: Measurements,
+    progress: Progress,
+) -> None:
+    share, rounds = (0.1, 1) if options.quick else (1.0, min(options.rounds, 3))
+    if "compaction" in wanted:
+        cleaning.compaction(directory, measured, progress, rounds=rounds, share=share)
+    if "key-memory" in wanted:
+        cleaning.memory_per_key(measured, progress, rounds=rounds)
+    if "recovery" in wanted:
+        cleaning.recovery(directory, measured, progress, rounds=rounds, share=share)
+    if "rebatch-after" in wanted:
+        cleaning.rebatching(directory, measured, progress, rounds=options.rounds, share=1.0)
+    if wanted & {"beside-kept", "beside-p99"}:
+        cleaning.beside_publishers(
+            directory,
+            measured,
+            progress,
+            rounds=options.rounds,
+            seconds=max(options.seconds, 2.0),
+        )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -84,6 +84,7 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
         ("Round trip of a message, p50 / p99", _latencies(measured)),
         ("Reading, MiB of values per second", _reading(measured)),
         ("Flood without acks, 128 B", _floods(measured)),
+        ("Compaction, re-batching, recovery", _cleaning(measured)),
         ("Idle daemon", _idle(measured)),
     ):
         if content:
@@ -235,6 +236,31 @@ def _idle(measured: Measurements) -> str:
     return table(
         [("streams", "CPU", "memory"), ("100", f"{cpu:.2f} % of a core", f"{rss / 2**20:.0f} MiB")]
     )
+
+
+_CLEANING = {
+    "compaction": ("compaction, MB/s of input", 0),
+    "key-memory": ("bytes per distinct key, peak of the process", 1),
+    "key-memory-map": ("bytes per distinct key, the map itself", 1),
+    "alone-p99": ("p99 of an ack at half of peak load, us", 0),
+    "beside-p99": ("the same beside a compaction, us", 0),
+    "alone-kept": ("acked in time at half of peak load", 4),
+    "beside-kept": ("the same beside a compaction", 4),
+    "rebatch-before": ("one-record batches read as written, records/s", 0),
+    "rebatch-after": ("the same re-batched, records/s", 0),
+    "recovery": ("recovery scan, MB/s", 0),
+    "recovery-crc": ("reading and CRC of the same bytes, MB/s", 0),
+}
+
+
+def _cleaning(measured: Measurements) -> str:
+    lines: list[tuple[str, ...]] = [("", "median", "range")]
+    for what, (title, digits) in _CLEANING.items():
+        if measured.has((LIFTLOG, what)):
+            samples = measured.samples[LIFTLOG, what]
+            median = f"{measured.median((LIFTLOG, what)):,.{digits}f}"
+            lines.append((title, median, f"{min(samples):,.{digits}f}-{max(samples):,.{digits}f}"))
+    return table(lines) if len(lines) > 1 else ""
 
 
 def _measured_by(measured: Measurements, series: Sequence[str]) -> list[str]:
