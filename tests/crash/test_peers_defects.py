@@ -1,0 +1,313 @@
+"""What went wrong in JetStream, Liftbridge, Kafka and laminarmq must not go wrong here.
+
+One test for each storage defect that was found in those systems; the docstring says in which. Their
+other defects are covered where the subject belongs: hostile input in `integration/test_bad_input`,
+floods in `test_flood`, group commit in `test_fsync`, truncation in `unit/log/test_truncation`,
+compaction in `unit/log/test_compact` and `integration/test_compaction`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats, pub_frame
+from support.readback import read_back
+from support.stored_logs import FIRST_SEGMENT, STAMP_NS, StoredLog, batch_positions, flip
+
+from liftlog.client import connect_sync
+from liftlog.errors import InvalidArgument, OffsetOutOfRange
+from liftlog.records import decode_batch
+
+pytestmark = pytest.mark.integration
+
+PAYLOAD = 100  # inside the body of a batch of one small message
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+def stream_directory(daemon: Daemon) -> Path:
+    return daemon.data_dir / "streams" / "in"
+
+
+def daemon_for(server: NatsServer, subject: str, **stream: object) -> Daemon:
+    quick = {"retention_interval": "50ms", "recovery_checkpoint_interval": "50ms"}
+    return Daemon(server.url, {"streams": {"in": {"subject": subject, **stream}}, "log": quick})
+
+
+def publish_many(server: NatsServer, subject: str, count: int, pad: int = 0) -> list[int]:
+    """One batch each; returns the offsets that were acked."""
+    with RawNats(server.port) as raw:
+        return [publish(raw, subject, (b"%d" % i).ljust(pad))["seq"] for i in range(count)]
+
+
+# --- JetStream ---
+
+
+def test_a_flipped_payload_bit_and_an_unclean_stop(server: NatsServer) -> None:
+    """JetStream cut half of what it had acked, logged nothing, and gave the numbers out again."""
+    with daemon_for(server, "flip") as daemon:
+        acked = publish_many(server, "flip", 200)
+        daemon.kill()
+        path = stream_directory(daemon) / FIRST_SEGMENT
+        position, header = batch_positions(path)[100]
+        flip(path, position + PAYLOAD)
+        daemon.start()
+        found = read_back(daemon, "in")
+        lost = [header.base_offset]
+        assert [record.offset for record in found.records] == [o for o in acked if o not in lost]
+        assert found.damaged == [(header.base_offset, header.next_offset)]
+        assert publish_many(server, "flip", 1) == [acked[-1] + 1]
+        assert "quarantined" in daemon.log or "corrupt" in daemon.log
+
+
+def test_a_flipped_payload_bit_and_a_clean_stop(server: NatsServer) -> None:
+    """JetStream skipped the bad message silently."""
+    with daemon_for(server, "skip") as daemon:
+        publish_many(server, "skip", 20)
+        daemon.stop()
+        path = stream_directory(daemon) / FIRST_SEGMENT
+        position, header = batch_positions(path)[10]
+        flip(path, position + PAYLOAD)
+        daemon.start()
+        found = read_back(daemon, "in")
+        assert len(found.records) == 19
+        assert found.damaged == [(header.base_offset, header.next_offset)]
+
+
+def test_message_ids_outlive_their_messages(server: NatsServer) -> None:
+    """JetStream forgets the ids of purged messages at a restart: the retry is stored again."""
+    stream = {"retention": {"max_messages": 1}, "dedupe_window": "10m"}
+    with daemon_for(server, "ids", **stream) as daemon:
+        with RawNats(server.port) as raw:
+            assert publish(raw, "ids", b"1", Nats_Msg_Id="first")["seq"] == 1
+            assert publish(raw, "ids", b"2", Nats_Msg_Id="second")["seq"] == 2
+        until(lambda: describe(daemon, "in").log_start_offset == 2)
+        for end in (daemon.kill, daemon.stop):
+            end()
+            daemon.start()
+            with RawNats(server.port) as raw:
+                answer = publish(raw, "ids", b"1", Nats_Msg_Id="first")
+                assert (answer["seq"], answer.get("duplicate")) == (1, True)
+
+
+# --- Liftbridge ---
+
+
+@pytest.mark.parametrize("keep", [3, 90])
+def test_a_torn_tail_stops_no_reader(server: NatsServer, keep: int) -> None:
+    """Liftbridge: after a short write every later reader panicked."""
+    with daemon_for(server, "torn") as daemon:
+        acked = publish_many(server, "torn", 10)
+        daemon.kill()
+        path = stream_directory(daemon) / FIRST_SEGMENT
+        position, header = batch_positions(path)[-1]
+        with path.open("r+b") as file:
+            file.truncate(position + keep)
+        daemon.start()
+        found = read_back(daemon, "in")
+        # It was acked, as the slot knows: gone, but said so, and its offset is not used again.
+        assert [record.offset for record in found.records] == acked[:-1]
+        assert describe(daemon, "in").quarantined[0]["first_offset"] == header.base_offset
+        assert publish_many(server, "torn", 1)[0] > acked[-1]
+        assert_no_traceback(daemon)
+
+
+def test_a_log_that_is_shorter_than_its_index(tmp_path: Path) -> None:
+    """Liftbridge panicked at it."""
+    stored = StoredLog(tmp_path, segment_max_bytes=64_000)
+    while stored.log.segment_count < 2:
+        stored.append([b"x" * 1000])
+    stored.close()
+    path = stored.directory / FIRST_SEGMENT
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    again = StoredLog(tmp_path, segment_max_bytes=64_000)
+    [lost] = again.log.quarantined
+    assert offsets_of(again) == [*range(1, lost.first_offset), lost.next_offset]
+    assert again.log.log_end_offset == stored.log.log_end_offset
+    again.close()
+
+
+def test_a_lost_index_entry_gives_no_offset_away(tmp_path: Path) -> None:
+    """Liftbridge took the end of the log from its index, and handed acked offsets out again."""
+    for harm in (lambda raw: raw[:-32], lambda raw: raw[:-1], lambda raw: b""):
+        data_dir = tmp_path / str(len(harm(bytes(64))))
+        stored = StoredLog(data_dir, segment_max_bytes=64_000)
+        while stored.log.segment_count < 2:
+            stored.append([b"x" * 1000])
+        end = stored.log.log_end_offset
+        stored.crash()
+        for path in stored.directory.glob("*.index"):
+            path.write_bytes(harm(path.read_bytes()))
+        again = StoredLog(data_dir, segment_max_bytes=64_000)
+        assert again.log.log_end_offset == end
+        assert offsets_of(again) == list(range(1, end))
+        again.close()
+
+
+def test_a_flipped_offset_bit_is_never_delivered(server: NatsServer) -> None:
+    """Liftbridge's checksum does not cover its record header: it delivered the wrong offset."""
+    with daemon_for(server, "header") as daemon:
+        acked = publish_many(server, "header", 10)
+        daemon.stop()
+        path = stream_directory(daemon) / FIRST_SEGMENT
+        position, header = batch_positions(path)[4]
+        flip(path, position + 8)
+        daemon.start()
+        found = read_back(daemon, "in")
+        assert [r.offset for r in found.records] == [o for o in acked if o != header.base_offset]
+        assert [int(r.value or b"") + 1 for r in found.records] == [r.offset for r in found.records]
+
+
+def test_leftovers_of_a_killed_rewriting(tmp_path: Path) -> None:
+    """Liftbridge read a leftover `.cleaned` file as records, for ever twice; half a swap misplaced
+    reads."""
+    stored = StoredLog(tmp_path, segment_max_bytes=8_000)
+    while stored.log.segment_count < 4:
+        stored.append([b"x" * 1000])
+    end = stored.log.log_end_offset
+    stored.crash()
+    segment = stored.directory / FIRST_SEGMENT
+    for name in (f"{1:020d}.1.log", f"{1:020d}.log.cleaned", f"{3:020d}.log", "manifest.tmp"):
+        shutil.copy(segment, stored.directory / name)
+    again = StoredLog(tmp_path, segment_max_bytes=8_000)
+    assert offsets_of(again) == list(range(1, end))
+    assert not (stored.directory / f"{1:020d}.1.log").exists()
+    again.close()
+
+
+def test_retention_on_a_tick_that_rolls(server: NatsServer) -> None:
+    """Liftbridge skipped retention whenever a segment rolled: limit 2, 21 segments kept."""
+    stream = {
+        "segment": {"max_bytes": "4KiB"},
+        "retention": {"max_messages": 2},
+        "dedupe_window": "0s",
+    }
+    with daemon_for(server, "tick", **stream) as daemon:
+        for _ in range(5):
+            publish_many(server, "tick", 10, pad=1000)
+            end = describe(daemon, "in").log_end_offset
+            until(lambda end=end: describe(daemon, "in").log_start_offset == end - 2)  # type: ignore[misc]
+        until(lambda: len(list(stream_directory(daemon).glob("*.log"))) <= 3)
+        assert len(records_of(daemon, "in")) == 2
+
+
+def test_by_time_with_an_empty_active_segment(tmp_path: Path) -> None:
+    """Liftbridge skipped the whole log."""
+    stored = StoredLog(tmp_path)
+    stored.append([b"1", b"2"])
+    stored.log.roll()
+    assert stored.log.offset_for_timestamp(STAMP_NS) == 1
+    assert stored.log.offset_for_timestamp(STAMP_NS + 10**15) == 3
+    stored.close()
+
+
+def test_an_offset_beyond_the_end_is_an_error(server: NatsServer) -> None:
+    """Liftbridge silently made the end of it."""
+    with daemon_for(server, "beyond") as daemon:
+        publish_many(server, "beyond", 3)
+        with connect_sync(daemon.pull_address) as client:
+            with pytest.raises(OffsetOutOfRange) as caught:
+                list(client.read("in", start=99, until="end"))
+        assert caught.value.details["log_start_offset"] == 1
+        assert caught.value.details["log_end_offset"] == 4
+
+
+def test_sigterm_ends_it_cleanly(server: NatsServer) -> None:
+    """Liftbridge does not handle it: every stop was a crash."""
+    with daemon_for(server, "term") as daemon:
+        with RawNats(server.port) as raw:
+            raw.send(b"".join(pub_frame("term", b"%d" % i) for i in range(1000)))
+            raw.ping()
+        assert daemon.signal_and_wait(signal.SIGTERM, 20).exit_code == 0
+        daemon.start()
+        info = describe(daemon, "in")
+        assert (info.log_end_offset, info.leader_epoch) == (1001, 1)
+
+
+def test_names_of_streams_stay_in_their_directory(server: NatsServer) -> None:
+    """Liftbridge did not validate them."""
+    with daemon_for(server, "names") as daemon, connect_sync(daemon.pull_address) as client:
+        for name in ("../evil", "a/b", "", "x" * 200, ".", "..", "a\0b", "a\nb", "_own"):
+            with pytest.raises(InvalidArgument):
+                client.create_stream(name, subject="names.too")
+        assert [path.name for path in (daemon.data_dir / "streams").iterdir()] == ["in"]
+
+
+# --- Kafka ---
+
+
+def test_an_idle_active_segment_rolls(server: NatsServer) -> None:
+    """Kafka's never does, so limits by age fail on quiet topics."""
+    stream = {
+        "segment": {"max_age": "200ms"},
+        "retention": {"max_age": "300ms"},
+        "dedupe_window": "0s",
+    }
+    with daemon_for(server, "quiet", **stream) as daemon:
+        publish_many(server, "quiet", 3)
+        until(lambda: describe(daemon, "in").log_start_offset == 4)
+        assert describe(daemon, "in").log_end_offset == 4
+
+
+def test_rot_below_the_recovery_point_is_noticed(server: NatsServer) -> None:
+    """Kafka recovers from there and never looks below."""
+    with daemon_for(server, "below") as daemon:
+        acked = publish_many(server, "below", 10)
+        until(lambda: (daemon.data_dir / "recovery-points").exists())
+        publish_many(server, "below", 1)
+        daemon.kill()
+        path = stream_directory(daemon) / FIRST_SEGMENT
+        position, header = batch_positions(path)[2]
+        flip(path, position + PAYLOAD)
+        daemon.start()
+        found = read_back(daemon, "in")
+        assert found.damaged == [(header.base_offset, header.next_offset)]
+        assert len(found.records) == len(acked)
+
+
+# --- laminarmq ---
+
+
+def test_truncating_to_the_base_of_a_segment_and_appending(tmp_path: Path) -> None:
+    """laminarmq's index was corrupt afterwards."""
+    stored = StoredLog(tmp_path, segment_max_bytes=8_000)
+    while stored.log.segment_count < 4:
+        stored.append([b"x" * 1000])
+    base = stored.log.segments[2].base_offset
+    assert stored.log.truncate_suffix(base) == base
+    for _ in range(10):
+        stored.append([b"y" * 1000])
+    stored.close()
+    again = StoredLog(tmp_path, segment_max_bytes=8_000)
+    assert offsets_of(again) == list(range(1, base + 10))
+    for offset in offsets_of(again):
+        with again.log.read(offset, 1) as piece:  # type: ignore[union-attr]
+            assert piece.first_offset == offset
+    again.close()
+
+
+def offsets_of(stored: StoredLog) -> list[int]:
+    """Read batch by batch, going on behind what is known to be gone."""
+    found: list[int] = []
+    offset = stored.log.log_start_offset
+    gone = {bad.first_offset: bad.next_offset for bad in stored.log.quarantined}
+    while offset < stored.log.high_watermark:
+        if offset in gone:
+            offset = gone[offset]
+            continue
+        with stored.log.read(offset, 1) as piece:  # type: ignore[union-attr]
+            found += [record.offset for record in decode_batch(piece.pread())]
+            offset = piece.next_offset
+    return found
