@@ -165,7 +165,7 @@ class LogTruncation(LogStructure):
         """The part of `segment` before `offset`, sealed; None when nothing of it remains."""
         quarantined = self._quarantined_in(segment)
         if segment.sealed and offset >= segment.next_offset:  # in a hole behind it
-            return segment
+            return segment if segment.size_bytes else None
         reached, count, newest = IndexEntry(segment.base_offset, 0), 0, 0
         if not any(
             bad.first_offset <= segment.base_offset and bad.next_offset > offset

@@ -61,8 +61,8 @@ def row(
     return Row(stamp, subject, key, value, headers)
 
 
-def add(log: Log, batches: Iterable[list[Row]]) -> Rows:
-    """Append each list as one batch, in one group; committed on return."""
+def encode_rows(log: Log, batches: Iterable[list[Row]]) -> tuple[list[EncodedBatch], Rows]:
+    """Each list as one batch, all of one group, for the end of the log."""
     offset = log.log_end_offset
     encoded = []
     found: Rows = {}
@@ -85,6 +85,12 @@ def add(log: Log, batches: Iterable[list[Row]]) -> Rows:
         )
         found.update(enumerate(rows, offset))
         offset = following
+    return encoded, found
+
+
+def add(log: Log, batches: Iterable[list[Row]]) -> Rows:
+    """Append each list as one batch, in one group; committed on return."""
+    encoded, found = encode_rows(log, batches)
     log.append(encoded)
     log.advance_high_watermark(log.sync())
     return found

@@ -405,3 +405,21 @@ def test_an_epoch_is_on_disk_before_its_first_batch(operation: str) -> None:
     assert (follower.log_end_offset, follower.size_bytes, follower.leader_epoch) == (1, 0, 1)
     follower.append_raw(later)
     assert (follower.log_end_offset, follower.leader_epoch) == (2, 7)
+
+
+def test_an_empty_segment_before_a_hole_goes_with_the_hole() -> None:
+    """Else the new segment would begin at the same offset as the empty one."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    append(log, promises, 3)
+    fs.faults = [Fault("fsync", path=".log")]
+    with pytest.raises(SyncFailed):
+        log.sync()
+    log.abandon_tail(keep_offsets=True)
+    assert [segment.base_offset for segment in log.segments] == [1, 4]
+    assert log.truncate_suffix(2) == 1
+    assert [segment.base_offset for segment in log.segments] == [1]
+    assert not log.quarantined
+    promises.become(promises.without(1))
+    commit(log, promises, 2)
+    check(log, promises)
