@@ -94,19 +94,34 @@ class BinaryColumn:
         if self.size_bytes == length * count and np.all(np.diff(self.ends) == length):
             rows: Bytes = self.content().reshape(count, length)[chosen].reshape(total)
             return rows
-        # Neighbours that both stay are one stretch of bytes.
-        is_first = np.empty(len(chosen), np.bool_)
-        is_first[0] = True
-        np.not_equal(starts[1:], stops[:-1], out=is_first[1:])
-        firsts = np.flatnonzero(is_first)
-        if total >= _JOIN_FROM_BYTES * len(firsts):
-            lasts = np.append(firsts[1:], len(chosen)) - 1
-            view = self.data.data
-            pairs = zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
-            return np.frombuffer(b"".join([view[a:b] for a, b in pairs]), np.uint8)
-        positions = np.arange(total, dtype=np.int64)
-        positions += np.repeat(starts - ends[:-1], stops - starts)
-        return self.data[positions]
+        return gather(self.data, starts, stops, ends)
+
+    def part(self, first: int, end: int) -> BinaryColumn:
+        """The items [first, end); a view."""
+        valid = None if self.valid is None else self.valid[first:end]
+        return BinaryColumn(self.ends[first : end + 1], self.data, valid)
+
+
+def gather(
+    data: Bytes, starts: NDArray[Any], stops: NDArray[Any], ends: NDArray[np.int32]
+) -> Bytes:
+    """The stretches [start, stop) of `data` one after another; `ends` is where each will end."""
+    total = int(ends[-1])
+    if not total:
+        return data[:0]
+    # Neighbours are one stretch of bytes.
+    is_first = np.empty(len(starts), np.bool_)
+    is_first[0] = True
+    np.not_equal(starts[1:], stops[:-1], out=is_first[1:])
+    firsts = np.flatnonzero(is_first)
+    if total >= _JOIN_FROM_BYTES * len(firsts):
+        lasts = np.append(firsts[1:], len(starts)) - 1
+        view = data.data
+        pairs = zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
+        return np.frombuffer(b"".join([view[a:b] for a, b in pairs]), np.uint8)
+    positions = np.arange(total, dtype=np.int64)
+    positions += np.repeat(starts - ends[:-1], stops - starts)
+    return data[positions]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +163,27 @@ class Columns:
             None if self.headers is None else self.headers.take(chosen),
             self.values.take(chosen),
         )
+
+    def part(self, first: int, end: int) -> Columns:
+        """The records [first, end) by their place; views."""
+        return Columns(
+            self.offsets[first:end],
+            self.timestamps_ns[first:end],
+            self.subjects,
+            None if self.subject_ids is None else self.subject_ids[first:end],
+            None if self.keys is None else self.keys.part(first, end),
+            None if self.headers is None else self.headers.part(first, end),
+            self.values.part(first, end),
+        )
+
+    def sizes(self) -> Offsets:
+        """`size_bytes` of the first record, of the first two, and so on."""
+        binary = [column for column in (self.keys, self.headers, self.values) if column is not None]
+        fixed = 4 + 4 * len(binary) + (2 if self.subject_ids is not None else 0)
+        total = np.arange(1, len(self) + 1, dtype=np.int64) * fixed
+        for column in binary:
+            total += column.ends[1:] - np.int64(column.ends[0])
+        return total
 
 
 # --- bytes to columns ---

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import RecordBatch, decode_batch, encode_batch
 from liftlog.records.columns import can_share_batch, concat, decode_columns, encode_columns
+from liftlog.records.many import can_decode_together, decode_many
 
 BASE_NS = 1_700_000_000_123_456_789
 SUBJECTS = [b"a", b"b.c", b"\xff", "ü".encode(), b"a\\x41"]
@@ -202,3 +203,46 @@ def test_offsets_outside_the_range_are_refused() -> None:
     for base, last in ((8, 20), (1, 6), (9, 8), (7, 7 + 2**32)):
         with pytest.raises(ValueError, match=r"offsets|stand for"):
             again(columns, base, last)
+
+
+@settings(max_examples=60)
+@given(st.lists(rows, min_size=1, max_size=6), shape, st.booleans())
+def test_many_batches_at_once_are_what_they_are_one_by_one(
+    groups: list[list[Row]], shape: dict[str, bool], tombstones: bool
+) -> None:
+    batches = []
+    base = 7
+    for group in groups:
+        same = [row._replace(subject=group[0].subject) for row in group]
+        if not tombstones:
+            same = [row._replace(value=row.value or b"") for row in same]
+        batch = batch_of(same, base=base, **shape)
+        base = batch.next_offset
+        if not batches or can_decode_together(batches[0], batch):
+            batches.append(batch)
+    if not can_decode_together(batches[0], batches[0]):
+        return
+    together = decode_many(batches)
+    expected = [record for batch in batches for record in content(batch)]
+    assert content(again(together, 7, base - 1)) == expected
+    half = len(together) // 2
+    parts = [together.part(0, half), together.part(half, len(together))]
+    assert content(again(concat(parts), 7, base - 1)) == expected
+    assert together.sizes()[-1] == together.size_bytes
+    assert half == 0 or together.sizes()[half - 1] == parts[0].size_bytes
+
+
+@settings(max_examples=60)
+@given(rows, shape, st.data())
+def test_damage_among_many_raises_nothing_but_its_own_errors(
+    rows: list[Row], shape: dict[str, bool], data: st.DataObject
+) -> None:
+    same = [row._replace(subject=b"a") for row in rows]
+    batch = batch_of(same, **shape)
+    good = bytes(batch.raw)
+    at = data.draw(st.integers(64, len(good) - 1))
+    bad = good[:at] + data.draw(st.binary(min_size=1, max_size=1)) + good[at + 1 :]
+    try:
+        decode_many([batch, decode_batch(bad, verify=False), batch])
+    except (CorruptBatch, UnsupportedFormat):
+        pass

@@ -25,6 +25,7 @@ from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import SegmentEntry
+from liftlog.log.rewrite.chunks import Chunk, chunks_of
 from liftlog.log.rewrite.job import (
     CompactJob,
     CompactResult,
@@ -36,10 +37,10 @@ from liftlog.log.rewrite.job import (
     no_throttle,
 )
 from liftlog.log.rewrite.marks import OffsetMarks
-from liftlog.log.rewrite.source import read_batches, read_windows
+from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
-from liftlog.records.columns import KeyedRecords, concat_binary, decode_columns, decode_keys
+from liftlog.records.columns import KeyedRecords, concat_binary
 from liftlog.records.decode import RecordBatch
 
 Flags = NDArray[np.bool_]
@@ -129,8 +130,9 @@ class _Pass:
 
     def _map_dirty_part(self) -> None:
         for source in dirty_sources(self._job):
-            if not self._map_source(source):
-                return
+            with blaming(source):
+                if not self._map_source(source):
+                    return
         self._mapped_end = self._job.dirty_end
 
     def _map_source(self, source: SegmentEntry) -> bool:
@@ -138,7 +140,7 @@ class _Pass:
         job = self._job
         for window in read_windows(self._fs, self._directory, source, self._throttle):
             self._progress.advance("map", window)
-            keyed = [found for batch in window if (found := decode_keys(batch)) is not None]
+            keyed = [found for one in chunks_of(window) if (found := one.keyed()) is not None]
             if not keyed:
                 continue
             keys, offsets = key_column(keyed), offset_column(keyed)
@@ -183,37 +185,42 @@ class _Pass:
         """Hand what stays to `merger`; False, and nothing handed over, if that is everything."""
         writing = len(group) > 1
         for number in group:
-            source = self._job.sources[number]
-            for window in read_windows(self._fs, self._directory, source, self._throttle):
-                self._progress.advance("rewrite", window)
-                keeps = self._judge(window, number, tally)
-                if not writing:
-                    if all(keep is None or keep.all() for keep in keeps):
-                        continue
-                    writing = True
-                    self._copy_start(source, window[0].header.base_offset, merger)
-                for batch, keep in zip(window, keeps, strict=True):
-                    self._hand_over(batch, keep, merger)
+            with blaming(self._job.sources[number]):
+                writing = self._copy_source(number, tally, merger, writing)
         if writing:
             merger.flush()
+        return writing
+
+    def _copy_source(self, number: int, tally: _Tally, merger: BatchMerger, writing: bool) -> bool:
+        source = self._job.sources[number]
+        for window in read_windows(self._fs, self._directory, source, self._throttle):
+            self._progress.advance("rewrite", window)
+            chunks = chunks_of(window)
+            keeps = self._judge(chunks, number, tally)
+            if not writing:
+                if all(keep is None or keep.all() for keep in keeps):
+                    continue
+                writing = True
+                self._copy_start(source, window[0].header.base_offset, merger)
+            for chunk, keep in zip(chunks, keeps, strict=True):
+                self._hand_over(chunk, keep, merger)
         return writing
 
     def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
         """Hand over the batches before `end_offset`, of which everything stays."""
         if end_offset > source.base_offset:
-            for batch in read_batches(self._fs, self._directory, source, self._throttle):
-                if batch.header.base_offset >= end_offset:
+            for window in read_windows(self._fs, self._directory, source, self._throttle):
+                if window[0].header.base_offset >= end_offset:
                     break
-                self._hand_over(batch, None, merger)
+                for chunk in chunks_of(window):
+                    self._hand_over(chunk, None, merger)
 
-    def _judge(self, window: list[RecordBatch], number: int, tally: _Tally) -> list[Flags | None]:
-        """Which records of each batch stay; None: all, for they have no keys."""
+    def _judge(self, chunks: list[Chunk], number: int, tally: _Tally) -> list[Flags | None]:
+        """Which records of each chunk stay; None: all, for they have no keys."""
         source, drop = self._job.sources[number], self._job.drop_tombstones[number]
-        tally.records += sum([batch.header.record_count for batch in window])
-        keeps: list[Flags | None] = [None] * len(window)
-        keyed = {
-            i: found for i, one in enumerate(window) if (found := decode_keys(one)) is not None
-        }
+        tally.records += sum([chunk.record_count for chunk in chunks])
+        keeps: list[Flags | None] = [None] * len(chunks)
+        keyed = {i: found for i, one in enumerate(chunks) if (found := one.keyed()) is not None}
         if not keyed:
             return keeps
         parts = list(keyed.values())
@@ -254,19 +261,19 @@ class _Pass:
         newest[marked:mapped] = self._map.newest(keys.rows(marked, mapped))
         return newest
 
-    def _hand_over(self, batch: RecordBatch, keep: Flags | None, merger: BatchMerger) -> None:
+    def _hand_over(self, chunk: Chunk, keep: Flags | None, merger: BatchMerger) -> None:
         """The records that stay; those that readers cannot see any more stay behind."""
-        header, start = batch.header, self._job.log_start_offset
+        header, start = chunk.header, self._job.log_start_offset
         if header.next_offset <= start or (keep is not None and not keep.any()):
             merger.skip(header)
         elif header.base_offset >= start and (keep is None or keep.all()):
-            merger.add(batch)
+            merger.add(chunk)
         else:
-            columns = decode_columns(batch)
+            columns = chunk.columns()
             visible = columns.offsets >= start
             columns = columns.take(visible if keep is None else keep & visible)
             if len(columns):
-                merger.add_records(columns, header)
+                merger.add_records(columns, header, divisible=not chunk.is_one_batch)
             else:
                 merger.skip(header)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.index import ENTRY_SIZE, index_path
 from liftlog.log.manifest import SegmentEntry
+from liftlog.log.rewrite.chunks import chunks_of
 from liftlog.log.rewrite.job import (
     OnProgress,
     Progress,
@@ -22,7 +23,7 @@ from liftlog.log.rewrite.job import (
     no_progress,
     no_throttle,
 )
-from liftlog.log.rewrite.source import WINDOW_BYTES, read_batches
+from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
 
@@ -64,8 +65,8 @@ def rebatch(
     directory = Path(job.directory)
     source = job.source
     written: list[str] = []
-    batches_in = done = reported = 0
-    with ExitStack() as on_error:
+    batches_in = done = 0
+    with blaming(source), ExitStack() as on_error:
         on_error.callback(lambda: remove_files(fs, directory, written))
         writer = SegmentWriter(
             fs,
@@ -77,13 +78,12 @@ def rebatch(
         )
         on_error.callback(writer.close)
         merger = BatchMerger(writer, target_bytes=job.target_bytes)
-        for batch in read_batches(fs, directory, source, throttle):
-            merger.add(batch)
-            batches_in += 1
-            done += batch.header.length
-            if done - reported >= WINDOW_BYTES:
-                reported = done
-                progress(Progress("rewrite", done, source.size_bytes))
+        for window in read_windows(fs, directory, source, throttle):
+            for chunk in chunks_of(window):
+                merger.add(chunk)
+            batches_in += len(window)
+            done += sum([batch.header.length for batch in window])
+            progress(Progress("rewrite", done, source.size_bytes))
         merger.flush()
         entries = writer.finish(source.delete_horizon_ns)
         swaps: tuple[Swap, ...] = ()

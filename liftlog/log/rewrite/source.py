@@ -7,6 +7,7 @@ read or a batch that does not fit is damage, never the end.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, LiftlogError, UnsupportedFormat
@@ -30,27 +31,28 @@ class SourceDamaged(LiftlogError):
         self.file_name = file_name
 
 
-def read_batches(
-    fs: FileSystem, directory: str | Path, entry: SegmentEntry, throttle: Throttle
-) -> Iterator[RecordBatch]:
-    """All batches of a sealed segment, each verified, tiling its offsets to the last one.
-
-    The views of a batch stay valid while anybody holds them. Raises SourceDamaged and OSError.
-    """
-    for window in read_windows(fs, directory, entry, throttle):
-        yield from window
+@contextmanager
+def blaming(entry: SegmentEntry) -> Iterator[None]:
+    """Damage found in here, by whoever looks into the batches, is that of this segment."""
+    try:
+        yield
+    except (CorruptBatch, UnsupportedFormat) as error:
+        name = entry.file_name
+        raise SourceDamaged(f"{name}: {error.message}", file_name=name) from error
 
 
 def read_windows(
     fs: FileSystem, directory: str | Path, entry: SegmentEntry, throttle: Throttle
 ) -> Iterator[list[RecordBatch]]:
-    """The same, about a MiB of batches at a time."""
-    path = path_of(directory, entry)
-    file = fs.open(path, writable=False)
+    """All batches of a sealed segment, each verified, tiling its offsets to the last one; about a
+    MiB of them at a time.
+
+    The views of a batch stay valid while anybody holds them. Raises SourceDamaged and OSError.
+    """
+    file = fs.open(path_of(directory, entry), writable=False)
     try:
-        yield from _windows(file, entry, throttle)
-    except (CorruptBatch, UnsupportedFormat) as error:
-        raise SourceDamaged(f"{path.name}: {error.message}", file_name=path.name) from error
+        with blaming(entry):
+            yield from _windows(file, entry, throttle)
     finally:
         file.close()
 

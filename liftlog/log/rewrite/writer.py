@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from liftlog.log.filesystem import Buffer, File, FileSystem, write_all
 from liftlog.log.index import SparseIndex, write_index
 from liftlog.log.manifest import SegmentEntry
+from liftlog.log.rewrite.chunks import Chunk, with_range
 from liftlog.log.rewrite.job import Throttle, no_throttle
 from liftlog.log.segment import MAX_POSITION
-from liftlog.records.columns import Columns, can_share_batch, concat, decode_columns, encode_columns
-from liftlog.records.decode import RecordBatch
+from liftlog.records.columns import Columns, Offsets, can_share_batch, concat, encode_columns
 from liftlog.records.encode import encode_batch, extend_batch
+from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader, parse_header
 
 TARGET_BATCH_BYTES = 64 * 1024
@@ -167,40 +170,43 @@ class BatchMerger:
         self._count = 0
         self._stamps = (0, 0)
 
-    def add(self, batch: RecordBatch) -> None:
-        """A batch of which every record stays."""
-        if not batch.header.record_count:
-            self.skip(batch.header)
-        elif 2 * batch.header.length >= self._target_bytes:
+    def add(self, chunk: Chunk) -> None:
+        """A chunk of which every record stays."""
+        if not chunk.is_one_batch:
+            self.add_records(chunk.columns(), chunk.header, divisible=True)
+        elif not chunk.header.record_count:
+            self.skip(chunk.header)
+        elif 2 * chunk.header.length >= self._target_bytes:
             self.flush()
-            self._write(batch.raw, batch.header)
+            self._write(chunk.batches[0].raw, chunk.header)
         else:
-            self.add_records(decode_columns(batch), batch.header)
+            self.add_records(chunk.columns(), chunk.header)
 
-    def add_records(self, columns: Columns, header: BatchHeader) -> None:
-        """What is left of the batch with this header; at least one record."""
-        stamps = int(columns.timestamps_ns.min()), int(columns.timestamps_ns.max())
-        size = columns.size_bytes
-        if self._first is not None and not self._fits(columns, header, stamps, size):
+    def add_records(
+        self, columns: Columns, header: BatchHeader, *, divisible: bool = False
+    ) -> None:
+        """What is left, at least one record, of the offsets of this header.
+
+        Records of one batch stay together. Those of several are `divisible`.
+        """
+        if self._first is not None and not self._is_near(header):
             self.flush()
-        if self._first is None:
-            self._first = header
-        if self._parts:
-            stamps = min(self._stamps[0], stamps[0]), max(self._stamps[1], stamps[1])
-        self._stamps = stamps
-        self._parts.append(columns)
-        self._size += size
-        self._count += len(columns)
-        self._next_offset = header.next_offset
+        if divisible:
+            self._divide(columns, header)
+            return
+        stamps = _span(columns.timestamps_ns)
+        if self._parts and not (
+            self._size + columns.size_bytes <= self._target_bytes
+            and self._count + len(columns) <= MAX_MERGED_RECORDS
+            and can_share_batch(self._stamps, stamps)
+        ):
+            self.flush()
+        self._append(columns, header, stamps)
 
     def skip(self, header: BatchHeader) -> None:
         """A batch of which nothing is left."""
-        first = self._first
-        if first is not None:
-            if (
-                first.leader_epoch == header.leader_epoch
-                and header.last_offset - first.base_offset <= MAX_RELATIVE_OFFSET
-            ):
+        if self._first is not None:
+            if self._is_near(header):
                 self._next_offset = header.next_offset
                 return
             self.flush()
@@ -235,22 +241,63 @@ class BatchMerger:
         self._parts, self._size, self._count = [], 0, 0
         self._write(raw, parse_header(raw))
 
-    def _fits(
-        self, columns: Columns, header: BatchHeader, stamps: tuple[int, int], size: int
-    ) -> bool:
+    def _is_near(self, header: BatchHeader) -> bool:
+        """Whether what waits may become one batch with these offsets."""
         first = self._first
-        assert first is not None
-        if (
-            first.leader_epoch != header.leader_epoch
-            or header.last_offset - first.base_offset > MAX_RELATIVE_OFFSET
-        ):
-            return False
-        return not self._parts or (
-            self._size + size <= self._target_bytes
-            and self._count + len(columns) <= MAX_MERGED_RECORDS
-            and can_share_batch(self._stamps, stamps)
+        return first is not None and (
+            first.leader_epoch == header.leader_epoch
+            and header.last_offset - first.base_offset <= MAX_RELATIVE_OFFSET
         )
+
+    def _divide(self, columns: Columns, header: BatchHeader) -> None:
+        """Fill up batches one after the other, each up to the record that does not fit."""
+        count, sizes, offsets = len(columns), columns.sizes(), columns.offsets
+        first = 0
+        while first < count:
+            room = self._target_bytes - self._size + (int(sizes[first - 1]) if first else 0)
+            end = min(
+                int(np.searchsorted(sizes, room, "right")),
+                first + MAX_MERGED_RECORDS - self._count,
+            )
+            if not self._parts:
+                end = max(end, first + 1)
+            end = first + self._fitting_stamps(columns.timestamps_ns[first:end])
+            if end == first:
+                self.flush()
+                continue
+            part = columns.part(first, end)
+            base = int(offsets[first]) if first else header.base_offset
+            last = int(offsets[end]) - 1 if end < count else header.last_offset
+            self._append(part, with_range(header, base, last), _span(part.timestamps_ns))
+            first = end
+
+    def _fitting_stamps(self, timestamps_ns: Offsets) -> int:
+        """How many of these records can go into the batch that waits, or into one of their own."""
+        if not len(timestamps_ns):
+            return 0
+        waiting = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2
+        since = timestamps_ns - waiting[0]
+        fits = since % 1000 == 0
+        lowest = np.minimum(np.minimum.accumulate(since), 0)
+        highest = np.maximum(np.maximum.accumulate(since), waiting[1] - waiting[0])
+        fits &= highest - lowest <= MAX_TIMESTAMP_DELTA_US * 1000
+        return len(fits) if fits.all() else int(fits.argmin())
+
+    def _append(self, columns: Columns, header: BatchHeader, stamps: tuple[int, int]) -> None:
+        if self._first is None:
+            self._first = header
+        if self._parts:
+            stamps = min(self._stamps[0], stamps[0]), max(self._stamps[1], stamps[1])
+        self._stamps = stamps
+        self._parts.append(columns)
+        self._size += columns.size_bytes
+        self._count += len(columns)
+        self._next_offset = header.next_offset
 
     def _write(self, raw: Buffer, header: BatchHeader) -> None:
         self._writer.write(raw, header)
         self.batches_out += 1
+
+
+def _span(timestamps_ns: Offsets) -> tuple[int, int]:
+    return int(timestamps_ns.min()), int(timestamps_ns.max())
