@@ -88,7 +88,7 @@ def rebuild_manifest(
     taken = {chain.file_name for chain in chosen}
     superseded = [chain.file_name for chain in chains if chain.file_name not in taken]
     notes = [f"{name} is left out: other segments hold its offsets" for name in superseded]
-    entries, lost = _listed(chosen)
+    entries, lost = _listed(chosen, states)
     start = entries[0].base_offset
     notes.append(
         f"the log starts at offset {start}, with the first segment: what retention had hidden "
@@ -178,7 +178,9 @@ def _tiling(chains: Sequence[Chain]) -> list[Chain]:
             ),
         )
         if chosen and base < end:
-            if best.next_offset > end and best.borders:
+            # A later generation inside a segment is what was appended after it had been truncated.
+            newer = best.next_offset > end or best.generation > chosen[-1].generation
+            if newer and best.borders:
                 raise CorruptMetadata(
                     f"{chosen[-1].file_name} and {best.file_name} hold the same offsets, "
                     f"{base} to {end - 1}, and neither can stand for both",
@@ -190,7 +192,9 @@ def _tiling(chains: Sequence[Chain]) -> list[Chain]:
     return chosen
 
 
-def _listed(chosen: Sequence[Chain]) -> tuple[list[SegmentEntry], list[QuarantinedRange]]:
+def _listed(
+    chosen: Sequence[Chain], states: Iterable[ActiveState]
+) -> tuple[list[SegmentEntry], list[QuarantinedRange]]:
     """The entries, and what is lost inside and between them."""
     entries, lost = [], []
     for number, chain in enumerate(chosen):
@@ -214,7 +218,11 @@ def _listed(chosen: Sequence[Chain]) -> tuple[list[SegmentEntry], list[Quarantin
             reason = "no segment holds these offsets"
             lost.append(QuarantinedRange(end, following, name, size, size, reason))
     last = chosen[-1]
-    if last.generation:
+    was_active = any(
+        (state.base_offset, state.generation) == (last.base_offset, last.generation)
+        for state in states
+    )
+    if last.generation and not was_active:
         # Written by a rewrite and sealed: what is appended goes into a file of its own.
         entries.append(SegmentEntry(base_offset=last.next_offset, next_offset=last.next_offset))
     return entries, lost

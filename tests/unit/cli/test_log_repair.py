@@ -11,6 +11,7 @@ from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, f
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.main import cli
+from liftlog.errors import CorruptRange
 from liftlog.log.index import SparseIndex
 from liftlog.records import iter_batches
 from liftlog.records.format import HEADER_SIZE
@@ -37,12 +38,18 @@ def readable(log: StoredLog) -> list[int]:
     """All offsets that a reader gets, in order."""
     offsets: list[int] = []
     offset = log.log.log_start_offset
-    while (piece := log.log.read(offset, 1 << 20)) is not None:
+    while True:
+        try:
+            piece = log.log.read(offset, 1 << 20)
+        except CorruptRange as lost:
+            offset = lost.next_offset
+            continue
+        if piece is None:
+            return offsets
         with piece:
             for batch in iter_batches(piece.pread()):
                 offsets += batch.trim(offset).offsets()
             offset = piece.next_offset
-    return offsets
 
 
 def damage_second_batch(log: StoredLog) -> None:

@@ -320,6 +320,40 @@ def test_segments_that_contradict_each_other_are_refused() -> None:
         plan(fs, states, METADATA)
 
 
+def truncated() -> tuple[SimFileSystem, Promises, Log, States, bytes]:
+    """Offset 3 was assigned twice; the last are the bytes of the first segment before that."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs)
+    log.set_metadata(METADATA)
+    commit(log, promises, 2)
+    commit(log, promises, 2)
+    before = fs.read(log.segments[0].path)
+    log.truncate_suffix(3)
+    promises.acked = {offset: value for offset, value in promises.acked.items() if offset < 3}
+    commit(log, promises, 1)
+    return fs, promises, log, States(clean=log.close()), before
+
+
+def test_a_truncated_log_is_rebuilt_as_it_was() -> None:
+    fs, promises, log, states, _ = truncated()
+    lost_manifest(fs, log)
+    run(fs, states, METADATA)
+    again = start(fs, states)
+    check(again, promises)
+    assert (again.log_end_offset, again.lineage) == (4, log.lineage)
+    commit(again, promises, 1)
+    check(again, promises)
+
+
+def test_what_was_truncated_does_not_come_back_unseen() -> None:
+    """Without the manifest nobody knows how far the truncated segment is valid."""
+    fs, _, log, states, before = truncated()
+    fs.replace(log.segments[0].path, before)
+    lost_manifest(fs, log)
+    with pytest.raises(CorruptMetadata, match="hold the same offsets"):
+        plan(fs, states, METADATA)
+
+
 @pytest.mark.parametrize(
     "kind",
     ["body in a sealed segment", "the manifest and a segment", "manifest, slot and indexes"],
