@@ -134,14 +134,25 @@ async def test_envelopes_reach_streams_that_ack_nothing_else(
         assert (await publisher.publish("wrapped", None, key=b"\xff\r\n")).offset == 2
     found = [(r.key, r.value) for r in records_of(daemon, "wrapped")]
     assert found == [(b"\xff\r\n", b"v"), (b"\xff\r\n", None)]
-    for last, outcome in ((0, 10071), (2, 3)):
-        async with Publisher(
-            server.url, expect=["wrapped"], use_envelope=True, order="sequence", last_sequence=last
-        ) as publisher:
-            try:
-                assert (await publisher.publish("wrapped", b"w")).offset == outcome
-            except PublishRefused as refusal:
-                assert refusal.err_code == outcome
+
+
+async def test_expected_sequences_inside_envelopes(server: NatsServer, daemon: Daemon) -> None:
+    def in_sequence(last_sequence: int) -> Publisher:
+        return Publisher(
+            server.url,
+            expect=["wrapped"],
+            use_envelope=True,
+            order="sequence",
+            last_sequence=last_sequence,
+        )
+
+    last = describe(daemon, "wrapped").log_end_offset - 1
+    async with in_sequence(last) as publisher:
+        acks = [await publisher.submit("wrapped", b"w") for _ in range(20)]
+        assert [(await ack).offset for ack in acks] == list(range(last + 1, last + 21))
+    async with in_sequence(last) as publisher:
+        with pytest.raises(PublishRefused, match="wrong last sequence"):
+            await publisher.publish("wrapped", b"late")
 
 
 async def test_the_callers_connection_stays_the_callers(server: NatsServer, daemon: Daemon) -> None:
