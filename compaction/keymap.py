@@ -27,7 +27,7 @@ _PER_TABLE = 4 * (LEAST_SLOTS + 2)
 OnSuperseded = Callable[[NDArray[np.int64]], None]
 
 _Part = tuple[NDArray[np.intp], KeyTable, Search]
-"""Records of a chunk whose keys have the same length, by their numbers in it."""
+"""Records of a chunk whose keys have the same number of words, by their numbers in it."""
 
 
 class KeyMap:
@@ -118,8 +118,7 @@ class KeyMap:
             parts = list(self._search(keys.rows(0, count)))
         relative = (offsets[:count] - first_offset).astype(np.uint32)
         for rows, table, found in parts:
-            # Two lengths may have the same number of words: then this table is there by now.
-            table = self._tables.setdefault(table.per_key, table)
+            self._tables[table.per_key] = table
             if on_superseded is not None:
                 known = found.entries.compress(found.entries >= 0)
                 on_superseded(table.newest.take(known) + np.int64(first_offset))
@@ -140,7 +139,7 @@ class KeyMap:
             unknown = rows.compress(found.entries < 0)
             cost[unknown] = 4 * (1 + table.per_key + 1 / LOAD)
             if not table.count and len(unknown):
-                cost[unknown[0]] += _PER_TABLE
+                cost[unknown.min()] += _PER_TABLE
         if not cost.any():
             return count
         free = self._memory_bytes - sum(

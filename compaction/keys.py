@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 WORD_BYTES = 4
 _FEW_LENGTHS = 16
 _FEW_WORDS = 8
+_SHORT = 4096
+
+_Part = tuple[int, NDArray[np.intp]]
 
 Words = NDArray[np.uint32]
 """One key per row, all of the same number of words."""
@@ -40,67 +44,75 @@ class KeyColumn(NamedTuple):
 
 
 def key_words(column: KeyColumn) -> Iterator[tuple[NDArray[np.intp], Words]]:
-    """The keys as words, with the numbers of their records, grouped by length in bytes.
+    """The keys as words, with the numbers of their records, grouped by number of words.
 
-    In a group records keep their order; records without a key are in none.
+    Equal keys come in the order of their records; records without a key are in no group.
     """
     ends = column.ends.astype(np.intp)
     lengths = np.diff(ends)
-    rows = np.flatnonzero(column.valid)
+    rows = column.valid.nonzero()[0]
     if not len(rows):
         return
     first = int(lengths[rows[0]])
     if len(rows) == len(lengths) and bool((lengths == first).all()):
-        packed = np.ndarray((len(rows),), _raw(first), column.data[ends[0] :]) if first else None
-        yield rows, _words(packed, first, len(rows))
+        padded = np.zeros((len(rows), _words_in(first) * WORD_BYTES), np.uint8)
+        if first:
+            packed = np.ndarray((len(rows),), _raw(first), column.data[ends[0] :])
+            _pad(padded, packed, first)
+        padded[:, first] = 1
+        yield rows, padded.view(np.uint32)
         return
-    for length, members in _by_value(lengths[rows], rows):
-        yield members, _words(_gather(column.data, ends[members], length), length, len(members))
+    by_length = _by_value(lengths.take(rows), rows)
+    for words, parts in groupby(by_length, key=lambda part: _words_in(part[0])):
+        yield _joined(column.data, ends, words, list(parts))
 
 
-def groups_of(
-    values: NDArray[np.intp], rows: NDArray[np.intp]
-) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """`rows` split by their value, each part in its old order."""
-    return _by_value(values, rows)
+def _joined(
+    data: NDArray[np.uint8],
+    ends: NDArray[np.intp],
+    words: int,
+    parts: list[_Part],
+) -> tuple[NDArray[np.intp], Words]:
+    """One group of keys of several lengths."""
+    rows = np.concatenate([members for _, members in parts])
+    padded = np.zeros((len(rows), words * WORD_BYTES), np.uint8)
+    done = 0
+    for length, members in parts:
+        part = padded[done : done + len(members)]
+        if length:
+            # Overlapping items of raw bytes: one copy for each key.
+            every = np.ndarray((len(data) - length + 1,), _raw(length), data, strides=(1,))
+            _pad(part, every[ends.take(members)], length)
+        part[:, length] = 1
+        done += len(members)
+    return rows, padded.view(np.uint32)
 
 
-def _by_value(
-    values: NDArray[np.intp], rows: NDArray[np.intp]
-) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    distinct = np.unique(values)
+def _by_value(values: NDArray[np.intp], rows: NDArray[np.intp]) -> list[_Part]:
+    """`rows` split by their value, which ascends; each part in its old order."""
+    if int(values.max()) <= _SHORT:
+        distinct = np.bincount(values).nonzero()[0]
+    else:
+        distinct = np.unique(values)
     if len(distinct) <= _FEW_LENGTHS:
-        for value in distinct.tolist():
-            yield value, rows[values == value]
-        return
-    order = np.argsort(values, kind="stable")
-    borders = np.searchsorted(values[order], distinct).tolist()
-    for value, first, end in zip(
-        distinct.tolist(), borders, [*borders[1:], len(order)], strict=True
-    ):
-        yield value, rows[order[first:end]]
+        return [(value, rows.compress(values == value)) for value in distinct.tolist()]
+    order = values.argsort(kind="stable")
+    borders = values.take(order).searchsorted(distinct).tolist()
+    ranges = zip(distinct.tolist(), borders, [*borders[1:], len(order)], strict=True)
+    return [(value, rows.take(order[first:end])) for value, first, end in ranges]
+
+
+def _words_in(length: int) -> int:
+    return length // WORD_BYTES + 1
 
 
 def _raw(length: int) -> np.dtype[np.void]:
     return np.dtype((np.void, length))
 
 
-def _gather(
-    data: NDArray[np.uint8], starts: NDArray[np.intp], length: int
-) -> NDArray[np.void] | None:
-    """`length` bytes from each start on. Overlapping items of raw bytes: one copy per key."""
-    if not length:
-        return None
-    return np.ndarray((len(data) - length + 1,), _raw(length), data, strides=(1,))[starts]
-
-
-def _words(packed: NDArray[np.void] | None, length: int, count: int) -> Words:
-    words = length // WORD_BYTES + 1
-    padded = np.zeros((count, words * WORD_BYTES), np.uint8)
-    if packed is not None:
-        np.ndarray((count,), _raw(length), padded, strides=(words * WORD_BYTES,))[:] = packed
-    padded[:, length] = 1
-    return padded.view(np.uint32)
+def _pad(padded: NDArray[np.uint8], packed: NDArray[np.void], length: int) -> None:
+    """Put each key at the beginning of its row."""
+    np.ndarray((len(padded),), _raw(length), padded, strides=(padded.shape[1],))[:] = packed
 
 
 class KeyedHash:
