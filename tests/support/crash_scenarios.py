@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from support.logs import BASE_NS, DIRECTORY, SMALL, Promises, Writer, append, create, environment
+from support.logs import (
+    BASE_NS,
+    DIRECTORY,
+    SMALL,
+    Promises,
+    Writer,
+    append,
+    commit,
+    create,
+    environment,
+)
 from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import CorruptMetadata, SyncFailed
@@ -265,7 +275,37 @@ def failed_syncs(world: World, durability: str) -> None:
         writer.commit(1)
 
 
+def batches_of_another_log(world: World, durability: str) -> None:
+    """A follower: fed with raw batches, cut back where its leader went on in another epoch."""
+    leader_fs, written = SimFileSystem(), Promises()
+    leader = create(leader_fs)
+    for size in (3, 2, 4):
+        commit(leader, written, size)
+    log, writer = world.create(durability)
+    _follow(world, writer, leader, written)
+    world.promises.other = world.promises.without(4)
+    log.truncate_suffix(4)
+    world.promises.become(world.promises.other)
+    written.become(written.without(leader.truncate_suffix(4)))
+    leader, _ = open_log(DIRECTORY, environment(leader_fs.kill()), SMALL, boot_id="boot-2")
+    for size in (2, 3):
+        commit(leader, written, size)
+    _follow(world, writer, leader, written)
+    assert log.epochs[-1] == (2, 4)
+
+
+def _follow(world: World, writer: Writer, leader: Log, written: Promises) -> None:
+    log, promises = writer.log, world.promises
+    promises.written = written.written
+    while (piece := leader.read(log.log_end_offset, 1)) is not None:
+        with piece:
+            raw, end = piece.pread(), piece.next_offset
+        rows = {offset: written.acked[offset] for offset in range(log.log_end_offset, end)}
+        writer.store(rows, lambda raw=raw: log.append_raw(raw))
+
+
 SCENARIOS: list[Scenario] = [
+    batches_of_another_log,
     groups_and_rolls,
     rolls_before_the_sync,
     retention_and_metadata,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,10 +149,17 @@ class Writer:
         self.waiting: dict[int, bytes] = {}  # appended, not synced
 
     def commit(self, *sizes: int, stamp: int = BASE_NS) -> None:
+        self._committing(lambda: append(self.log, self.promises, *sizes, stamp=stamp))
+
+    def store(self, rows: dict[int, bytes], call: Callable[[], None]) -> None:
+        """Commit what `call` appends."""
+        self._committing(lambda: call() or rows.items())  # type: ignore[func-returns-value]
+
+    def _committing(self, call: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
         log, promises = self.log, self.promises
         if self.durability != "fsync":
             log.admit_early_acks()
-        rows = append(log, promises, *sizes, stamp=stamp)
+        rows = list(call())
         self.waiting.update(rows)
         if self.durability == "fsync":
             log.sync()

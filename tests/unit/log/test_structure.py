@@ -1,0 +1,316 @@
+"""Segments swapped, files discarded, ranges quarantined, early acks admitted."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from support.crash_scenarios import merge, sealed
+from support.logs import (
+    BASE_NS,
+    DIRECTORY,
+    Promises,
+    append,
+    check,
+    commit,
+    create,
+    read_all,
+    reopen,
+)
+from support.simfs import Fault, SimFileSystem
+
+from liftlog.errors import (
+    CorruptRange,
+    DiskFull,
+    SegmentsChanged,
+    StorageError,
+    SyncFailed,
+)
+from liftlog.log import Log, LogConfig
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+
+BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
+
+
+def _written(segments: int = 4) -> tuple[SimFileSystem, Log, Promises]:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    for _ in range(segments):
+        commit(log, promises, 3)
+        log.roll()
+    return fs, log, promises
+
+
+def _survives(fs: SimFileSystem, promises: Promises) -> Log:
+    for image in (fs.power_cut("all"), fs.power_cut("none")):
+        again, _ = reopen(image, boot="boot-2", config=BIG)
+        check(again, promises)
+    return again
+
+
+def _files(fs: SimFileSystem) -> set[str]:
+    return {name for name in fs.list_directory(DIRECTORY) if name.endswith(".log")}
+
+
+def test_a_swap_changes_files_and_marks_and_nothing_that_is_read() -> None:
+    fs, log, promises = _written()
+    before = log.size_bytes
+    old = sealed(log)
+    log.read(1, 10).release()  # type: ignore[union-attr]  # the old file is open in the pool
+    freed = log.replace_segments(
+        old[1:3],
+        merge(log, old[1:3]),
+        horizons={old[0]: 7, old[3]: None, "gone.log": 9},
+        cleaned_below=10,
+        tombstones_removed_below=4,
+    )
+    assert freed == before - log.size_bytes == 0
+    assert _files(fs) == {segment.path.name for segment in log.segments}
+    assert not _files(fs) & set(old[1:3])
+    assert [s.delete_horizon_ns for s in log.segments] == [7, None, None, None]
+    assert [s.generation for s in log.segments] == [0, 1, 0, 0]
+    check(log, promises)
+    again = _survives(fs, promises)
+    assert (again.cleaned_below, again.tombstones_removed_below) == (10, 4)
+    assert [s.delete_horizon_ns for s in again.segments] == [7, None, None, None]
+    log.replace_segments((), (), horizons={old[0]: None}, cleaned_below=5)
+    assert (log.cleaned_below, log.segments[0].delete_horizon_ns) == (10, None)
+
+
+def test_a_swap_frees_what_the_new_files_do_not_need() -> None:
+    _, log, _ = _written()
+    old = sealed(log)[:2]
+    [entry] = merge(log, old)
+    first = log.segments[0].size_bytes
+    smaller = SegmentEntry(
+        entry.base_offset, entry.generation, first, entry.next_offset, 3, BASE_NS
+    )
+    assert log.replace_segments(old, [smaller]) == entry.size_bytes - first
+
+
+@pytest.mark.parametrize("why", ["retention", "order", "active", "unknown", "swapped"])
+def test_a_swap_of_what_is_no_longer_there_changes_nothing(why: str) -> None:
+    fs, log, promises = _written()
+    old = sealed(log)[:2]
+    new = merge(log, old)
+    asked = {
+        "order": [old[1], old[0]],
+        "active": [log.segments[-1].path.name],
+        "unknown": ["00000000000000000099.log"],
+    }.get(why, old)
+    if why == "retention":
+        promises.start = log.segments[1].base_offset
+        log.remove_before(promises.start, 1)
+    if why == "swapped":
+        log.replace_segments(old, new)
+        new = [SegmentEntry(new[0].base_offset, 9)]
+    listed = [segment.path.name for segment in log.segments]
+    with pytest.raises(SegmentsChanged):
+        log.replace_segments(asked, new, cleaned_below=99)
+    assert [segment.path.name for segment in log.segments] == listed
+    assert log.cleaned_below == 0
+    if why != "swapped":
+        log.discard_files([entry.file_name for entry in new])
+    assert _files(fs) == set(listed)
+    _survives(fs, promises)
+
+
+def test_a_swap_that_does_not_fit_is_refused() -> None:
+    _, log, _ = _written()
+    old = sealed(log)[:2]
+    [good] = merge(log, old)
+    bad = [
+        [],
+        [SegmentEntry(good.base_offset, 1, good.size_bytes, good.next_offset - 1)],
+        [SegmentEntry(good.base_offset + 1, 1, good.size_bytes, good.next_offset)],
+        [SegmentEntry(good.base_offset, 0, good.size_bytes, good.next_offset)],
+        [SegmentEntry(good.base_offset, 1, good.size_bytes + 1, good.next_offset)],
+        [
+            SegmentEntry(good.base_offset, 1, 10, 3),
+            SegmentEntry(4, 1, 10, good.next_offset),
+        ],
+    ]
+    for new in bad:
+        with pytest.raises(ValueError, match=r"segment|entry says"):
+            log.replace_segments(old, new)
+    assert sealed(log)[:2] == old
+    with pytest.raises(ValueError, match="belongs to"):
+        log.discard_files([old[0]])
+
+
+def test_a_segment_with_quarantined_bytes_stays_and_a_hole_moves() -> None:
+    fs, log, promises = _written(1)
+    append(log, promises, 4)
+    fs.faults = [Fault("fsync", path=".log")]
+    with pytest.raises(SyncFailed):
+        log.sync()
+    log.abandon_tail(keep_offsets=True)
+    # An empty segment carries the hole; one with records before it is the common case.
+    commit(log, promises, 3)
+    append(log, promises, 2)
+    fs.faults = [Fault("fsync", path=".log")]
+    with pytest.raises(SyncFailed):
+        log.sync()
+    log.abandon_tail(keep_offsets=True)
+    commit(log, promises, 1)
+    [name] = [s.path.name for s in log.segments if s.sealed and s.base_offset == 8]
+    assert name not in log.damaged_files
+    log.replace_segments([name], merge(log, [name]))
+    hole = log.quarantined[-1]
+    assert (hole.first_offset, hole.next_offset, hole.segment) == (
+        11, 13, "00000000000000000008.1.log",
+    )  # fmt: skip
+    again = _survives(fs, promises)
+    assert again.quarantined == log.quarantined
+    first = sealed(log)[0]
+    log.quarantine(first, [QuarantinedRange(1, 4, first, 0, log.segments[0].size_bytes, "rot")])
+    assert log.damaged_files == {first}
+    with pytest.raises(SegmentsChanged, match="quarantined"):
+        log.replace_segments([first], merge(log, [first]))
+
+
+def test_a_quarantined_range_is_known_at_once_and_for_good() -> None:
+    fs, log, promises = _written()
+    segment = log.segments[1]
+    name = segment.path.name
+    half = segment.size_bytes // 2 // 8 * 8
+    log.quarantine(name, [QuarantinedRange(4, 6, "", 0, half, "rot")])
+    log.quarantine(name, [QuarantinedRange(5, 7, "", half - 8, segment.size_bytes, "more")])
+    operations = fs.operations
+    log.quarantine(name, [QuarantinedRange(4, 5, name, 8, 16, "known")])
+    assert fs.operations == operations, "what is known already writes nothing"
+    expected = QuarantinedRange(4, 7, name, 0, segment.size_bytes, "rot")
+    assert log.quarantined == (expected,)
+    with pytest.raises(CorruptRange) as told:
+        log.read(5, 10)
+    assert (told.value.first_offset, told.value.next_offset) == (5, 7)
+    lost = range(4, 7)
+    check(log, promises, lost=lost)
+    again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
+    assert again.quarantined == (expected,)
+    check(again, promises, lost=lost)
+    for gone in ("00000000000000000099.log", log.segments[-1].path.name):
+        with pytest.raises(SegmentsChanged):
+            log.quarantine(gone, [expected])
+
+
+_STEPS = [
+    Fault("create", path="manifest"),
+    Fault("write", path="manifest", error=28),
+    Fault("fsync", path="manifest"),
+    Fault("rename", path="manifest"),
+    Fault("rename", path="manifest", after=True),
+    Fault("fsync-directory"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(_STEPS)))
+def test_the_files_of_a_failed_swap_are_discarded_only_when_that_is_safe(number: int) -> None:
+    """After the rename the disk may list them, and then they hold the only copy."""
+    fs, log, promises = _written()
+    old = sealed(log)[:2]
+    new = merge(log, old)
+    step = _STEPS[number]
+    fs.faults = [Fault(step.operation, step.error, step.path, after=step.after)]
+    with pytest.raises((StorageError, DiskFull)):
+        log.replace_segments(old, new)
+    assert sealed(log)[:2] == old
+    _survives(fs, promises)
+    # The disk is still in trouble: then nothing may go that a manifest on it could name.
+    fs.faults = [Fault("fsync", path="manifest", times=2)]
+    if log._manifest_in_doubt:
+        with pytest.raises(StorageError):
+            log.discard_files([entry.file_name for entry in new])
+        assert new[0].file_name in _files(fs)
+    _survives(fs, promises)
+    fs.faults = []
+    log.discard_files([entry.file_name for entry in new])
+    assert new[0].file_name not in _files(fs)
+    check(log, promises)
+    _survives(fs, promises)
+    log.replace_segments(old, merge(log, old))
+    commit(log, promises, 2)
+    check(log, promises)
+    _survives(fs, promises)
+
+
+def test_readers_never_miss_a_record_while_segments_are_swapped_and_removed() -> None:
+    _, log, promises = _written(12)
+    stop = threading.Event()
+    problems: list[BaseException] = []
+
+    def read_on() -> None:
+        try:
+            while not stop.is_set():
+                start = log.log_start_offset
+                found = read_all(log)
+                assert set(range(max(start, log.log_start_offset), 37)) <= set(found)
+                log.offset_for_timestamp(BASE_NS)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=read_on) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        names = sealed(log)[:3]
+        log.replace_segments(names[:1], merge(log, names[:1]))
+        log.replace_segments(names[1:3], merge(log, names[1:3]))
+        if len(sealed(log)) < 5:
+            break
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    check(log, promises)
+
+
+def test_an_old_manifest_without_the_newer_fields_is_read() -> None:
+    fs, log, promises = _written(2)
+    image = fs.power_cut("none")
+    path = DIRECTORY / "manifest"
+    content = read_checkpoint_file(image, path, "manifest")
+    assert content is not None
+    for name in ("cleaned_below", "generation"):
+        del content[name]
+    write_checkpoint_file(image, path, "manifest", json.loads(json.dumps(content)))
+    again, _ = reopen(image, boot="boot-1", config=BIG)
+    assert (again.cleaned_below, again.lineage) == (0, log.lineage)
+    check(again, promises)
+
+
+@pytest.mark.parametrize("step", _STEPS[:5])
+def test_no_ack_before_the_sync_while_that_cannot_be_noted(step: Fault) -> None:
+    for call in ("admit_early_acks", "note_acked", "advance_high_watermark"):
+        fs, log, promises = _written(1)
+        fs.faults = [Fault(step.operation, step.error, step.path, after=step.after)]
+        append(log, promises, 2)
+        slot = bytes(log._slot._map or b"")
+        arguments = () if call == "admit_early_acks" else (log.log_end_offset,)
+        with pytest.raises((StorageError, DiskFull)):
+            getattr(log, call)(*arguments)
+        assert log.high_watermark == 4
+        assert bytes(log._slot._map or b"") == slot
+        getattr(log, call)(*arguments)
+        if call != "admit_early_acks":
+            assert bytes(log._slot._map or b"") != slot
+        again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
+        assert again.log_end_offset > 1_000_000
+
+
+def test_epochs_below_the_log_start_are_forgotten() -> None:
+    fs, log, promises = _written(1)
+    for boot in range(2, 6):
+        image = fs.power_cut("none")
+        log, _ = reopen(image, boot=f"boot-{boot}", config=BIG)
+        commit(log, promises, 2)
+        fs = image
+    assert log.epochs == ((1, 1), (2, 4), (3, 6), (4, 8), (5, 10))
+    log.remove_before(6, 0)
+    assert log.epochs == ((3, 6), (4, 8), (5, 10))
+    log.remove_before(9, 0)
+    assert log.epochs == ((4, 8), (5, 10))
+    again, _ = reopen(fs.power_cut("none"), boot="boot-9", config=BIG)
+    assert again.epochs == ((4, 8), (5, 10), (6, 12))
