@@ -372,6 +372,8 @@ class StreamHost:
         self._in_flight = False
         if isinstance(error, SyncFailed):
             self._undo_waiting(error)
+        elif self.settings.durability == "interval":
+            self._after_interval_append(0)  # a roll has synced what waited for the next flush
         if not future.done():
             if error is not None:
                 future.set_exception(error)

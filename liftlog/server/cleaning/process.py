@@ -45,6 +45,7 @@ class Worker:
     def __init__(self, *, idle_seconds: float = _IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
         self._process: asyncio.subprocess.Process | None = None
+        self._ending: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
 
     @property
@@ -95,15 +96,18 @@ class Worker:
         return self._process
 
     def _end_idle(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        # It ends a moment later by itself; the next job starts another.
+        self._ending, self._process = self._process, None
+        if self._ending is not None and self._ending.stdin is not None:
+            self._ending.stdin.close()
 
     async def close(self) -> None:
         """Kill the process and wait for its end. Does nothing when it is not running."""
         if self._idle is not None:
             self._idle.cancel()
-        process, self._process = self._process, None
-        if process is not None:
+        process, self._process = self._process or self._ending, None
+        self._ending = None
+        if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()

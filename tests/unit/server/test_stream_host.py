@@ -228,6 +228,18 @@ async def test_a_sync_that_fails_in_maintenance_is_not_tried_again(
     harness.close()
 
 
+async def test_what_a_roll_has_synced_can_be_read(tmp_path: Path) -> None:
+    """Also with `durability: interval`, long before the next flush."""
+    harness = Harness(tmp_path, 64, durability="interval", flush={"interval": "60s"})
+    assert seqs(await harness.publish(b"1", b"2")) == [1, 2]
+    waiting = harness.host.wait_high_watermark(1)
+    assert harness.log.high_watermark == 1
+    await harness.host.run_exclusive(harness.log.roll)
+    assert harness.log.high_watermark == 3
+    await asyncio.wait_for(waiting, 5)
+    harness.close()
+
+
 async def test_answers_that_wait_are_nacked_when_a_sync_in_maintenance_fails(
     tmp_path: Path,
 ) -> None:
