@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 from support.logs import BASE_NS, DIRECTORY, flip, reopen
 from support.rewriting import (
     HEADER,
@@ -36,7 +37,7 @@ from liftlog.log.rewrite import (
     leftover_files,
     remove_files,
 )
-from liftlog.records import iter_batches
+from liftlog.records import iter_batches, parse_header
 
 POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=80 * MINUTE_NS)
 
@@ -406,6 +407,29 @@ def test_a_source_that_ends_too_early_at_a_batch_border_is_not_taken_for_whole()
     short = replace(job, sources=(replace(job.sources[0], size_bytes=size),))
     with pytest.raises(SourceDamaged, match="ends at offset 7 and not at 13"):
         compact(short, fs)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_columns_that_lie_are_damage_however_good_the_checksum(alone: bool) -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    sizes = [4] if alone else [2, 2, 2]
+    segments(log, [keys(size, first=10 * size) for size in sizes], [keys(3)])
+    job = plan(log)
+    assert job is not None
+    path = log.segments[0].path
+    raw = bytearray(fs.read(path))
+    length = parse_header(raw).length
+    # Behind stamps and a subject dictionary of one entry the first key ends: now past the second.
+    at = 64 + 4 * sizes[0] + 16 + 16 + 4
+    assert raw[at : at + 4] == (2).to_bytes(4, "little")
+    raw[at] = 99
+    raw[56:60] = crc32c(bytes(raw[64:length])).to_bytes(4, "little")
+    raw[60:64] = crc32c(bytes(raw[:60])).to_bytes(4, "little")
+    fs.replace(path, bytes(raw))
+    with pytest.raises(SourceDamaged) as error:
+        compact(job, fs)
+    assert error.value.file_name == path.name
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "fsync", "fsync-directory", "pread"])
