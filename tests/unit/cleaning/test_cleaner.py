@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -383,3 +384,17 @@ async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
     await cleaning.cleaner._round()
     assert len(cleaning.worker.jobs) == host.log.segment_count - 1
     await cleaning.close()
+
+
+async def test_a_job_leaves_room_on_the_disk(
+    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cleaning.stream("a", 100, 3)
+    before = names(cleaning, "a")
+    nearly_full = SimpleNamespace(f_blocks=10**6, f_bavail=10, f_frsize=4096)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.statvfs", lambda path: nearly_full)
+        await cleaning.cleaner._round()
+    assert "less room is left" in cleaning.state("a").error
+    assert names(cleaning, "a") == before
+    await cleaning.running.put("a", [("key-0", b"goes on")])
