@@ -2,7 +2,7 @@
 
 Keys are held as they are, in one table for each number of words (see keytable.py), with their
 newest offset as 32 bits relative to the first offset that was added. An 11-byte key takes 12
-bytes, 4 for the offset and 6 to 9 for its slot. Hashes may collide, which a test can force: that
+bytes, 4 for the offset and 8 to 12 for its slot. Hashes may collide, which a test can force: that
 costs time and nothing else, since the keys themselves are compared.
 
 Thousands of records are handled at a time by numpy; nothing here is done per record.

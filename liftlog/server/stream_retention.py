@@ -95,7 +95,10 @@ def grant_lease(log: Log, low: int, *, duration_ns: int, now_ns: int, holder: st
 
 def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
     """Whether retention would at once remove more than a tenth of what can be read."""
-    decision = decide_retention(log, settings, now_ns)
+    try:
+        decision = decide_retention(log, settings, now_ns)
+    except StorageError:  # then nothing will be removed
+        return False
     readable = log.high_watermark - log.log_start_offset
     if decision is None or not readable:
         return False

@@ -16,7 +16,12 @@ from compaction.retention import RetentionDecision
 from liftlog.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from liftlog.log import Log, OsFileSystem
 from liftlog.server.cleaning.compaction import plan_pass
-from liftlog.server.stream_retention import decide_retention, grant_lease, remove_decided
+from liftlog.server.stream_retention import (
+    decide_retention,
+    grant_lease,
+    remove_decided,
+    removes_too_much,
+)
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 HOUR_NS = 3600 * 1_000_000_000
@@ -177,9 +182,10 @@ def test_unreadable_leases_hold_up_retention_and_compaction() -> None:
     grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
     log.leases._known = None  # as after a restart
     limits = settings(**KEEP_5, compaction={"min_dirty_ratio": 0})
-    fs.faults = [Fault("pread", errno.EIO, path="leases", times=2)]
+    fs.faults = [Fault("pread", errno.EIO, path="leases", times=3)]
     with pytest.raises(StorageError):
         decide_retention(log, limits, BASE_NS)
+    assert not removes_too_much(log, limits, BASE_NS)
     assert plan_pass(log, log.segments, limits, BASE_NS, on_demand=True) is None
     assert fs.faults[0].times == 0
     assert decide_retention(log, limits, BASE_NS) is None, "now they can be read, and hold"
