@@ -54,13 +54,21 @@ def test_key_map_is_a_dict_for_as_long_as_memory_lasts(
 ) -> None:
     key_map = KeyMap(memory, hash_words=hash_words)
     model: dict[bytes, int] = {}
+    superseded: set[int] = set()
+    added: set[int] = set()
     offset = 3
     for call in calls:
-        taken = key_map.add(column(call, noise=noise), np.arange(offset, offset + len(call)))
+        taken = key_map.add(
+            column(call, noise=noise),
+            np.arange(offset, offset + len(call)),
+            lambda offsets: superseded.update(offsets.tolist()),
+        )
         assert 0 <= taken <= len(call)
         for i, key in enumerate(call[:taken]):
             if key is not None:
                 model[key] = offset + i
+                added.add(offset + i)
+        assert superseded == added - set(model.values())
         if taken < len(call):
             stopped = call[taken]
             assert stopped is not None
