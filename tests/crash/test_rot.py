@@ -19,7 +19,7 @@ SETTINGS = {
     "streams": {"in": {"subject": "in.>", "segment": {"max_bytes": "16KiB"}}},
     "log": {"recovery_checkpoint_interval": "50ms"},
 }
-BODY = 90
+HEADER, BODY = 9, 90
 MESSAGES = 60
 
 
@@ -46,8 +46,9 @@ def segments(daemon: Daemon) -> list[Path]:
     return sorted((daemon.data_dir / "streams" / "in").glob("*.log"))
 
 
-@pytest.mark.parametrize("stopped", ["kill", "stop"], indirect=True)
-@pytest.mark.parametrize("where", [3, 9, BODY])
+@pytest.mark.parametrize(
+    ("stopped", "where"), [("kill", HEADER), ("kill", BODY), ("stop", HEADER)], indirect=["stopped"]
+)
 def test_rot_costs_one_batch_and_no_start(stopped: Daemon, where: int, server: NatsServer) -> None:
     """The dedupe window is rebuilt from the log at such a start, so it meets the damage."""
     lost = []

@@ -123,7 +123,7 @@ def test_an_unclean_stop_reads_from_the_recovery_point(tmp_path: Path) -> None:
     again.close()
 
 
-STREAMS = 200
+STREAMS = 120
 OPEN_FILES = 32
 
 

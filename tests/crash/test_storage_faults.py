@@ -23,6 +23,7 @@ from support.machine import Machine
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 from support.readback import read_back
+from support.rounds import modes
 
 pytestmark = pytest.mark.integration
 
@@ -145,7 +146,7 @@ def test_a_disk_that_fills_up_under_load(server: NatsServer, tmp_path: Path) -> 
         daemon.stop()
 
 
-@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+@pytest.mark.parametrize("durability", modes("interval", "fsync", "os"))
 def test_too_many_open_files(durability: str, server: NatsServer) -> None:
     """Not one more file may be opened: appends go on or are refused, none is lost."""
     with Daemon(server.url, settings(durability)) as daemon:

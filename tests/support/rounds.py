@@ -8,3 +8,8 @@ import os
 def rounds(few: int) -> int:
     """`few`, or what TORTURE_ROUNDS says where that is more."""
     return max(few, int(os.environ.get("TORTURE_ROUNDS", "0")))
+
+
+def modes(first: str, *others: str) -> list[str]:
+    """The first mode always, the others where there is time for it."""
+    return [first, *others] if rounds(0) else [first]
