@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bench.liftbench.figures import ROWS, SPREAD, Measurements, Row
+from bench.liftbench.pacer import publish as pace
 from bench.liftbench.processes import WorkerFailed
 from bench.liftbench.publisher import Failed, Load, publish
 from bench.liftbench.report import render
@@ -60,6 +61,55 @@ def test_a_timed_run_waits_for_its_last_acks(server: NatsServer) -> None:
         outcome = publish(Load(server.port, "s", 4, 64, seconds=0.1, warmup_seconds=0.05))
         assert outcome.acked == outcome.sent == held(client)
         assert 0 < outcome.rate * outcome.seconds <= outcome.acked
+
+
+def test_a_paced_run_offers_and_acks_exactly(server: NatsServer) -> None:
+    """More messages than there are distinct frames."""
+    with stream(server, "") as client:
+        spec = {"port": server.port, "subject": "s", "payload_bytes": 16}
+        told = pace({**spec, "rate": 20_000, "seconds": 1.0})
+        assert (told["offered"], told["acked"], told["errors"]) == (20_000, 20_000, 0)
+        assert held(client) == 20_000
+        assert told["acked_in_time"] <= told["acked"]
+        assert 0 < told["p50_us"] <= told["p99_us"]
+
+
+def test_an_ack_that_is_late_counts_from_when_its_message_was_due() -> None:
+    """The acks of half a second come together at its end."""
+    with _silent_server(answer_after=0.5) as port:
+        told = pace(
+            {"port": port, "subject": "s", "payload_bytes": 1, "rate": 1000, "seconds": 0.5}
+        )
+    assert told["acked"] == told["offered"] == 500
+    assert told["p50_us"] > 200_000
+    assert told["p99_us"] > 450_000
+
+
+@contextmanager
+def _silent_server(answer_after: float) -> Iterator[int]:
+    """Takes messages, and acks all of them `answer_after` seconds after the first."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                received, first = b"", None
+                while b"PING" not in received:
+                    received += connection.recv(65536)
+                connection.sendall(b"PONG\r\n")
+                received = b""
+                while received.count(b"PUB ") < 500:
+                    received += connection.recv(65536)
+                    first = first or time.monotonic()
+                assert first is not None
+                time.sleep(max(first + answer_after - time.monotonic(), 0))
+                connection.sendall(b'{"stream":"S","seq":1}\r\n' * 500)
+                connection.recv(1)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(10)
 
 
 def test_a_flood_arrives_whole(server: NatsServer) -> None:
