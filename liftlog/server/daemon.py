@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -50,6 +51,7 @@ def run(settings: Settings, *, assume_yes: bool = False) -> int:
     """
     # A writer thread that comes back from a sync must not wait 5 ms for the interpreter.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    raise_open_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Daemon(settings).run(assume_yes=assume_yes))
 
@@ -204,6 +206,15 @@ class Daemon:
             (self._data_dir.path / ADDRESSES_NAME).unlink()
         logger.info("drained code=%d", code)
         return code
+
+
+def raise_open_file_limit() -> None:
+    """Up to what the system allows: each stream holds two files open, each connection one, and
+    the soft limit of most systems (1024) is meant for programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _calm_garbage_collector() -> None:
