@@ -42,11 +42,18 @@ class LogStructure(LogWriting):
             start = max(log_start_offset, self._manifest.log_start_offset)
             if start > self._committed.offset:
                 raise ValueError("the log start cannot pass the high watermark")
+            names = {segment.path.name for segment in kept}
             manifest = self._manifest.with_changes(
                 log_start_offset=start,
                 high_watermark=self._committed.offset,
                 segments=tuple(segment.entry() for segment in kept),
-                quarantined=tuple(q for q in self._manifest.quarantined if q.next_offset > start),
+                # Below the log start too, as long as the damaged bytes are there: whoever rewrites
+                # or scans the file has to know of them.
+                quarantined=tuple(
+                    bad
+                    for bad in self._manifest.quarantined
+                    if bad.next_offset > start or bad.segment in names
+                ),
                 epochs=epochs_from(self._manifest.epochs, start),
             )
             self._write_manifest(manifest)

@@ -202,6 +202,8 @@ class LogMachine(RuleBasedStateMachine):
         asked = low + int(where * min(high - low + 1, 100))
         end = self.log.truncate_suffix(asked)
         assert end <= max(asked, low)
+        if end == high:
+            return
         self._forget_from(end)
         assert self.log.log_end_offset == self.acked_end == end
 

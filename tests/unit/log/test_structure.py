@@ -196,6 +196,24 @@ def test_a_quarantined_range_is_known_at_once_and_for_good() -> None:
             log.quarantine(gone, [expected])
 
 
+def test_damage_below_the_log_start_is_known_as_long_as_its_file_is_there() -> None:
+    fs, log, promises = _written()
+    commit(log, promises, 3, 3)
+    log.roll()
+    name = log.segments[-2].path.name
+    first = log.segments[-2].base_offset
+    log.quarantine(name, [QuarantinedRange(first, first + 3, name, 0, 8, "rot")])
+    number = log.segment_count - 2
+    log.remove_before(first + 4, number)
+    assert log.damaged_files == {name}
+    with pytest.raises(SegmentsChanged):
+        log.replace_segments([name], merge(log, [name]))
+    again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
+    assert again.damaged_files == {name}
+    log.remove_before(first + 6, 1)
+    assert not log.quarantined
+
+
 _STEPS = [
     Fault("create", path="manifest"),
     Fault("write", path="manifest", error=28),
