@@ -10,8 +10,9 @@ from liftlog.log.clock import Clock, SystemClock
 from liftlog.log.data_dir import DataDir
 from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem, OsFileSystem
+from liftlog.log.inventory import RecoveryReport
 from liftlog.log.log import Log
-from liftlog.log.opening import RecoveryReport, open_log
+from liftlog.log.opening import open_log
 from liftlog.log.reader import LogSlice
 from liftlog.log.recovery import ActiveState
 

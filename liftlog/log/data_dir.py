@@ -21,9 +21,10 @@ from liftlog.errors import CorruptMetadata, DataDirLocked
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem, storage_errors
+from liftlog.log.inventory import RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.manifest import MANIFEST_NAME
-from liftlog.log.opening import RecoveryReport, open_log
+from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
 from liftlog.log.slot import SLOT_NAME
 

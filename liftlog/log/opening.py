@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.environment import LogConfig, LogEnvironment
-from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
-from liftlog.log.index import IndexEntry, SparseIndex, read_index
+from liftlog.log.filesystem import File, storage_errors, write_all
+from liftlog.log.index import SparseIndex, read_index
+from liftlog.log.inventory import BROKEN_SUFFIX, Inventory, RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.manifest import (
-    MANIFEST_NAME,
     SKIPPED,
     Manifest,
     QuarantinedRange,
@@ -21,28 +21,16 @@ from liftlog.log.manifest import (
     read_manifest,
 )
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail, scan
-from liftlog.log.segment import Segment, build_index, walk_batches
-from liftlog.log.slot import SLOT_NAME, AckedSlot, SlotState
+from liftlog.log.segment import Segment, build_index
+from liftlog.log.slot import AckedSlot, SlotState
 from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.header import BatchHeader
 
 logger = logging.getLogger("liftlog.log")
 
-BROKEN_SUFFIX = ".broken"
 _COPY_BYTES = 4 * 1024 * 1024
-_MAX_TAILS = 8
 _MAX_TAIL_BYTES = 64 * 1024 * 1024
 _MAX_OFFSET = 2**63 - 1
-
-
-@dataclass(slots=True)
-class RecoveryReport:
-    """What opening found; `events` are sentences for the log."""
-
-    clean: bool = True
-    scanned_bytes: int = 0
-    cut_bytes: int = 0
-    events: list[str] = field(default_factory=list)
 
 
 def open_log(
@@ -69,7 +57,7 @@ def open_log(
         )
 
 
-class _Opening:
+class _Opening(Inventory):
     """The state of one opening; used once."""
 
     def __init__(
@@ -80,15 +68,11 @@ class _Opening:
         manifest: Manifest,
         boot_id: str | None,
     ) -> None:
-        self.directory = directory
+        super().__init__(directory, environment.fs, manifest)
         self.environment = environment
-        self.fs: FileSystem = environment.fs
         self.config = config
-        self.manifest = manifest
         self.boot_id = boot_id
-        self.report = RecoveryReport()
         self.active_is_missing = False
-        self.quarantined: list[QuarantinedRange] = list(manifest.quarantined)
 
     def run(
         self, clean: ActiveState | None, recovery_point: ActiveState | None
@@ -125,83 +109,6 @@ class _Opening:
 
     # --- pieces ---
 
-    def _note(self, event: str) -> None:
-        self.report.events.append(event)
-        logger.warning("recovery stream=%s %s", self.directory.name, event)
-
-    def _remove_garbage(self) -> None:
-        """Delete what a crash left between two steps: files that the manifest does not list."""
-        listed = {entry.file_name for entry in self.manifest.segments}
-        stems = {name.removesuffix(".log") for name in listed}
-        names = self.fs.list_directory(self.directory)
-        self._remove_old_tails([name for name in names if name.endswith(BROKEN_SUFFIX)])
-        for name in names:
-            known = (
-                name in listed
-                or name in (MANIFEST_NAME, SLOT_NAME)
-                or name.endswith(BROKEN_SUFFIX)
-                or (name.endswith(".index") and name.removesuffix(".index") in stems)
-            )
-            if not known and name.endswith((".log", ".index", ".tmp")):
-                self.fs.unlink(self.directory / name)
-
-    def _remove_old_tails(self, names: list[str]) -> None:
-        """Keep the newest tails that were cut off, and none of what retention has passed."""
-        first = self.manifest.segments[0].base_offset
-        ages = []
-        for name in names:
-            base, *_, position, _ = name.split(".")
-            if base.isdecimal() and position.isdecimal():
-                ages.append((int(base), int(position), name))
-        ages.sort()
-        for i, (base_offset, _, name) in enumerate(ages):
-            if base_offset < first or i < len(ages) - _MAX_TAILS:
-                self.fs.unlink(self.directory / name)
-
-    def _check_sealed(self, sealed: list[Segment]) -> None:
-        """Sealed files are trusted, but they must be there in full length."""
-        for segment in sealed:
-            if any(bad.segment == segment.path.name for bad in self.quarantined):
-                continue
-            if not self.fs.exists(segment.path):
-                self._note(f"the sealed segment {segment.path.name} is missing")
-                self._quarantine(
-                    segment.path, segment.base_offset, segment.next_offset, 0, 0,
-                    "the file is missing",
-                )  # fmt: skip
-                continue
-            file = self.fs.open(segment.path, writable=False)
-            try:
-                if file.size() < segment.size_bytes:
-                    self._quarantine_lost_end(segment, file)
-            finally:
-                file.close()
-
-    def _quarantine_lost_end(self, segment: Segment, file: File) -> None:
-        self._note(f"{segment.path.name} has {file.size()} of {segment.size_bytes} bytes")
-        reached = IndexEntry(segment.base_offset, 0)
-        end = IndexEntry(segment.next_offset, segment.size_bytes)
-        for position, header in walk_batches(file, reached, end):
-            if position + header.length > file.size():
-                break
-            reached = IndexEntry(header.next_offset, position + header.length)
-        self._quarantine(
-            segment.path, reached.offset, segment.next_offset, reached.position,
-            segment.size_bytes, "the end of the file is missing",
-        )  # fmt: skip
-
-    def _quarantine(
-        self, path: Path, first: int, following: int, start: int, end: int, reason: str
-    ) -> None:
-        self.quarantined.append(QuarantinedRange(first, following, path.name, start, end, reason))
-        logger.error(
-            "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
-            self.directory.name,
-            first,
-            following,
-            reason,
-        )
-
     def _load_index(self, path: Path, file: File, state: ActiveState) -> SparseIndex:
         """Entries below `state`; what the file lacks behind the last checkpoint only costs time."""
         index = read_index(self.fs, path, state.base_offset)
@@ -215,9 +122,6 @@ class _Opening:
             index = build_index(file, segment, self._quarantined_in(path))
         index.truncate(state.position)
         return index
-
-    def _quarantined_in(self, path: Path) -> list[QuarantinedRange]:
-        return [bad for bad in self.quarantined if bad.segment == path.name]
 
     def _recover(
         self,

@@ -25,6 +25,7 @@ from support.simfs import SimFileSystem
 from liftlog.errors import CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import Log, LogConfig, open_log
 from liftlog.log.index import index_path
+from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.resync import find_resync
 from liftlog.log.segment import walk_batches
 from liftlog.log.slot import SLOT_NAME
@@ -251,6 +252,30 @@ def test_a_sealed_segment_that_is_gone_or_short(clean: bool, cut_to: int | None)
     assert again.offset_for_timestamp(0) == 1
     third, _ = reopen(image.power_cut("none"), clean=again.close())
     assert third.quarantined == again.quarantined
+
+
+@pytest.mark.parametrize("cut_to", [None, 0, 300])
+def test_a_segment_with_known_damage_may_get_lost_as_well(cut_to: int | None) -> None:
+    fs, log, promises = _written(20, SMALL)
+    victim = log.segments[1]
+    (_, first), (position, second), *_ = _batches(fs, log, 1)
+    log.quarantine(
+        victim.path.name,
+        [QuarantinedRange(second.base_offset, second.next_offset, "", position,
+                          position + second.length, "rot")],
+    )  # fmt: skip
+    image = fs.power_cut("none")
+    if cut_to is None:
+        image.remove(victim.path)
+    else:
+        image.replace(victim.path, image.read(victim.path)[:cut_to])
+    again, _ = reopen(image, boot="boot-2")
+    lost = range(second.base_offset if cut_to else first.base_offset, victim.next_offset)
+    check(again, promises, lost=lost)
+    quarantined = again.quarantined
+    assert len(quarantined) == 2
+    third, _ = reopen(image.power_cut("none"), boot="boot-3")
+    assert third.quarantined == quarantined
 
 
 @pytest.mark.parametrize("slot", ["exact", "other boot", "lost"])

@@ -1,0 +1,125 @@
+"""What of a log is there when it is opened: garbage goes, what is missing is noted."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from liftlog.log.filesystem import File, FileSystem
+from liftlog.log.index import IndexEntry
+from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange
+from liftlog.log.segment import Segment, walk_batches
+from liftlog.log.slot import SLOT_NAME
+
+logger = logging.getLogger("liftlog.log")
+
+BROKEN_SUFFIX = ".broken"
+_MAX_TAILS = 8
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening found; `events` are sentences for the log."""
+
+    clean: bool = True
+    scanned_bytes: int = 0
+    cut_bytes: int = 0
+    events: list[str] = field(default_factory=list)
+
+
+class Inventory:
+    """The files of a log beside its manifest, and the ranges that turn out to be gone."""
+
+    def __init__(self, directory: Path, fs: FileSystem, manifest: Manifest) -> None:
+        self.directory = directory
+        self.fs = fs
+        self.manifest = manifest
+        self.report = RecoveryReport()
+        self.quarantined: list[QuarantinedRange] = list(manifest.quarantined)
+
+    def _note(self, event: str) -> None:
+        self.report.events.append(event)
+        logger.warning("recovery stream=%s %s", self.directory.name, event)
+
+    def _quarantine(
+        self, path: Path, first: int, following: int, start: int, end: int, reason: str
+    ) -> None:
+        self.quarantined.append(QuarantinedRange(first, following, path.name, start, end, reason))
+        logger.error(
+            "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
+            self.directory.name,
+            first,
+            following,
+            reason,
+        )
+
+    def _quarantined_in(self, path: Path) -> list[QuarantinedRange]:
+        return [bad for bad in self.quarantined if bad.segment == path.name]
+
+    def _remove_garbage(self) -> None:
+        """Delete what a crash left between two steps: files that the manifest does not list."""
+        listed = {entry.file_name for entry in self.manifest.segments}
+        stems = {name.removesuffix(".log") for name in listed}
+        names = self.fs.list_directory(self.directory)
+        self._remove_old_tails([name for name in names if name.endswith(BROKEN_SUFFIX)])
+        for name in names:
+            known = (
+                name in listed
+                or name in (MANIFEST_NAME, SLOT_NAME)
+                or name.endswith(BROKEN_SUFFIX)
+                or (name.endswith(".index") and name.removesuffix(".index") in stems)
+            )
+            if not known and name.endswith((".log", ".index", ".tmp")):
+                self.fs.unlink(self.directory / name)
+
+    def _remove_old_tails(self, names: list[str]) -> None:
+        """Keep the newest tails that were cut off, and none of what retention has passed."""
+        first = self.manifest.segments[0].base_offset
+        ages = []
+        for name in names:
+            base, *_, position, _ = name.split(".")
+            if base.isdecimal() and position.isdecimal():
+                ages.append((int(base), int(position), name))
+        ages.sort()
+        for i, (base_offset, _, name) in enumerate(ages):
+            if base_offset < first or i < len(ages) - _MAX_TAILS:
+                self.fs.unlink(self.directory / name)
+
+    def _check_sealed(self, sealed: list[Segment]) -> None:
+        """Sealed files are trusted, but they must be there in full length."""
+        for segment in sealed:
+            known = self._quarantined_in(segment.path)
+            if not segment.size_bytes or any(
+                bad.first_offset <= segment.base_offset and bad.next_offset >= segment.next_offset
+                for bad in known
+            ):
+                continue
+            if not self.fs.exists(segment.path):
+                self._note(f"the sealed segment {segment.path.name} is missing")
+                self._quarantine(
+                    segment.path, segment.base_offset, segment.next_offset, 0, 0,
+                    "the file is missing",
+                )  # fmt: skip
+                continue
+            file = self.fs.open(segment.path, writable=False)
+            try:
+                end = max((bad.end_position for bad in known), default=0)
+                if max(file.size(), end) < segment.size_bytes:
+                    self._quarantine_lost_end(segment, file)
+            finally:
+                file.close()
+
+    def _quarantine_lost_end(self, segment: Segment, file: File) -> None:
+        self._note(f"{segment.path.name} has {file.size()} of {segment.size_bytes} bytes")
+        reached = IndexEntry(segment.base_offset, 0)
+        end = IndexEntry(segment.next_offset, segment.size_bytes)
+        known = self._quarantined_in(segment.path)
+        for position, header in walk_batches(file, reached, end, quarantined=known):
+            if position + header.length > file.size():
+                break
+            reached = IndexEntry(header.next_offset, position + header.length)
+        self._quarantine(
+            segment.path, reached.offset, segment.next_offset, reached.position,
+            segment.size_bytes, "the end of the file is missing",
+        )  # fmt: skip
