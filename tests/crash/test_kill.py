@@ -10,7 +10,7 @@ from support.daemon import Daemon
 from support.fleet import STREAMS, Fleet
 from support.ingesting import assert_no_traceback, describe, until
 from support.nats_server import NatsServer
-from support.rounds import rounds
+from support.rounds import modes, rounds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -26,14 +26,14 @@ def rewritten(daemon: Daemon, stream: str) -> bool:
     return any((daemon.data_dir / "streams" / stream).glob("*.*.log"))
 
 
-@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+@pytest.mark.parametrize("durability", modes("fsync", "interval", "os"))
 def test_kill_under_load_with_everything_on(durability: str, server: NatsServer) -> None:
     """A killed process takes nothing along, whatever the durability."""
     chance = random.Random(f"kill {durability}")
     fleet = Fleet(server.port, f"kill.{durability}", durability)
     with Daemon(server.url, fleet.settings) as daemon:
         fleet.start()
-        count = rounds(3 if durability == "fsync" else 1)
+        count = rounds(3)
         for _ in range(count):
             fleet.wait_acked(chance.randint(100, 1500))
             daemon.kill()

@@ -13,6 +13,8 @@ from support.ingesting import AckedPublisher, describe, until
 from support.ledger import PATIENCE, Ledger
 from support.readback import read_back
 
+from liftlog.log.manifest import SKIPPED
+
 IN_FLIGHT = 40
 FLUSH_MESSAGES = 200
 KEYS = 50
@@ -113,7 +115,9 @@ class Fleet:
             self._lost[name].update(lost)
             if self.durability == "fsync":
                 assert not found.damaged
-                assert describe(daemon, name).quarantined == [], name
+                # A torn tail that nobody was promised may cost offsets, and says so.
+                reasons = {bad["reason"] for bad in describe(daemon, name).quarantined}
+                assert reasons <= {SKIPPED}, name
 
 
 def _committed(daemon: Daemon, stream: str) -> bool:
