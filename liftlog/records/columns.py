@@ -146,10 +146,19 @@ class Columns:
 
     @property
     def size_bytes(self) -> int:
-        """About how long the records will be when encoded, the header left out."""
-        binary = [column for column in (self.keys, self.headers, self.values) if column is not None]
-        fixed = 4 + 4 * len(binary) + (2 if self.subject_ids is not None else 0)
-        return fixed * len(self.offsets) + sum(column.size_bytes for column in binary)
+        """How long the records will be when encoded, at most; header and subjects left out."""
+        return self._fixed_bytes * len(self.offsets) + sum(
+            [column.size_bytes for column in self._binary_columns]
+        )
+
+    @property
+    def _binary_columns(self) -> list[BinaryColumn]:
+        return [column for column in (self.keys, self.headers, self.values) if column is not None]
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """Of each record: its deltas, subject id and, in each other column, an end and a bit."""
+        return 8 + (2 if self.subject_ids is not None else 0) + 5 * len(self._binary_columns)
 
     def take(self, mask: Flags) -> Columns:
         """The records where `mask` is True. Copies what it takes."""
@@ -178,10 +187,8 @@ class Columns:
 
     def sizes(self) -> Offsets:
         """`size_bytes` of the first record, of the first two, and so on."""
-        binary = [column for column in (self.keys, self.headers, self.values) if column is not None]
-        fixed = 4 + 4 * len(binary) + (2 if self.subject_ids is not None else 0)
-        total = np.arange(1, len(self) + 1, dtype=np.int64) * fixed
-        for column in binary:
+        total = np.arange(1, len(self) + 1, dtype=np.int64) * self._fixed_bytes
+        for column in self._binary_columns:
             total += column.ends[1:] - np.int64(column.ends[0])
         return total
 

@@ -20,6 +20,7 @@ from liftlog.records.header import BatchHeader, parse_header
 
 TARGET_BATCH_BYTES = 64 * 1024
 MAX_MERGED_RECORDS = 4096
+_OVERHEAD_BYTES = 256  # of a batch: header, a subject or a few, padding
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
 _WRITE_BYTES = 1024 * 1024
 _SYNC_BYTES = 4 * 1024 * 1024
@@ -161,7 +162,7 @@ class BatchMerger:
 
     def __init__(self, writer: SegmentWriter, *, target_bytes: int = TARGET_BATCH_BYTES) -> None:
         self._writer = writer
-        self._target_bytes = target_bytes
+        self._target_bytes = target_bytes - _OVERHEAD_BYTES
         self.batches_out = 0
         self._first: BatchHeader | None = None  # of what waits; its records may be gone
         self._next_offset = 0

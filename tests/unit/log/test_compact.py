@@ -117,6 +117,20 @@ def test_small_batches_come_together_and_large_ones_stay_as_they_are() -> None:
     check_entries(log, fs)
 
 
+def test_what_is_left_of_many_small_batches_fills_batches_of_64_kib() -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    pairs = [[row(b"k%d" % i, bytes(200)), row(b"twice", b"%d" % i)] for i in range(1000)]
+    rows = segments(log, pairs)
+    compact_once(log, fs)
+    assert stored(log) == expected(rows, log.log_end_offset)
+    headers = [batch.header for batch in iter_batches(fs.read(log.segments[0].path))]
+    assert len(headers) == 4
+    assert all(60 * 1024 < header.length <= 64 * 1024 for header in headers[:-1])
+    assert headers[-1].length <= 64 * 1024
+    check_entries(log, fs)
+
+
 def test_the_batch_before_stands_for_what_is_gone_behind_it() -> None:
     fs = SimFileSystem()
     log = keyed(fs)
