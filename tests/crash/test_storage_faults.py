@@ -25,6 +25,8 @@ from support.raw_nats import RawNats
 from support.readback import read_back
 from support.rounds import modes
 
+from liftlog.log.manifest import SKIPPED
+
 pytestmark = pytest.mark.integration
 
 
@@ -141,7 +143,8 @@ def test_a_disk_that_fills_up_under_load(server: NatsServer, tmp_path: Path) -> 
         machine.lose_power(2)
         daemon.start()
         ledger.check(read_back(daemon, "in").records)
-        assert describe(daemon, "in").quarantined == []
+        # What was left of refused groups may have cost offsets, never records.
+        assert {bad["reason"] for bad in describe(daemon, "in").quarantined} <= {SKIPPED}
         assert_no_traceback(daemon)
         daemon.stop()
 
