@@ -2,13 +2,11 @@
 
 `decode_columns` gives views into the batch; nothing is copied but what has to be widened.
 `encode_columns` is its inverse. No step runs per record in Python. numpy is imported here and
-nowhere else in this package, so that a client does not need it.
+in its neighbours column_set.py and many.py only, so that a client does not need it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
+from liftlog.records.column_set import (
+    BinaryColumn,
+    Columns,
+    Flags,
+    KeyedRecords,
+    Offsets,
+)
 from liftlog.records.decode import RecordBatch
 from liftlog.records.encode import fill_header
 from liftlog.records.format import (
@@ -42,155 +47,7 @@ from liftlog.records.layout import (
     timestamps_position,
 )
 
-Bytes = NDArray[np.uint8]
-Flags = NDArray[np.bool_]
-Offsets = NDArray[np.int64]
-
 _HEADER_PLACE = bytes(HEADER_SIZE)
-_JOIN_FROM_BYTES = 48
-"""Stretches of this mean length are cut and joined; shorter ones are gathered byte by byte."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BinaryColumn:
-    """Item i is `data[ends[i]:ends[i + 1]]`; it is null where `valid` is False.
-
-    `ends` need not begin with 0. `valid` None: no item is null.
-    """
-
-    ends: NDArray[np.int32]
-    data: Bytes
-    valid: Flags | None
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self.ends[-1]) - int(self.ends[0])
-
-    def content(self) -> Bytes:
-        """The bytes of all items, one after another."""
-        return self.data[self.ends[0] : self.ends[-1]]
-
-    def take(self, chosen: NDArray[np.intp]) -> BinaryColumn:
-        starts, stops = self.ends[:-1][chosen], self.ends[1:][chosen]
-        ends = np.zeros(len(chosen) + 1, np.int32)
-        np.cumsum(stops - starts, out=ends[1:])
-        valid = None if self.valid is None else self.valid[chosen]
-        return BinaryColumn(ends, self._gather(chosen, starts, stops, ends), valid)
-
-    def _gather(
-        self,
-        chosen: NDArray[np.intp],
-        starts: NDArray[np.int32],
-        stops: NDArray[np.int32],
-        ends: NDArray[np.int32],
-    ) -> Bytes:
-        total, count = int(ends[-1]), len(self)
-        if not total:
-            return self.data[:0]
-        length = self.size_bytes // count
-        if self.size_bytes == length * count and np.all(np.diff(self.ends) == length):
-            rows: Bytes = self.content().reshape(count, length)[chosen].reshape(total)
-            return rows
-        return gather(self.data, starts, stops, ends)
-
-    def part(self, first: int, end: int) -> BinaryColumn:
-        """The items [first, end); a view."""
-        valid = None if self.valid is None else self.valid[first:end]
-        return BinaryColumn(self.ends[first : end + 1], self.data, valid)
-
-
-def gather(
-    data: Bytes, starts: NDArray[Any], stops: NDArray[Any], ends: NDArray[np.int32]
-) -> Bytes:
-    """The stretches [start, stop) of `data` one after another; `ends` is where each will end."""
-    total = int(ends[-1])
-    if not total:
-        return data[:0]
-    # Neighbours are one stretch of bytes.
-    is_first = np.empty(len(starts), np.bool_)
-    is_first[0] = True
-    np.not_equal(starts[1:], stops[:-1], out=is_first[1:])
-    firsts = np.flatnonzero(is_first)
-    if total >= _JOIN_FROM_BYTES * len(firsts):
-        lasts = np.append(firsts[1:], len(starts)) - 1
-        view = data.data
-        pairs = zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
-        return np.frombuffer(b"".join([view[a:b] for a, b in pairs]), np.uint8)
-    positions = np.arange(total, dtype=np.int64)
-    positions += np.repeat(starts - ends[:-1], stops - starts)
-    return data[positions]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """The records of a batch, or of several, by column; all columns have the same length.
-
-    `subjects` are the entries of the dictionary as they are stored, each with its flag "escaped";
-    `subject_ids` None: all records have the first one. `keys` and `headers` None: no record has
-    any. `values.valid` is False for tombstones.
-    """
-
-    offsets: Offsets
-    timestamps_ns: Offsets
-    subjects: tuple[tuple[bytes, bool], ...]
-    subject_ids: NDArray[np.uint16] | None
-    keys: BinaryColumn | None
-    headers: BinaryColumn | None
-    values: BinaryColumn
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    @property
-    def size_bytes(self) -> int:
-        """How long the records will be when encoded, at most; header and subjects left out."""
-        return self._fixed_bytes * len(self.offsets) + sum(
-            [column.size_bytes for column in self._binary_columns]
-        )
-
-    @property
-    def _binary_columns(self) -> list[BinaryColumn]:
-        return [column for column in (self.keys, self.headers, self.values) if column is not None]
-
-    @property
-    def _fixed_bytes(self) -> int:
-        """Of each record: its deltas, subject id and, in each other column, an end and a bit."""
-        return 8 + (2 if self.subject_ids is not None else 0) + 5 * len(self._binary_columns)
-
-    def take(self, mask: Flags) -> Columns:
-        """The records where `mask` is True. Copies what it takes."""
-        chosen = np.flatnonzero(mask)
-        return Columns(
-            self.offsets[chosen],
-            self.timestamps_ns[chosen],
-            self.subjects,
-            None if self.subject_ids is None else self.subject_ids[chosen],
-            None if self.keys is None else self.keys.take(chosen),
-            None if self.headers is None else self.headers.take(chosen),
-            self.values.take(chosen),
-        )
-
-    def part(self, first: int, end: int) -> Columns:
-        """The records [first, end) by their place; views."""
-        return Columns(
-            self.offsets[first:end],
-            self.timestamps_ns[first:end],
-            self.subjects,
-            None if self.subject_ids is None else self.subject_ids[first:end],
-            None if self.keys is None else self.keys.part(first, end),
-            None if self.headers is None else self.headers.part(first, end),
-            self.values.part(first, end),
-        )
-
-    def sizes(self) -> Offsets:
-        """`size_bytes` of the first record, of the first two, and so on."""
-        total = np.arange(1, len(self) + 1, dtype=np.int64) * self._fixed_bytes
-        for column in self._binary_columns:
-            total += column.ends[1:] - np.int64(column.ends[0])
-        return total
 
 
 # --- bytes to columns ---
@@ -220,18 +77,6 @@ def decode_columns(batch: RecordBatch) -> Columns:
         _binary_column(view, found[HEADERS], count) if HEADERS in found else None,
         _binary_column(view, found[TOMBSTONES], count),
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyedRecords:
-    """What of a batch decides which of its records are superseded. `has_value` None: all have."""
-
-    offsets: Offsets
-    keys: BinaryColumn
-    has_value: Flags | None
-
-    def __len__(self) -> int:
-        return len(self.offsets)
 
 
 def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
@@ -288,82 +133,6 @@ def _binary_column(view: memoryview, found: Binary, count: int) -> BinaryColumn:
         raise CorruptBatch("the offsets of a column run backwards")
     valid = None if found.bitmap is None else _flags(found.bitmap, count)
     return BinaryColumn(ends, np.frombuffer(view, np.uint8, int(ends[-1]), found.data), valid)
-
-
-# --- columns to columns ---
-
-
-def concat(parts: Sequence[Columns]) -> Columns:
-    """One set of columns with the records of all, in the order given; at least one part."""
-    if len(parts) == 1:
-        return parts[0]
-    subjects, ids = _concat_subjects(parts)
-    return Columns(
-        np.concatenate([part.offsets for part in parts]),
-        np.concatenate([part.timestamps_ns for part in parts]),
-        subjects,
-        ids,
-        _concat_optional(parts, [part.keys for part in parts], absent_is_null=True),
-        _concat_optional(parts, [part.headers for part in parts], absent_is_null=False),
-        concat_binary([part.values for part in parts]),
-    )
-
-
-def _concat_subjects(
-    parts: Sequence[Columns],
-) -> tuple[tuple[tuple[bytes, bool], ...], NDArray[np.uint16] | None]:
-    first = parts[0].subjects
-    if len(first) == 1 and all(part.subjects == first for part in parts):
-        return first, None
-    known: dict[tuple[bytes, bool], int] = {}
-    ids = []
-    for part in parts:
-        places = [known.setdefault(entry, len(known)) for entry in part.subjects]
-        if part.subject_ids is None:
-            ids.append(np.full(len(part), places[0] if places else 0, np.uint16))
-        elif places == list(range(len(places))):
-            ids.append(part.subject_ids)
-        else:
-            ids.append(np.asarray(places, np.uint16)[part.subject_ids])
-    return tuple(known), np.concatenate(ids)
-
-
-def _concat_optional(
-    parts: Sequence[Columns], columns: Sequence[BinaryColumn | None], *, absent_is_null: bool
-) -> BinaryColumn | None:
-    if all(column is None for column in columns):
-        return None
-    filled = [
-        _nothing(len(part), absent_is_null) if column is None else column
-        for part, column in zip(parts, columns, strict=True)
-    ]
-    return concat_binary(filled)
-
-
-def _nothing(count: int, null: bool) -> BinaryColumn:
-    valid = np.zeros(count, np.bool_) if null else None
-    return BinaryColumn(np.zeros(count + 1, np.int32), np.empty(0, np.uint8), valid)
-
-
-def concat_binary(columns: Sequence[BinaryColumn]) -> BinaryColumn:
-    """One column with the items of all; at least one."""
-    if len(columns) == 1:
-        return columns[0]
-    ends = [np.zeros(1, np.int32)]
-    end = 0
-    for column in columns:
-        ends.append(column.ends[1:] + np.int32(end - int(column.ends[0])))
-        end += column.size_bytes
-    valid = None
-    if any(column.valid is not None for column in columns):
-        valid = np.concatenate(
-            [
-                np.ones(len(column), np.bool_) if column.valid is None else column.valid
-                for column in columns
-            ]
-        )
-    data = np.concatenate([column.content() for column in columns])
-    return BinaryColumn(np.concatenate(ends), data, valid)
 
 
 # --- columns to bytes ---

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
-from liftlog.records.columns import BinaryColumn, Columns, Flags, gather
+from liftlog.records.column_set import BinaryColumn, Columns, Flags, gather
 from liftlog.records.decode import RecordBatch
 from liftlog.records.format import (
     ESCAPED_SUBJECTS,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import RecordBatch, decode_batch, encode_batch
-from liftlog.records.columns import can_share_batch, concat, decode_columns, encode_columns
+from liftlog.records.column_set import concat
+from liftlog.records.columns import can_share_batch, decode_columns, encode_columns
 from liftlog.records.many import can_decode_together, decode_many
 
 BASE_NS = 1_700_000_000_123_456_789

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from liftlog.records.columns import Columns, KeyedRecords, decode_columns, decode_keys
+from liftlog.records.column_set import Columns, KeyedRecords
+from liftlog.records.columns import decode_columns, decode_keys
 from liftlog.records.decode import RecordBatch
 from liftlog.records.format import KEYS
 from liftlog.records.header import BatchHeader

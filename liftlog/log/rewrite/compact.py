@@ -40,7 +40,7 @@ from liftlog.log.rewrite.marks import OffsetMarks
 from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
-from liftlog.records.columns import KeyedRecords, concat_binary
+from liftlog.records.column_set import KeyedRecords, concat_binary
 from liftlog.records.decode import RecordBatch
 
 Flags = NDArray[np.bool_]

@@ -13,7 +13,8 @@ from liftlog.log.manifest import SegmentEntry
 from liftlog.log.rewrite.chunks import Chunk, with_range
 from liftlog.log.rewrite.job import Throttle, no_throttle
 from liftlog.log.segment import MAX_POSITION
-from liftlog.records.columns import Columns, Offsets, can_share_batch, concat, encode_columns
+from liftlog.records.column_set import Columns, Offsets, concat
+from liftlog.records.columns import can_share_batch, encode_columns
 from liftlog.records.encode import encode_batch, extend_batch
 from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader, parse_header
