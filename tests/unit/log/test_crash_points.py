@@ -68,13 +68,14 @@ def test_the_machine_stops_before_any_operation(scenario: Scenario, durability: 
         images = [(world.fs.power_cut(keep, stop_at), False) for keep in KEEPS]
         for image, killed in [*images, (world.fs.kill(), True)]:
             key = image.digest(), killed
-            if key in known:
+            # Of a killed process the page cache lives on, and does not show what of it was synced.
+            if key in known and not killed:
                 known[key].check(world.promises, killed=killed)
                 continue
             log = _recover(image, world, "boot-1" if killed else "boot-2", killed=killed)
             if log is not None:
                 known[key] = facts = Facts.of(log)
-                if THOROUGH or facts.key() not in gone_on:
+                if THOROUGH or killed or facts.key() not in gone_on:
                     gone_on.add(facts.key())
                     _go_on(image.power_cut("none"), log, world)
     assert len(known) > operations // 2

@@ -16,7 +16,7 @@ from support.logs import (
     read_all,
     reopen,
 )
-from support.simfs import Fault, SimFileSystem
+from support.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import (
     CorruptBatch,
@@ -27,6 +27,7 @@ from liftlog.errors import (
 )
 from liftlog.log import Log, LogConfig
 from liftlog.log.index import index_path, read_index
+from liftlog.log.slot import AckedSlot, SlotState
 from liftlog.records import encode_batch, iter_batches
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
@@ -269,6 +270,35 @@ def test_a_truncation_that_fails_changes_nothing_and_can_be_repeated(what: str) 
             check(log, promises)
             commit(log, promises, 4)
             check(log, promises)
+
+
+@pytest.mark.parametrize("offset", [7, 19, 30])
+def test_what_was_acked_of_the_old_tail_protects_nothing_of_it(offset: int) -> None:
+    """Killed in the middle: the log ends at the old place or at the new one, and nowhere else."""
+    ends = set()
+    for steps in range(40):
+        fs, log, _ = _written()
+        fs.stop_at = fs.operations + steps
+        try:
+            log.truncate_suffix(offset)
+        except MachineStopped:
+            pass
+        else:
+            fs.stopped = True
+        image = fs.kill()
+        again, _ = reopen(image, boot="boot-1")
+        assert not again.quarantined
+        ends.add(again.log_end_offset)
+    assert ends == {37, _boundary(offset)}
+
+
+def test_the_slot_is_exact_again_after_a_truncation() -> None:
+    fs, log, promises = _written()
+    log.truncate_suffix(16)
+    for end in (16, 18):
+        slot = AckedSlot(fs.kill(), DIRECTORY, log.lineage, boot_id="boot-1")
+        assert slot.recovered == SlotState(end, exact=True)
+        commit(log, promises, 2)
 
 
 # --- batches of another log ---
