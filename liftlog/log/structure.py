@@ -16,6 +16,7 @@ from liftlog.errors import SegmentsChanged
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.index import index_path
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, epochs_from
+from liftlog.log.reading import LogEnd
 from liftlog.log.segment import Segment
 from liftlog.log.state import lies_behind
 from liftlog.log.writing import LogWriting
@@ -79,15 +80,17 @@ class LogStructure(LogWriting):
         not listed any more are passed over. Both offsets only ever rise. Without files, only
         these are stored. One write of the manifest does all of it.
 
-        Raises SegmentsChanged when the files are not listed like this (any more), or hold
-        quarantined bytes: then nothing happened and the new files are to be discarded, with
-        `discard_files`. After StorageError or DiskFull too: `discard_files` knows what is safe.
+        Raises SegmentsChanged when the files are not listed like this (any more), hold quarantined
+        bytes, or records that are not committed yet: then nothing happened and the new files are
+        to be discarded, with `discard_files`. After StorageError or DiskFull too: `discard_files` knows what is safe.
         Raises ValueError when `new` cannot stand in for the old ones.
         """
         with self._lock, storage_errors(f"replacing segments of {self.name}"):
             manifest = self._manifest
             at, old = self._listed(old_files)
             self._check_replacement(old, new)
+            if old and self._committed.segment_base >= old[0].base_offset:
+                self._move_committed_behind(old, self._segments[at + len(old)])
             fresh = [Segment(self.directory, entry, sealed=True) for entry in new]
             segments = [*self._segments[:at], *fresh, *self._segments[at + len(old) :]]
             for i, segment in enumerate(segments):
@@ -109,6 +112,14 @@ class LogStructure(LogWriting):
             self._segments = tuple(segments)
             freed = sum([self._remove_files(segment) for segment in old])
             return freed - sum(segment.size_bytes for segment in fresh)
+
+    def _move_committed_behind(self, old: Sequence[Segment], following: Segment) -> None:
+        """Say where readers must stop without a position in files that are about to go."""
+        committed = self._committed
+        if committed.offset < old[-1].next_offset:
+            raise SegmentsChanged(f"{old[-1].path.name} holds records that are not committed yet")
+        if committed.segment_base <= old[-1].base_offset:
+            self._committed = LogEnd(committed.offset, following.base_offset, 0)
 
     def _listed(self, files: Sequence[str]) -> tuple[int, Sequence[Segment]]:
         """The sealed segments of these files and where they stand. Raises SegmentsChanged."""

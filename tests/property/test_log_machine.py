@@ -263,7 +263,7 @@ class LogMachine(RuleBasedStateMachine):
         segment = self.log.segments[number]
         if segment.path.name in self.log.damaged_files or not segment.size_bytes:
             return
-        if segment.sealed:
+        if segment.sealed and segment.next_offset <= self.log.high_watermark:
             rebatch_file(self.log, self.fs, number)
 
     @rule()

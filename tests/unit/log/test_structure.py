@@ -117,6 +117,34 @@ def test_a_swap_of_what_is_no_longer_there_changes_nothing(why: str) -> None:
     _survives(fs, promises)
 
 
+def test_a_segment_with_uncommitted_records_is_not_swapped() -> None:
+    """A roll seals them when the fsync comes later; the high watermark lies inside the file."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    commit(log, promises, 3)
+    rows = append(log, promises, 2, 2)
+    log.roll()
+    rows += append(log, promises, 2)
+    assert log.high_watermark == 4
+    old = sealed(log)
+    new = merge(log, old)
+    with pytest.raises(SegmentsChanged, match="not committed"):
+        log.replace_segments(old, new)
+    log.advance_high_watermark(8)
+    # Now it ends where the high watermark is, at a position that the new file does not have.
+    entry = SegmentEntry(1, 1, new[0].size_bytes - 8, 8, 7, BASE_NS)
+    log.replace_segments(old, [entry])
+    assert log.high_watermark == 8
+    with log.read(1, 1 << 20) as piece:  # type: ignore[union-attr]
+        assert (piece.next_offset, piece.length) == (8, entry.size_bytes)
+    assert log.read(8, 1) is None
+    log.advance_high_watermark(log.sync())
+    promises.acked.update(rows)
+    assert log.high_watermark == 10
+    with log.read(8, 1) as piece:  # type: ignore[union-attr]
+        assert piece.first_offset == 8
+
+
 def test_a_swap_that_does_not_fit_is_refused() -> None:
     _, log, _ = _written()
     old = sealed(log)[:2]
