@@ -82,8 +82,8 @@ class LogStructure(LogWriting):
 
         Raises SegmentsChanged when the files are not listed like this (any more), hold quarantined
         bytes, or records that are not committed yet: then nothing happened and the new files are
-        to be discarded, with `discard_files`. After StorageError or DiskFull too: `discard_files` knows what is safe.
-        Raises ValueError when `new` cannot stand in for the old ones.
+        to be discarded, with `discard_files`. After StorageError or DiskFull too: `discard_files`
+        knows what is safe. Raises ValueError when `new` cannot stand in for the old ones.
         """
         with self._lock, storage_errors(f"replacing segments of {self.name}"):
             manifest = self._manifest
