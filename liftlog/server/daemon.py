@@ -22,6 +22,7 @@ from acl.policy import Policy
 from liftlog import __version__
 from liftlog.errors import ConfigError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.log.filesystem import storage_errors
 from liftlog.protocol.limits import WireLimits
 from liftlog.server.broker import Broker
 from liftlog.server.cleaning.cleaner import Cleaner
@@ -142,8 +143,9 @@ class Daemon:
         """Tell where we listen: in the log, and in a file for programs that chose port 0."""
         path = self._data_dir.path / ADDRESSES_NAME
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"pull": pull, "http": http}))
-        temporary.replace(path)
+        with storage_errors(f"writing {path}"):
+            temporary.write_text(json.dumps({"pull": pull, "http": http}))
+            temporary.replace(path)
         logger.info("listening pull=%s http=%s", ",".join(pull), http)
 
     def _problems(self, broker: Broker, link: NatsLink) -> dict[str, str]:

@@ -6,7 +6,6 @@ files themselves: they get the room of the reserve.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from pathlib import Path
@@ -33,9 +32,11 @@ class DiskReserve:
         return found.f_bavail * found.f_frsize < RESERVE_BYTES
 
     def release(self) -> None:
-        """Give the room back to the file system."""
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        """Give the room back to the file system. What follows must be tried in any case."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("disk-reserve-not-released path=%s error=%s", self._path, error)
 
     def keep(self) -> None:
         """Take up the room again, or as much of it as there is."""
