@@ -135,7 +135,7 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow) -> None:
     # After a stop that could not drain, some ids belong to messages that were never stored.
     end = log.log_end_offset
     content: dict[str, Any] = {
-        "incarnation": log.incarnation,
+        "lineage": log.lineage,
         "log_end_offset": end,
         "ids": [entry for entry in dedupe.snapshot() if entry[2] < end],
     }
@@ -146,8 +146,8 @@ def _restore_snapshot(log: Log, dedupe: DedupeWindow) -> bool:
     """True when there was a snapshot of exactly this state of the log."""
     try:
         content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
-        if content is None or (content["incarnation"], content["log_end_offset"]) != (
-            log.incarnation,
+        if content is None or (content["lineage"], content["log_end_offset"]) != (
+            log.lineage,
             log.log_end_offset,
         ):
             return False

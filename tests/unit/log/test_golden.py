@@ -60,18 +60,22 @@ def test_a_whole_stream_is_written_the_same_way() -> None:
         assert (GOLDEN / "data" / name).read_bytes() == raw, name
 
 
-def _on_disk() -> SimFileSystem:
+def _on_disk(version: str = "data") -> SimFileSystem:
+    """`older` holds the checkpoint files as they were before segments had generations; what is
+    not there is as it is now."""
     fs = SimFileSystem()
     fs.make_directory(STREAM)
     for name in FILES:
         path = STREAM.parents[1] / name
+        source = GOLDEN / version / name
         fs.open(path, create=True)
-        fs.replace(path, (GOLDEN / "data" / name).read_bytes())
+        fs.replace(path, (source if source.exists() else GOLDEN / "data" / name).read_bytes())
     return fs
 
 
-def test_a_whole_stream_is_read() -> None:
-    fs = _on_disk()
+@pytest.mark.parametrize("version", ["data", "older"])
+def test_a_whole_stream_is_read(version: str) -> None:
+    fs = _on_disk(version)
     content = read_checkpoint_file(fs, STREAM.parents[1] / "clean", "clean")
     assert content is not None
     state = ActiveState(**content["streams"]["orders"])
