@@ -17,6 +17,7 @@ class Machine:
 
     def __init__(self, server: NatsServer, disk: LoseFsHandle, settings: dict[str, Any]) -> None:
         self.disk = disk
+        self._cuts = 0
         self.reboots = Reboots(disk.path.parent)
         data_dir = disk.path / "data"
         self.daemon = Daemon(
@@ -31,6 +32,9 @@ class Machine:
         """It may have gone already, by `cut_after`."""
         self.disk.cut("none" if seed % 4 == 0 else "some", seed)
         self.daemon.kill()
+        # What a daemon says on a machine without power is heard by nobody; kept for debugging.
+        self._cuts += 1
+        self.daemon.log_path.rename(self.daemon.log_path.with_suffix(f".{self._cuts}.log"))
         self.reboots.reboot()
         self.disk.mount()
 
