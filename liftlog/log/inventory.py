@@ -45,7 +45,10 @@ class Inventory:
     def _quarantine(
         self, path: Path, first: int, following: int, start: int, end: int, reason: str
     ) -> None:
-        self.quarantined.append(QuarantinedRange(first, following, path.name, start, end, reason))
+        bad = QuarantinedRange(first, following, path.name, start, end, reason)
+        self.quarantined.append(bad)
+        if not bad.is_loss:  # the cut of the tail was told already
+            return
         logger.error(
             "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
             self.directory.name,

@@ -123,7 +123,7 @@ STREAM_METRICS = (
         "liftlog_quarantined_ranges",
         "gauge",
         "Damaged offset ranges",
-        lambda host: len(host.log.quarantined),
+        lambda host: sum(1 for bad in host.log.quarantined if bad.is_loss),
     ),
     StreamMetric(
         "liftlog_cleaned_below",

@@ -32,7 +32,7 @@ def describe(
         settings=host.settings.to_yaml_dict(),
         warnings=[host.failure, *warnings] if host.failure else list(warnings),
         possible_losses=host.possible_losses,
-        quarantined=[asdict(entry) for entry in log.quarantined],
+        quarantined=[asdict(entry) for entry in log.quarantined if entry.is_loss],
         compaction=compaction,
     )
 
