@@ -146,13 +146,14 @@ def test_a_failed_sync_is_never_an_ack(
         info = describe(daemon, "in")
         assert info.state == "attached"
         assert info.segment_count >= 2
-        records = assert_all_stored(daemon, "in", publisher)
+        # Below `fsync` the offsets of the failed group count as given out: readers are told.
+        records = assert_all_stored(daemon, "in", publisher, on_corrupt="skip")
         stored = {int(record.value or b"-1") for record in records}
         assert not stored & set(publisher.nacked), "what was nacked is not there"
         daemon.kill()
         daemon.wrapper = []
         daemon.start()
-        assert_all_stored(daemon, "in", publisher)
+        assert_all_stored(daemon, "in", publisher, on_corrupt="skip")
         with RawNats(server.port) as raw:
             assert "error" not in publish(raw, f"{durability}.x", b"0")
         assert_no_traceback(daemon)
@@ -198,6 +199,8 @@ def test_storage_that_fails_for_good_stops_that_stream_alone(
     wrapper = wrapped(strace, tmp_path / "trace", "-e", fail)
     with Daemon(server.url, {"streams": streams}, wrapper=wrapper) as daemon:
         with RawNats(server.port) as raw:
+            # The first early ack of a stream must be noted on disk before it leaves.
+            assert publish(raw, "fine.x", b"0")["seq"] == 1
             acked = []
             answer = publish(raw, "bad.x", b"0")
             while "error" not in answer:
@@ -207,7 +210,7 @@ def test_storage_that_fails_for_good_stops_that_stream_alone(
                 publish(raw, "bad.x", b"x")
             for _ in range(3):
                 assert publish(raw, "bad.x", b"x")["error"]["err_code"] == 10077
-            assert publish(raw, "fine.x", b"1")["seq"] == 1
+            assert publish(raw, "fine.x", b"1")["seq"] == 2
         assert describe(daemon, "in").state == "failed"
         assert describe(daemon, "os").state == "attached"
         assert daemon.metric("liftlog_failed", stream="in") == 1

@@ -171,7 +171,7 @@ def swaps(world: World, durability: str) -> None:
     for _ in range(3):
         writer.commit(3)
         log.roll()
-        writer.settle()
+        writer.flush()
     files = sealed(log)
     assert len(files) == 3
     world.tombstones_removed_below = log.segments[1].next_offset

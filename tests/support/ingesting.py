@@ -15,10 +15,12 @@ from liftlog.client import connect_sync
 from liftlog.records.decode import Record
 
 
-def records_of(daemon: Daemon, stream: str, start: int | str = "earliest") -> list[Record]:
+def records_of(
+    daemon: Daemon, stream: str, start: int | str = "earliest", *, on_corrupt: Any = "raise"
+) -> list[Record]:
     """Everything a consumer can read of a stream now."""
     with connect_sync(daemon.pull_address) as client:
-        return list(client.read(stream, start=start, until="end"))
+        return list(client.read(stream, start=start, until="end", on_corrupt=on_corrupt))
 
 
 def values_of(daemon: Daemon, stream: str) -> list[bytes | None]:
@@ -150,9 +152,11 @@ class AckedPublisher(threading.Thread):
             raise self.error
 
 
-def assert_all_stored(daemon: Daemon, stream: str, publisher: AckedPublisher) -> list[Record]:
+def assert_all_stored(
+    daemon: Daemon, stream: str, publisher: AckedPublisher, *, on_corrupt: Any = "raise"
+) -> list[Record]:
     """Every acked message can be read under its offset, and offsets run without gaps."""
-    records = records_of(daemon, stream)
+    records = records_of(daemon, stream, on_corrupt=on_corrupt)
     by_offset = {record.offset: record for record in records}
     assert len(by_offset) == len(records)
     missing = [

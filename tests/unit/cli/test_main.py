@@ -186,10 +186,19 @@ def test_records_are_read_in_small_pieces_when_few_are_wanted() -> None:
     asked = {}
 
     class Client:
-        def read_batches(self, stream: str, start: object, until: object, **options: int) -> object:
+        def read_batches(
+            self, stream: str, start: object, until: object, **options: object
+        ) -> object:
             asked.update(options)
             return iter(())
 
-    reading = consume_module._Reading(Client(), "s", 1, 5, lambda records: None)  # type: ignore[arg-type]
+    reading = consume_module._Reading(
+        Client(),  # type: ignore[arg-type]
+        "s",
+        1,
+        5,
+        lambda records: None,
+        skip_damaged=False,
+    )
     reading.run("end")
     assert asked["fetch_bytes"] == 64 * 1024
