@@ -52,7 +52,7 @@ class Ledger:
         """(subject, number) of every acked message by offset; no offset twice."""
         found: dict[int, tuple[str, int]] = {}
         for subject, publisher in self._publishers.items():
-            for number, offset in list(publisher.acked.items()):
+            for number, offset in publisher.acked.copy().items():  # its thread may add to it
                 assert offset > 0
                 assert offset not in found, (
                     f"offset {offset} was given to {found[offset]} and to {(subject, number)}"
@@ -137,7 +137,7 @@ class Ledger:
         return {
             (subject, number)
             for subject, publisher in self._publishers.items()
-            for number in list(publisher.nacked)
+            for number in publisher.nacked.copy()
         }
 
 
