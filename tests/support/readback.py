@@ -7,7 +7,7 @@ from typing import NamedTuple
 from support.daemon import Daemon
 
 from liftlog.client import connect_sync
-from liftlog.errors import CorruptRange
+from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.records.decode import Record
 
 
@@ -29,6 +29,11 @@ def read_back(daemon: Daemon, stream: str) -> Readback:
             except CorruptRange as damage:
                 first, start = damage.first_offset, damage.next_offset
                 damaged.append((first, start))
+            except OffsetOutOfRange as behind:
+                # Retention overtook the reader: what is left begins here.
+                start = int(behind.details["log_start_offset"])
+                assert not records or records[-1].offset < start
+                continue
             else:
                 return Readback(records, damaged)
             assert start > first
