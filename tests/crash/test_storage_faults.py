@@ -8,6 +8,7 @@ Linux does: whoever syncs the same file again and believes it has lost them.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 from collections.abc import Iterator
@@ -158,7 +159,7 @@ def test_too_many_open_files(durability: str, server: NatsServer) -> None:
         ledger.start()
         ledger.wait_acked(100)
         limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (open_files(daemon), limits[1]))
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (next_file(daemon), limits[1]))
         until(lambda: publisher.nacked, PATIENCE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
         ledger.wait_acked(300)
@@ -172,8 +173,10 @@ def test_too_many_open_files(durability: str, server: NatsServer) -> None:
         ledger.check(read_back(daemon, "in").records)
 
 
-def open_files(daemon: Daemon) -> int:
-    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+def next_file(daemon: Daemon) -> int:
+    """The number that the next file would get: with this for a limit, it cannot be opened."""
+    taken = {int(number) for number in os.listdir(f"/proc/{daemon.pid}/fd")}
+    return next(number for number in itertools.count() if number not in taken)
 
 
 def test_a_read_only_disk_at_the_start(server: NatsServer, tmp_path: Path) -> None:
