@@ -91,7 +91,12 @@ class Daemon:
             await broker.open_streams(assume_yes=assume_yes)
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
-            cleaner = Cleaner(broker, self.settings.cleaner, self._data_dir)
+            cleaner = Cleaner(
+                broker,
+                self.settings.cleaner,
+                self._data_dir,
+                clock_is_trusted=self._guard.wall_clock_is_trusted,
+            )
             broker.compactor = cleaner
             link = NatsLink(
                 self.settings.nats,

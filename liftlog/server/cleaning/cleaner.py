@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from liftlog.errors import InvalidArgument, LiftlogError, SegmentsChanged, StorageError
@@ -49,8 +49,11 @@ class Cleaner:
         settings: CleanerSettings,
         data_dir: DataDir,
         worker: Worker | None = None,
+        *,
+        clock_is_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._streams = streams
+        self._clock_is_trusted = clock_is_trusted
         self._settings = settings
         self._jobs = JobRunner(settings, worker or Worker())
         self._states: dict[StreamHost, StreamCleaning] = {}
@@ -202,8 +205,11 @@ class Cleaner:
     # --- compaction ---
 
     def _due(self) -> list[StreamHost]:
-        """Streams to compact, the dirtiest first."""
-        found = []
+        """Streams to compact, the dirtiest first; none while a clock that jumped would make young
+        records and tombstones look old."""
+        found: list[tuple[float, StreamHost]] = []
+        if not self._clock_is_trusted():
+            return []
         now_ns = self._streams.now_ns()
         for host in self._streams.hosts.values():
             if compaction_of(host.settings) is None or host.failure:
@@ -231,7 +237,14 @@ class Cleaner:
         dropped = 0
         while True:
             now_ns, segments = self._streams.now_ns(), log.segments
-            plan = plan_pass(log, segments, host.settings, now_ns, on_demand=forced)
+            plan = plan_pass(
+                log,
+                segments,
+                host.settings,
+                now_ns,
+                on_demand=forced,
+                keep_tombstones=not self._clock_is_trusted(),
+            )
             if plan is None:
                 break
             cleaned_below = log.cleaned_below

@@ -48,10 +48,11 @@ def plan_pass(
     now_ns: int,
     *,
     on_demand: bool = False,
+    keep_tombstones: bool = False,
 ) -> CompactionPlan | None:
     """What a pass over `segments`, a snapshot of the log's, would do now; None when none is due.
 
-    Linear in the number of segments.
+    `keep_tombstones` however old they seem. Linear in the number of segments.
     """
     try:
         leases = log.leases.live(now_ns)
@@ -68,7 +69,9 @@ def plan_pass(
         now_ns=now_ns,
         on_demand=on_demand,
         quarantined=_damaged(log),
-        keep_tombstones_from=min((lease.low for lease in leases), default=None),
+        keep_tombstones_from=(
+            0 if keep_tombstones else min((lease.low for lease in leases), default=None)
+        ),
     )
 
 

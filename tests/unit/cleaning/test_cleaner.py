@@ -340,6 +340,32 @@ async def test_a_lease_granted_during_a_pass_keeps_its_tombstones(cleaning: Clea
     assert host.log.tombstones_removed_below == 4
 
 
+async def test_a_clock_that_jumped_makes_no_tombstone_old(cleaning: Cleaning) -> None:
+    await cleaning.stream("a", 0, 1)
+    running, cleaner = cleaning.running, cleaning.cleaner
+    await running.put("a", [("x", b"1" * 3000)])
+    tombstone = b"NATS/1.0\r\nLiftlog-Key: x\r\nLiftlog-Tombstone: true\r\n\r\n"
+    host = running.broker.hosts["a"]
+    host.receive(MessageRun([b"in"], [b""], [b""], [tombstone]))
+    host.kick()
+    await host.drained()
+    cleaner.request(host)
+    await cleaner._round()
+    assert cleaning.read("a") == {b"x": 2}
+    trusted = False
+    cleaner._clock_is_trusted = lambda: trusted
+    running.clock.ahead_ns = 365 * 86_400 * 10**9
+    cleaning.state("a").look_again_at = 0.0
+    await cleaner._round()
+    cleaner.request(host)
+    await cleaner._round()
+    assert cleaning.read("a") == {b"x": 2}
+    trusted = True
+    cleaning.state("a").look_again_at = 0.0
+    await cleaner._round()
+    assert cleaning.read("a") == {}
+
+
 # --- re-batching and scrubbing ---
 
 
