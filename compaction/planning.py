@@ -24,7 +24,7 @@ Works like Kafka's LogCleaner, whose class comment is the best description of th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,13 +121,16 @@ def plan_compaction(
     on_demand: bool = False,
     quarantined: Collection[int] = (),
     keep_tombstones_from: int | None = None,
+    first_stamp_ns: Callable[[int], int] | None = None,
 ) -> CompactionPlan | None:
     """What to compact now, or None when nothing is due.
 
     `segments` are in order, the oldest first. `bound_offset` is the high watermark, lowered by
     leases: nothing at or past it takes part. `quarantined` are the base offsets of segments with
     a quarantined range; they are never touched. With `keep_tombstones_from` (the lowest start of
-    a live lease) tombstones from there on stay. Takes time linear in the number of segments.
+    a live lease) tombstones from there on stay. `first_stamp_ns` tells the stamp of the first
+    record of a segment, by its place; without it `max_lag` goes by the newest one. Takes time
+    linear in the number of segments.
     """
     sources = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
     taken = segments[:sources]
@@ -136,7 +139,9 @@ def plan_compaction(
     drop = _tombstones_to_drop(
         taken, live, cleaned_below, log_start_offset, keep_tombstones_from, now_ns
     )
-    reasons = _reasons(taken, live, policy, dirt, cleaned_below, now_ns, on_demand=on_demand)
+    reasons = _reasons(
+        taken, live, policy, dirt, cleaned_below, now_ns, first_stamp_ns, on_demand=on_demand
+    )
     if any(drop):
         reasons.append(f"expired tombstones in {sum(drop)} segments")
     if not reasons:
@@ -221,6 +226,7 @@ def _reasons(
     dirt: CompactionBacklog,
     cleaned_below: int,
     now_ns: int,
+    first_stamp_ns: Callable[[int], int] | None,
     *,
     on_demand: bool,
 ) -> list[str]:
@@ -234,10 +240,8 @@ def _reasons(
     if policy.max_lag_ns is not None:
         for i, segment in enumerate(taken):
             if live[i] and segment.next_offset > cleaned_below:
-                # Its first record is not older than the last one before it; the newest of the
-                # segment itself is what is left for the first segment.
-                oldest = taken[i - 1].max_timestamp_ns if i else segment.max_timestamp_ns
-                if now_ns - min(oldest, segment.max_timestamp_ns) >= policy.max_lag_ns:
+                oldest = segment.max_timestamp_ns if first_stamp_ns is None else first_stamp_ns(i)
+                if now_ns - oldest >= policy.max_lag_ns:
                     reasons.append(f"max_lag: older than {policy.max_lag_ns / 1e9:g} s")
                 break
     return reasons

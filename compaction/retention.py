@@ -77,6 +77,8 @@ class RetentionDecision:
     log_start_offset: int
     delete_segments: int
     reasons: tuple[str, ...] = ()
+    delete_below: int = 0
+    """Where the last of these segments ends; counts mean nothing once segments are merged."""
 
 
 def decide(
@@ -123,7 +125,8 @@ def decide(
             move(start, f"max_age: older than {policy.max_age_ns / 1e9:g} s")
     protected = policy.protect_newer_than_ns
     deletable = _deletable(segments, new_start, now_ns - protected if protected else None)
-    return RetentionDecision(new_start, deletable, tuple(reasons))
+    below = segments[deletable - 1].next_offset if deletable else 0
+    return RetentionDecision(new_start, deletable, tuple(reasons), below)
 
 
 def _start_by_age(segments: Sequence[SegmentView], oldest_ns: int, log_start: int) -> int:

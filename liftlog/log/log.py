@@ -117,8 +117,12 @@ class Log(LogTruncation):
         )
 
     def _view(self) -> ReadView:
-        # In this order: the segments are at least as new as what is committed in them.
-        return ReadView(self._committed, self._segments, self._manifest)
+        while True:
+            segments = self._segments
+            view = ReadView(self._committed, segments, self._manifest)
+            # A position in a file that was swapped meanwhile would mean nothing in the new one.
+            if segments is self._segments:
+                return view
 
     def _index_of(self, segment: Segment, file: File) -> SparseIndex:
         index = self._index
@@ -181,7 +185,8 @@ class Log(LogTruncation):
         """Sync, store the active index, close the files. None when the sync failed."""
         if self._closed:
             return None
-        self._closed = True
+        with self._lock:  # a change of the structure that is under way is the last one
+            self._closed = True
         state: ActiveState | None = None
         try:
             self.sync()

@@ -36,7 +36,10 @@ class ReadView(NamedTuple):
     def readable_end(self, segment: Segment) -> IndexEntry:
         """How far readers may go in `segment`."""
         committed = self.committed
-        if segment.base_offset == committed.segment_base:
+        # What is sealed and committed to its end may have been rewritten since: then the position
+        # means nothing in the new file, and none is needed.
+        is_whole = segment.sealed and segment.next_offset <= committed.offset
+        if segment.base_offset == committed.segment_base and not is_whole:
             return IndexEntry(committed.offset, committed.position)
         return IndexEntry(segment.next_offset, segment.size_bytes)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from liftlog.errors import StorageError
 from liftlog.log.counting import RecordCounts
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File
@@ -172,6 +173,9 @@ class LogState:
         follow before it has been told again what is true, or a segment that it takes for sealed
         would grow behind its back.
         """
+        if self._closed:
+            # The directory may belong to another process by now.
+            raise StorageError(f"the log of {self.name} is closed")
         try:
             manifest.write(self.environment.fs, self.directory)
         except OSError:

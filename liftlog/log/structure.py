@@ -16,7 +16,6 @@ from liftlog.errors import SegmentsChanged
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.index import index_path
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, epochs_from
-from liftlog.log.reading import LogEnd
 from liftlog.log.segment import Segment
 from liftlog.log.state import lies_behind
 from liftlog.log.writing import LogWriting
@@ -30,19 +29,26 @@ class LogStructure(LogWriting):
         with self._lock, storage_errors(f"updating {self.name}"):
             self._write_manifest(self._manifest.with_changes(metadata=metadata))
 
-    def remove_before(self, log_start_offset: int, delete_segments: int) -> int:
+    def remove_before(
+        self, log_start_offset: int, delete_segments: int, *, delete_below: int | None = None
+    ) -> int:
         """Move the log start and drop the oldest sealed segments; returns the bytes freed.
 
-        Whoever reads a removed file keeps it until the answer is sent.
+        At most `delete_segments` go, and only what ends at or below the new log start and
+        `delete_below`: the caller may have counted before segments were merged. Whoever reads a
+        removed file keeps it until the answer is sent.
         """
         with self._lock, storage_errors(f"retention of {self.name}"):
-            gone = self._segments[:delete_segments]
-            kept = self._segments[delete_segments:]
-            if not kept or any(not segment.sealed for segment in gone):
-                raise ValueError("the active segment cannot be deleted")
             start = max(log_start_offset, self._manifest.log_start_offset)
             if start > self._committed.offset:
                 raise ValueError("the log start cannot pass the high watermark")
+            limit = start if delete_below is None else min(start, delete_below)
+            count = 0
+            for segment in self._segments[: min(delete_segments, len(self._segments) - 1)]:
+                if not segment.sealed or segment.next_offset > limit:
+                    break
+                count += 1
+            gone, kept = self._segments[:count], self._segments[count:]
             names = {segment.path.name for segment in kept}
             manifest = self._manifest.with_changes(
                 log_start_offset=start,
@@ -71,11 +77,13 @@ class LogStructure(LogWriting):
         horizons: Mapping[str, int | None] | None = None,
         cleaned_below: int | None = None,
         tombstones_removed_below: int | None = None,
+        lineage: str | None = None,
     ) -> int:
         """Put rewritten segments in the place of others; returns the bytes freed. Durable.
 
         `old_files` are consecutive sealed segments. `new` tiles the same offsets in files of a
         higher generation, which are on disk, fsynced with their indexes and the directory.
+        With `lineage` nothing is done in another one: a job that outlived a truncation.
         `horizons` sets or clears the delete horizon of sealed segments that stay; names that are
         not listed any more are passed over. Both offsets only ever rise. Without files, only
         these are stored. One write of the manifest does all of it.
@@ -87,10 +95,13 @@ class LogStructure(LogWriting):
         """
         with self._lock, storage_errors(f"replacing segments of {self.name}"):
             manifest = self._manifest
+            if lineage is not None and lineage != manifest.lineage:
+                raise SegmentsChanged(f"{self.name} was truncated meanwhile")
             at, old = self._listed(old_files)
             self._check_replacement(old, new)
-            if old and self._committed.segment_base >= old[0].base_offset:
-                self._move_committed_behind(old, self._segments[at + len(old)])
+            if old and self._committed.offset < old[-1].next_offset:
+                name = old[-1].path.name
+                raise SegmentsChanged(f"{name} holds records that are not committed yet")
             fresh = [Segment(self.directory, entry, sealed=True) for entry in new]
             segments = [*self._segments[:at], *fresh, *self._segments[at + len(old) :]]
             for i, segment in enumerate(segments):
@@ -112,14 +123,6 @@ class LogStructure(LogWriting):
             self._segments = tuple(segments)
             freed = sum([self._remove_files(segment) for segment in old])
             return freed - sum(segment.size_bytes for segment in fresh)
-
-    def _move_committed_behind(self, old: Sequence[Segment], following: Segment) -> None:
-        """Say where readers must stop without a position in files that are about to go."""
-        committed = self._committed
-        if committed.offset < old[-1].next_offset:
-            raise SegmentsChanged(f"{old[-1].path.name} holds records that are not committed yet")
-        if committed.segment_base <= old[-1].base_offset:
-            self._committed = LogEnd(committed.offset, following.base_offset, 0)
 
     def _listed(self, files: Sequence[str]) -> tuple[int, Sequence[Segment]]:
         """The sealed segments of these files and where they stand. Raises SegmentsChanged."""

@@ -78,11 +78,11 @@ class LogTruncation(LogStructure):
         self._commit_group = (group + 1) & 0xFFFF
 
     def _note_epochs(self, epochs: tuple[tuple[int, int], ...]) -> None:
-        manifest = self._manifest
-        if epochs == manifest.epochs:
-            return
-        newest = max(manifest.leader_epoch, epochs[-1][0])
         with self._lock, storage_errors(f"noting an epoch of {self.name}"):
+            manifest = self._manifest
+            if epochs == manifest.epochs:
+                return
+            newest = max(manifest.leader_epoch, epochs[-1][0])
             self._write_manifest(manifest.with_changes(epochs=epochs, leader_epoch=newest))
 
     # --- the end ---
@@ -229,8 +229,7 @@ class LogTruncation(LogStructure):
         if offset < self._log_end.offset:
             if offset > self._committed.offset:
                 raise ValueError("the log start cannot lie in an uncommitted tail")
-            below = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset)
-            self.remove_before(offset, below - 1)
+            self.remove_before(offset, len(self._segments))
             return
         with self._lock, storage_errors(f"truncating {self.name}"):
             manifest = self._manifest

@@ -73,7 +73,7 @@ def remove_decided(
         start = max(held_from, log.log_start_offset)
         kept_from = [segment.next_offset > start for segment in log.segments].index(True)
         count = min(count, kept_from)
-    return log.remove_before(start, count)
+    return log.remove_before(start, count, delete_below=decision.delete_below)
 
 
 def grant_lease(log: Log, low: int, *, duration_ns: int, now_ns: int, holder: str = "") -> Lease:

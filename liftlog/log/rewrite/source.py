@@ -6,6 +6,7 @@ read or a batch that does not fit is damage, never the end.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +92,12 @@ def _windows(file: File, entry: SegmentEntry, throttle: Throttle) -> Iterator[li
 
 
 def _read(file: File, length: int, position: int) -> bytes:
-    raw = file.pread(length, position)
+    try:
+        raw = file.pread(length, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CorruptBatch(f"the disk cannot read {length} bytes at {position}") from error
     if len(raw) < length:
         raise CorruptBatch(f"only {len(raw)} of {length} bytes can be read at {position}")
     return raw

@@ -23,10 +23,11 @@ class SwappableLog(Protocol):
         horizons: Mapping[str, int | None] | None = None,
         cleaned_below: int | None = None,
         tombstones_removed_below: int | None = None,
+        lineage: str | None = None,
     ) -> int: ...
 
 
-def apply_compaction(log: SwappableLog, result: CompactResult) -> int:
+def apply_compaction(log: SwappableLog, result: CompactResult, lineage: str | None = None) -> int:
     """Swap in what `compact` wrote; returns the bytes freed. Blocking; raises what the log raises.
 
     Oldest first: a tombstone goes at the earliest with the swap that removes its key from the
@@ -37,20 +38,23 @@ def apply_compaction(log: SwappableLog, result: CompactResult) -> int:
     freed = 0
     removed_below = result.tombstones_removed_below or None
     for swap in result.swaps:
-        freed += log.replace_segments(swap.old, swap.new, tombstones_removed_below=removed_below)
+        freed += log.replace_segments(
+            swap.old, swap.new, tombstones_removed_below=removed_below, lineage=lineage
+        )
     log.replace_segments(
         (),
         (),
         horizons=result.horizons,
         cleaned_below=result.cleaned_below,
         tombstones_removed_below=removed_below,
+        lineage=lineage,
     )
     return freed
 
 
-def apply_rebatch(log: SwappableLog, result: RebatchResult) -> int:
+def apply_rebatch(log: SwappableLog, result: RebatchResult, lineage: str | None = None) -> int:
     """Swap in what `rebatch` wrote; returns the bytes freed."""
-    return sum(log.replace_segments(swap.old, swap.new) for swap in result.swaps)
+    return sum(log.replace_segments(swap.old, swap.new, lineage=lineage) for swap in result.swaps)
 
 
 def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob) -> list[str]:

@@ -115,12 +115,23 @@ class Cleaner:
         """Until it is cancelled."""
         try:
             if self._scrubs is not None:
-                await self._jobs.in_thread(self._scrubs.load)
+                await self._load_scrubs(self._scrubs)
             while True:
-                if not await self._round():
+                more = False
+                try:
+                    more = await self._round()
+                except Exception:  # a supervisor: cleaning must not end the daemon
+                    logger.exception("cleaning-round-failed")
+                if not more:
                     await self._wait()
         finally:
             await self._jobs.close()
+
+    async def _load_scrubs(self, scrubs: ScrubSchedule) -> None:
+        try:
+            await self._jobs.in_thread(scrubs.load)
+        except LiftlogError as error:  # of a newer version, for one: then the round begins anew
+            logger.warning("scrub-rounds-ignored error=%s", error)
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
@@ -249,7 +260,7 @@ class Cleaner:
                 break
             cleaned_below = log.cleaned_below
             try:
-                if await self._jobs.compact(host, state, segments, plan, now_ns):
+                if await self._jobs.compact(host, state, segments, plan, self._streams.now_ns):
                     break
             except SegmentsChanged:  # by retention on a full disk, or by truncation
                 dropped += 1

@@ -12,10 +12,11 @@ from compaction.planning import (
     backlog,
     plan_compaction,
 )
-from liftlog.errors import StorageError
+from liftlog.errors import CorruptBatch, StorageError, UnsupportedFormat
 from liftlog.log import Log
 from liftlog.log.rewrite import CompactJob
 from liftlog.log.segment import Segment
+from liftlog.records import HEADER_SIZE, parse_header
 from liftlog.settings import CompactionSettings, StreamSettings
 
 logger = logging.getLogger("liftlog.server.cleaner")
@@ -69,10 +70,24 @@ def plan_pass(
         now_ns=now_ns,
         on_demand=on_demand,
         quarantined=_damaged(log),
+        first_stamp_ns=lambda number: _first_stamp_ns(log, segments[number]),
         keep_tombstones_from=(
             0 if keep_tombstones else min((lease.low for lease in leases), default=None)
         ),
     )
+
+
+def _first_stamp_ns(log: Log, segment: Segment) -> int:
+    """Of its first batch; where that cannot be read, of its newest record."""
+    pool = log.environment.pool
+    try:
+        pooled = pool.acquire(segment.path)
+        try:
+            return parse_header(pooled.file.pread(HEADER_SIZE, 0)).base_timestamp_ns
+        finally:
+            pool.release(pooled)
+    except (OSError, CorruptBatch, UnsupportedFormat):
+        return segment.max_timestamp_ns
 
 
 def measure_backlog(log: Log, settings: StreamSettings, now_ns: int) -> CompactionBacklog:

@@ -74,10 +74,11 @@ class JobRunner:
         state: StreamCleaning,
         segments: Sequence[Segment],
         plan: CompactionPlan,
-        now_ns: int,
+        now_ns: Callable[[], int],
     ) -> bool:
         """One pass; whether it did all that was planned for `segments`."""
-        log, started = host.log, time.monotonic()
+        log, started, planned_ns = host.log, time.monotonic(), now_ns()
+        lineage = log.lineage
         job = make_job(log, segments, plan, memory_bytes=self._settings.memory_bytes)
         logger.info(
             "compaction-started stream=%s segments=%d dirty_from=%d dirty_end=%d reasons=%s",
@@ -94,24 +95,17 @@ class JobRunner:
         host.rewriting = True
         try:
             answer = await self._run(kinds.COMPACT, job, host, state, rate)
+            result = CompactResult.from_dict(answer)
+            freed = await self._swap_in(host, result, lineage, now_ns)
         finally:
             host.rewriting = False
-        result = CompactResult.from_dict(answer)
-        try:
-            if result.tombstones_removed_below:
-                # As the writer of the moment, so that no lease is granted in between.
-                await host.run_exclusive(lambda: _announce_removal(log, result, now_ns))
-            freed = await self.in_thread(lambda: apply_compaction(log, result))
-        except LiftlogError:
-            await self.in_thread(lambda: _discard(log, result.new_files))
-            raise
         seconds = time.monotonic() - started
         removed = result.records_in - result.records_out
         state.passes += 1
         state.records_removed += removed
         state.bytes_freed += freed
         state.last_pass = {
-            "time_ns": now_ns,
+            "time_ns": planned_ns,
             "seconds": round(seconds, 3),
             "records_in": result.records_in,
             "records_out": result.records_out,
@@ -134,17 +128,30 @@ class JobRunner:
         )
         return result.complete
 
+    async def _swap_in(
+        self, host: StreamHost, result: CompactResult, lineage: str, now_ns: Callable[[], int]
+    ) -> int:
+        log = host.log
+        try:
+            if result.tombstones_removed_below:
+                # As the writer of the moment, so that no lease is granted in between.
+                await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
+            return await self.in_thread(lambda: apply_compaction(log, result, lineage))
+        except BaseException:
+            await self.in_thread(lambda: _discard(log, result.new_files))
+            raise
+
     # --- re-batching ---
 
     async def rebatch(self, host: StreamHost, state: StreamCleaning, job: RebatchJob) -> None:
-        log = host.log
+        log, lineage = host.log, host.log.lineage
         answer = await self._run(kinds.REBATCH, job, host, state, self._settings.max_rate_bytes)
         result = RebatchResult.from_dict(answer)
         if not result.swaps:
             return
         try:
-            await self.in_thread(lambda: apply_rebatch(log, result))
-        except LiftlogError:
+            await self.in_thread(lambda: apply_rebatch(log, result, lineage))
+        except BaseException:
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
         state.rebatched_segments += 1

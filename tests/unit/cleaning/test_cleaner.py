@@ -15,6 +15,7 @@ from liftlog.errors import InvalidArgument
 from liftlog.server.cleaning.process import JobFailed, WorkerDied
 from liftlog.server.cleaning.worker import DEFECT, IO_ERROR
 from liftlog.server.housekeeping import Housekeeping
+from liftlog.server.stream_retention import decide_retention, remove_decided
 from liftlog.stream import MessageRun
 
 
@@ -263,6 +264,44 @@ async def test_the_daemon_stops_in_the_middle_of_a_job(cleaning: Cleaning) -> No
     life.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(life, 10)
+
+
+async def test_a_round_that_fails_ends_neither_the_cleaner_nor_the_daemon(
+    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = iter([True])
+    real = cleaning.cleaner._round
+    done = asyncio.Event()
+
+    async def at_first_not() -> bool:
+        if next(failing, False):
+            raise RuntimeError("a defect outside of any job")
+        done.set()
+        return await real()
+
+    monkeypatch.setattr(cleaning.cleaner, "_round", at_first_not)
+    monkeypatch.setattr(cleaning.cleaner, "_wait", lambda: asyncio.sleep(0))
+    life = asyncio.create_task(cleaning.cleaner.run())
+    await asyncio.wait_for(done.wait(), 10)
+    assert not life.done()
+    life.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(life, 10)
+
+
+async def test_retention_decided_before_a_swap_removes_only_what_is_below_the_log_start(
+    cleaning: Cleaning,
+) -> None:
+    """Many small segments become one between the decision and the removal."""
+    await cleaning.stream("a", 400, 400, retention={"max_messages": 300})
+    broker = cleaning.running.broker
+    host = broker.hosts["a"]
+    decision = decide_retention(host.log, host.settings, broker.now_ns())
+    assert decision is not None
+    assert decision.delete_segments > 1
+    await cleaning.cleaner._round()
+    remove_decided(host.log, decision, broker.now_ns())
+    assert sorted(cleaning.read("a").values()) == list(range(101, 401))
 
 
 async def test_retention_leaves_the_files_that_a_pass_reads(cleaning: Cleaning) -> None:

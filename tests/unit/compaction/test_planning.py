@@ -1,7 +1,8 @@
 """When a pass is due and what takes part in it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -43,6 +44,7 @@ def plan(
     on_demand: bool = False,
     quarantined: Collection[int] = (),
     lease: int | None = None,
+    first_stamp_ns: Callable[[int], int] | None = None,
 ) -> CompactionPlan | None:
     return plan_compaction(
         segments,
@@ -55,6 +57,7 @@ def plan(
         on_demand=on_demand,
         quarantined=quarantined,
         keep_tombstones_from=lease,
+        first_stamp_ns=first_stamp_ns,
     )
 
 
@@ -133,10 +136,17 @@ def test_max_lag_makes_a_nearly_clean_stream_due() -> None:
     def lag(max_lag_ns: int) -> CompactionPolicy:
         return CompactionPolicy(min_dirty_ratio=1.0, max_lag_ns=max_lag_ns)
 
-    # The first record of the dirty segment is not older than the last one before it.
-    assert plan(segments, lag(2001), cleaned=31) is None
-    assert made(plan(segments, lag(2000), cleaned=31)).reasons == ("max_lag: older than 2e-06 s",)
+    stamps = {3: NOW - 1900}  # of the first record of the only dirty segment
+    aged = partial(plan, segments, cleaned=31, first_stamp_ns=stamps.__getitem__)
+    assert aged(lag(1901)) is None
+    assert made(aged(lag(1900))).reasons == ("max_lag: older than 1.9e-06 s",)
     assert plan(segments, lag(1), cleaned=41) is None
+    # What lies before it may be as old as it likes, or have been emptied by compaction.
+    segments[2].max_timestamp_ns = 0
+    assert aged(lag(1901)) is None
+    # Where it cannot be read, the newest record says at least how old all are.
+    assert plan(segments, lag(1001), cleaned=31) is None
+    assert plan(segments, lag(1000), cleaned=31) is not None
 
 
 def test_tombstones_go_when_their_time_is_over() -> None:

@@ -176,6 +176,7 @@ def test_reasons_say_which_limit_and_how_far() -> None:
         30,
         2,
         ("max_messages: more than 6 messages, log start from 1 to 30",),
+        delete_below=FOUR[1].next_offset,
     )
 
 

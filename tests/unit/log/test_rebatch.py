@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from support.logs import BASE_NS, DIRECTORY, flip
 from support.rewriting import (
@@ -127,10 +129,16 @@ def test_damage_and_failures_change_nothing() -> None:
         with pytest.raises(SourceDamaged):
             rebatch(job, fs)
         fs.replace(path, good)
-    for operation in ("create", "write", "fsync", "fsync-directory", "pread"):
+    for operation in ("create", "write", "fsync", "fsync-directory"):
         fs.faults = [Fault(operation)]
         with pytest.raises(OSError, match="injected"):
             rebatch(job, fs)
+    fs.faults = [Fault("pread")]
+    with pytest.raises(SourceDamaged, match="the disk cannot read"):
+        rebatch(job, fs)
+    fs.faults = [Fault("pread", error=errno.ENOMEM)]
+    with pytest.raises(OSError, match="injected"):
+        rebatch(job, fs)
     assert fs.list_directory(DIRECTORY) == before
     assert fs.open_files == 1
     assert stored(log) == rows

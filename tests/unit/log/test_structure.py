@@ -117,6 +117,52 @@ def test_a_swap_of_what_is_no_longer_there_changes_nothing(why: str) -> None:
     _survives(fs, promises)
 
 
+def test_retention_that_was_decided_before_a_merge_removes_no_more_than_was_decided() -> None:
+    fs, log, promises = _written()
+    start, below = log.segments[1].base_offset, log.segments[2].base_offset
+    old = sealed(log)
+    log.replace_segments(old[:3], merge(log, old[:3]))
+    promises.start = start
+    assert log.remove_before(start, 2, delete_below=below) == 0
+    check(log, promises)
+    # The log start has passed all of the merged file, but it holds more than was to be deleted.
+    promises.start = log.segments[1].base_offset
+    assert log.remove_before(promises.start, 2, delete_below=below) == 0
+    assert log.remove_before(promises.start, 2) > 0
+    check(log, promises)
+    _survives(fs, promises)
+
+
+def test_a_job_that_outlived_a_truncation_is_refused() -> None:
+    _, log, _ = _written()
+    old, lineage = sealed(log)[:2], log.lineage
+    new = merge(log, old)
+    log.truncate_suffix(log.segments[-2].base_offset + 1)
+    with pytest.raises(SegmentsChanged, match="truncated"):
+        log.replace_segments(old, new, lineage=lineage)
+    with pytest.raises(SegmentsChanged, match="truncated"):
+        log.replace_segments((), (), cleaned_below=99, lineage=lineage)
+    assert log.cleaned_below == 0
+    log.replace_segments(old, new, lineage=log.lineage)
+
+
+def test_a_closed_log_changes_no_manifest() -> None:
+    """The directory may belong to the next process by then."""
+    fs, log, _ = _written()
+    old = sealed(log)[:2]
+    new = merge(log, old)
+    log.close()
+    before = fs.read(log.directory / "manifest")
+    for change in (
+        lambda: log.replace_segments(old, new),
+        lambda: log.remove_before(log.segments[1].base_offset, 1),
+        lambda: log.set_metadata({"a": 1}),
+    ):
+        with pytest.raises(StorageError, match="closed"):
+            change()
+    assert fs.read(log.directory / "manifest") == before
+
+
 def test_a_segment_with_uncommitted_records_is_not_swapped() -> None:
     """A roll seals them when the fsync comes later; the high watermark lies inside the file."""
     fs, promises = SimFileSystem(), Promises()
