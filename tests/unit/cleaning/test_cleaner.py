@@ -293,13 +293,20 @@ async def test_retention_decided_before_a_swap_removes_only_what_is_below_the_lo
     cleaning: Cleaning,
 ) -> None:
     """Many small segments become one between the decision and the removal."""
-    await cleaning.stream("a", 400, 400, retention={"max_messages": 300})
+    limits = {"retention": {"max_messages": 300}, "segment": {"max_bytes": "64KiB"}}
+    await cleaning.stream("a", 0, 1, **limits)
     broker = cleaning.running.broker
     host = broker.hosts["a"]
+    for first in range(0, 400, 20):
+        pairs = [(f"key-{n}", b"x" * 100) for n in range(first, first + 20)]
+        await cleaning.running.put("a", pairs)
+        await host.run_exclusive(host.log.roll)
     decision = decide_retention(host.log, host.settings, broker.now_ns())
     assert decision is not None
     assert decision.delete_segments > 1
+    before = host.log.segment_count
     await cleaning.cleaner._round()
+    assert host.log.segment_count < before - decision.delete_segments
     remove_decided(host.log, decision, broker.now_ns())
     assert sorted(cleaning.read("a").values()) == list(range(101, 401))
 
