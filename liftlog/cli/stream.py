@@ -193,6 +193,8 @@ def _row(found: StreamInfo) -> tuple[str, ...]:
 def _facts(found: StreamInfo) -> list[tuple[str, str]]:
     records = _count(found)
     if _records(found):
+        if found.compaction.get("cleaned_below"):
+            records = f"at most {records}"
         records += f", offsets {found.log_start_offset} to {found.high_watermark - 1}"
     facts = [
         ("name", found.name),
