@@ -61,8 +61,9 @@ class FilePool:
         """Unlink `path`; holders of the open file keep it. Raises OSError."""
         with self._lock:
             self._detach(path)
-            if self._fs.exists(path):
-                self._fs.unlink(path)
+        # Not under the lock: a slow disk must not keep readers of other files waiting.
+        if self._fs.exists(path):
+            self._fs.unlink(path)
 
     def forget_directory(self, directory: Path) -> None:
         """Let go of all files in a directory that is about to be removed or renamed."""

@@ -135,6 +135,17 @@ class Log(LogTruncation):
         keeps it from being counted. Reads batch headers. Raises StorageError."""
         return self._counts.offset_of(segment, number, self._quarantined_in(segment))
 
+    def load_index(self, segment: Segment) -> None:
+        """Have the index of a sealed segment in memory and on disk, made anew if need be. Takes as
+        long as reading all headers of the segment. Raises StorageError."""
+        pool = self.environment.pool
+        with storage_errors(f"indexing {segment.path.name}"):
+            pooled = pool.acquire(segment.path)
+            try:
+                self._index_of(segment, pooled.file)
+            finally:
+                pool.release(pooled)
+
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
         pool, index_of = self.environment.pool, self._index_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -252,7 +253,7 @@ def _discard_leftovers(log: Log, job: CompactJob | RebatchJob) -> None:
 
 
 def _drop_index(log: Log, name: str) -> None:
-    """The next reader makes it anew from the segment."""
+    """And make it anew here, or the next reader would, on the event loop."""
     path = log.directory / name
     try:
         log.environment.fs.unlink(index_path(path))
@@ -261,3 +262,7 @@ def _drop_index(log: Log, name: str) -> None:
     except OSError as error:
         raise StorageError(f"removing the index of {name}: {error.strerror}") from error
     log.environment.indexes.drop(path)
+    for segment in log.segments:
+        if segment.path == path:
+            with contextlib.suppress(LiftlogError):  # whoever reads it is told
+                log.load_index(segment)

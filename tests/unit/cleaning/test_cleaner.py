@@ -12,6 +12,7 @@ import pytest
 from support.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import InvalidArgument
+from liftlog.log.index import index_path
 from liftlog.server.cleaning.process import JobFailed, WorkerDied
 from liftlog.server.cleaning.worker import DEFECT, IO_ERROR
 from liftlog.server.housekeeping import Housekeeping
@@ -455,6 +456,22 @@ async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
     assert [bad.segment for bad in host.log.quarantined] == [hurt.path.name]
     await cleaning.cleaner._round()
     assert len(cleaning.worker.jobs) == host.log.segment_count - 1
+    await cleaning.close()
+
+
+async def test_a_bad_index_is_made_anew_before_anybody_reads(tmp_path: Path) -> None:
+    cleaning = Cleaning(tmp_path, scrub_interval="1h")
+    await cleaning.running.start()
+    await cleaning.stream("s", 100, 100, compaction=None)
+    log = cleaning.running.broker.hosts["s"].log
+    path = index_path(log.segments[1].path)
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    await cleaning.cleaner._round()
+    cleaning.running.clock.ahead_ns = 3601 * 10**9
+    await cleaning.cleaner._round()
+    assert path.read_bytes() == good
+    assert not log.quarantined
     await cleaning.close()
 
 
