@@ -235,7 +235,7 @@ def _discard(log: Log, names: Sequence[str]) -> None:
     listed = {segment.path.name for segment in log.segments}
     try:
         log.discard_files([name for name in names if name not in listed])
-    except LiftlogError as error:
+    except (LiftlogError, ValueError) as error:  # ValueError: a stalled swap listed one just now
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
 
 
