@@ -61,6 +61,7 @@ class Log(LogTruncation):
             index = SparseIndex(initial_offset)
             file = fs.open(segment.path, create=True)
             try:
+                fs.fsync_directory(directory)
                 manifest.write(fs, directory)
                 return cls(
                     directory, environment, config, manifest, [segment], file, index,

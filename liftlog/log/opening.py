@@ -293,6 +293,11 @@ class _Opening(Inventory):
         What was acked is never handed out again. How much that was is known exactly when no reboot
         lies between; else the log goes on where no offset was ever handed out.
         """
+        # An earlier start may have judged the tail and stopped before it was done, and what it saw
+        # of the tail may be gone since.
+        for bad in sorted(self.quarantined, key=lambda one: one.first_offset):
+            if bad.first_offset <= log_end < bad.next_offset:
+                log_end = bad.next_offset
         slot, manifest = self._slot_state(), self.manifest
         acked = max(
             slot.acked_end if slot else 0,
@@ -309,8 +314,6 @@ class _Opening(Inventory):
         end = acked if exact else max(manifest.reserved_offset, acked)
         if end <= log_end:
             return log_end
-        if any(bad.first_offset <= log_end and bad.next_offset >= end for bad in self.quarantined):
-            return end
         self._note(f"the log ends at offset {log_end}, but up to {end - 1} may have been acked")
         self._quarantine(
             path, log_end, end, state.position, state.position, "the end of the file is missing"

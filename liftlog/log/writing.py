@@ -314,7 +314,8 @@ class LogWriting(LogState):
 
         The manifest write inside is what makes it so, together with `changes` of other fields. If
         the machine stops before the rename, the new file is garbage and all is as before; after
-        it, what the manifest lists is on disk.
+        it, what the manifest lists is on disk: the directory is fsynced before, since a power cut
+        may keep the rename and lose the new file's name.
         """
         old = self._segments[-1]
         generation: int = changes.get("generation", self._manifest.generation)
@@ -328,6 +329,7 @@ class LogWriting(LogState):
             "reserved_offset": max(self._manifest.reserved_offset, base_offset + RESERVE_STEP),
         }
         try:
+            self.environment.fs.fsync_directory(self.directory)
             self._write_manifest(self._manifest.with_changes(**(fields | changes)))
         except OSError:
             file.close()

@@ -34,7 +34,7 @@ from liftlog.records import iter_batches
 
 records = st.tuples(st.sampled_from([None, b"a", b"b", b"c", b"d"]), st.booleans())
 groups = st.lists(st.lists(records, min_size=1, max_size=5), min_size=1, max_size=3)
-keeps: st.SearchStrategy[Keep] = st.sampled_from(["none", "all", "some", "some", "some"])
+keeps: st.SearchStrategy[Keep] = st.sampled_from(["none", "all", "last", "some", "some", "some"])
 fractions = st.floats(0, 1, exclude_max=True)
 POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=MINUTE_NS)
 

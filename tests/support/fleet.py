@@ -114,7 +114,7 @@ class Fleet:
                 assert len(lost) <= FLUSH_MESSAGES + 2 * IN_FLIGHT, name
             self._lost[name].update(lost)
             if self.durability == "fsync":
-                assert not found.damaged
+                assert not found.damaged, (name, found.damaged, describe(daemon, name))
                 # A torn tail that nobody was promised may cost offsets, and says so.
                 reasons = {bad["reason"] for bad in describe(daemon, name).quarantined}
                 assert reasons <= {SKIPPED}, name

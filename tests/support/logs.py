@@ -222,12 +222,20 @@ class Facts(NamedTuple):
     start: int
     end: int
     gone: tuple[tuple[int, int], ...]
+    lost_ends: tuple[tuple[int, int], ...]
+    """Those of `gone` that are told as a loss though no byte is damaged: the end was missed."""
 
     @classmethod
     def of(cls, log: Log) -> Facts:
         assert log.high_watermark == log.log_end_offset
-        gone = sorted((bad.first_offset, bad.next_offset) for bad in log.quarantined)
-        return cls(read_all(log), log.log_start_offset, log.log_end_offset, tuple(gone))
+        ranges = sorted(log.quarantined, key=lambda bad: bad.first_offset)
+        gone = tuple((bad.first_offset, bad.next_offset) for bad in ranges)
+        lost_ends = tuple(
+            (bad.first_offset, bad.next_offset)
+            for bad in ranges
+            if bad.is_loss and bad.position == bad.end_position
+        )
+        return cls(read_all(log), log.log_start_offset, log.log_end_offset, gone, lost_ends)
 
     def key(self) -> tuple[object, ...]:
         return (tuple(sorted(self.found.items())), *self[1:])

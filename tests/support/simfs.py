@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Keep = Literal["none", "all", "some"]
+Keep = Literal["none", "all", "some", "last"]
+"""Which un-synced changes reach the disk. `last`: of each directory its last one alone."""
 
 
 class MachineStopped(BaseException):
@@ -74,7 +75,7 @@ class Inode:
     def after_power_cut(self, keep: Keep, rng: random.Random) -> Inode:
         data = bytearray(self.stable)
         for kind, position, raw in self.pending:
-            if keep == "none" or (keep == "some" and rng.random() < 0.3):
+            if keep in ("none", "last") or (keep == "some" and rng.random() < 0.3):
                 continue
             if keep == "some" and kind == "write" and rng.random() < 0.5:
                 # Torn: a stretch of it got there, the rest is as it was, or zeros.
@@ -109,8 +110,9 @@ class Directory:
 
     def after_power_cut(self, keep: Keep, rng: random.Random, done: dict[int, Any]) -> Directory:
         names = dict(self.stable)
-        for changes in self.pending:
-            if keep == "all" or (keep == "some" and rng.random() < 0.5):
+        pending = self.pending[-1:] if keep == "last" else self.pending
+        for changes in pending:
+            if keep in ("all", "last") or (keep == "some" and rng.random() < 0.5):
                 _change(names, changes)
         found = Directory()
         for name, node in names.items():

@@ -59,7 +59,7 @@ def rebatching(log: Log, fs: SimFileSystem) -> None:
 
 
 @pytest.mark.parametrize("job", [compaction, rebatching])
-@pytest.mark.parametrize(("keep", "seed"), [("none", 0), ("some", 1)])
+@pytest.mark.parametrize(("keep", "seed"), [("none", 0), ("some", 1), ("last", 0)])
 def test_every_crash_leaves_a_state_between_two_swaps(
     job: Callable[[Log, SimFileSystem], None], keep: Keep, seed: int
 ) -> None:
