@@ -23,26 +23,19 @@ from liftlog.protocol.messages import (
     TOKEN,
     Auth,
     Cancel,
-    CompactStream,
-    CreateStream,
-    DeleteStream,
-    DescribeStream,
-    Done,
     Fetch,
     FetchHeader,
     Hello,
-    ListStreams,
     Message,
     Ping,
     Pong,
-    StreamAnswer,
-    StreamsAnswer,
 )
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.protocol.states import State
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.limits import LAST_WORDS_SECONDS, LINGER_BYTES, LINGER_SECONDS
 from liftlog.server.pull.outbox import Outbox
+from liftlog.server.pull.requests import Caller, perform
 from liftlog.server.pull.seams import LogSlice, ReadableStream
 from liftlog.server.pull.transport import Transport
 
@@ -221,37 +214,13 @@ class PullConnection:
         """Requests that wait for the daemon. They run to their end even if the client goes."""
         answer: Message | None = None
         try:
-            answer = await self._perform(message)
+            caller = Caller(self.principal, self._server.gate, self._server.broker)
+            answer = await perform(caller, message)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self.refuse(request_id, error)
         if answer is not None:
             self._answer(request_id, answer)
         self.settle()
-
-    async def _perform(self, message: Message) -> Message:
-        gate, broker = self._server.gate, self._server.broker
-        if isinstance(message, CreateStream):
-            subject = message.settings.get("subject")
-            if not isinstance(subject, str):
-                subject = None  # the daemon says what is wrong with it
-            gate.authorize(self.principal, "create", message.stream, subject=subject)
-            created = await broker.create_stream(message.stream, message.settings)
-            return StreamAnswer(created.to_wire())
-        if isinstance(message, DescribeStream):
-            gate.authorize(self.principal, "read", message.stream)
-            return StreamAnswer((await broker.describe_stream(message.stream)).to_wire())
-        if isinstance(message, DeleteStream):
-            gate.authorize(self.principal, "delete", message.stream)
-            await broker.delete_stream(message.stream)
-            return Done()
-        if isinstance(message, CompactStream):
-            gate.authorize(self.principal, "admin", message.stream)
-            return StreamAnswer((await broker.compact_stream(message.stream)).to_wire())
-        if isinstance(message, ListStreams):
-            infos = await broker.list_streams()
-            readable = [one for one in infos if gate.may_read(self.principal, one.name)]
-            return StreamsAnswer([one.to_wire() for one in readable])
-        raise InternalError(f"no code answers the request {message.KIND!r}")
 
     # --- what a fetch queue asks of its host ---
 

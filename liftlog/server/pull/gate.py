@@ -42,7 +42,8 @@ class Gate:
                 hint=decision.explanation,
             )
 
-    def may_read(self, principal: str | None, stream: str) -> bool:
+    def may(self, principal: str | None, operation: Operation, stream: str) -> bool:
+        """Whether it is allowed, for answers that only show what the principal may see."""
         if self.policy is None:
             return True
-        return self.policy.decide(principal or ANONYMOUS, "read", stream).allowed
+        return self.policy.decide(principal or ANONYMOUS, operation, stream).allowed

@@ -1,0 +1,115 @@
+"""The requests that wait for the daemon: what each needs of the ACL, and what answers it.
+
+Nothing is reached without the gate: a request is only known here together with its operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+
+from liftlog.errors import InternalError
+from liftlog.protocol.messages import (
+    CompactStream,
+    CreateStream,
+    DeleteStream,
+    DescribeStream,
+    Done,
+    ListStreams,
+    Message,
+    StreamAnswer,
+    StreamsAnswer,
+)
+from liftlog.server.pull.gate import Gate
+from liftlog.server.pull.seams import Broker, Operation
+
+
+class Caller(NamedTuple):
+    """Who asks, and whom."""
+
+    principal: str | None
+    gate: Gate
+    broker: Broker
+
+    def may(self, operation: Operation, stream: str) -> bool:
+        return self.gate.may(self.principal, operation, stream)
+
+
+Asked = TypeVar("Asked", bound=Message)
+Perform = Callable[[Caller, Any], Awaitable[Message]]
+
+
+class Handler(NamedTuple):
+    operation: Operation | None
+    """Asked of the ACL for the request's `stream`; None when the handler chooses what to show."""
+    perform: Perform
+
+
+HANDLERS: dict[type[Message], Handler] = {}
+
+
+def handles(
+    kind: type[Asked], operation: Operation | None
+) -> Callable[
+    [Callable[[Caller, Asked], Awaitable[Message]]], Callable[[Caller, Asked], Awaitable[Message]]
+]:
+    """Register what answers the requests of one kind."""
+
+    def register(
+        perform: Callable[[Caller, Asked], Awaitable[Message]],
+    ) -> Callable[[Caller, Asked], Awaitable[Message]]:
+        HANDLERS[kind] = Handler(operation, perform)
+        return perform
+
+    return register
+
+
+async def perform(caller: Caller, message: Message) -> Message:
+    """The answer to a request; raises Forbidden, InvalidArgument and what the broker raises."""
+    handler = HANDLERS.get(type(message))
+    if handler is None:
+        raise InternalError(f"no code answers the request {message.KIND!r}")
+    if handler.operation is not None:
+        caller.gate.authorize(
+            caller.principal,
+            handler.operation,
+            message.stream,  # type: ignore[attr-defined]
+            subject=_subject(message),
+        )
+    return await handler.perform(caller, message)
+
+
+def _subject(message: Message) -> str | None:
+    """What a stream is to be attached to; the daemon says what is wrong with any other value."""
+    if not isinstance(message, CreateStream):
+        return None
+    subject = message.settings.get("subject")
+    return subject if isinstance(subject, str) else None
+
+
+@handles(CreateStream, "create")
+async def _create(caller: Caller, message: CreateStream) -> Message:
+    created = await caller.broker.create_stream(message.stream, message.settings)
+    return StreamAnswer(created.to_wire())
+
+
+@handles(DescribeStream, "read")
+async def _describe(caller: Caller, message: DescribeStream) -> Message:
+    return StreamAnswer((await caller.broker.describe_stream(message.stream)).to_wire())
+
+
+@handles(ListStreams, None)
+async def _list(caller: Caller, _: ListStreams) -> Message:
+    infos = await caller.broker.list_streams()
+    return StreamsAnswer([one.to_wire() for one in infos if caller.may("read", one.name)])
+
+
+@handles(DeleteStream, "delete")
+async def _delete(caller: Caller, message: DeleteStream) -> Message:
+    await caller.broker.delete_stream(message.stream)
+    return Done()
+
+
+@handles(CompactStream, "admin")
+async def _compact(caller: Caller, message: CompactStream) -> Message:
+    return StreamAnswer((await caller.broker.compact_stream(message.stream)).to_wire())
