@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -153,12 +154,17 @@ class LogState:
     @property
     def damaged_files(self) -> frozenset[str]:
         """Names of segment files that hold quarantined bytes; they are never rewritten."""
-        return frozenset(
-            segment.path.name
-            for segment in self._segments
-            for bad in self._quarantined_in(segment)
-            if not lies_behind(bad, segment)
-        )
+        segments = self._segments
+        found: set[str] = set()
+        for bad in self._manifest.quarantined:
+            base_offset = int(bad.segment.partition(".")[0])
+            i = bisect_left(segments, base_offset, key=lambda one: one.base_offset)
+            segment = segments[i] if i < len(segments) else None
+            if segment is None or segment.path.name != bad.segment:
+                continue
+            if not lies_behind(bad, segment):
+                found.add(bad.segment)
+        return frozenset(found)
 
     def _quarantined_in(self, segment: Segment) -> list[QuarantinedRange]:
         name = segment.path.name

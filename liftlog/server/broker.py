@@ -25,6 +25,7 @@ from liftlog.errors import (
 from liftlog.log import Clock, DataDir, Log, RecoveryReport
 from liftlog.log.recovery import ActiveState
 from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
 from liftlog.server.intake import Intake
@@ -64,6 +65,7 @@ class Broker:
         self.reserve = DiskReserve(data_dir.path)
         self.changes = asyncio.Lock()
         self._clock = clock
+        self.clock_guard = ClockGuard(clock)
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
         self._ack_subjects = AckSubjects()
@@ -72,7 +74,8 @@ class Broker:
         self._background: set[asyncio.Task[None]] = set()
 
     def now_ns(self) -> int:
-        return self._clock.now_ns()
+        """For judging ages, see ClockGuard."""
+        return self.clock_guard.now_ns()
 
     # --- start ---
 
@@ -222,7 +225,11 @@ class Broker:
 
     def _note_possible_loss(self, host: StreamHost, reason: str) -> None:
         self.possible_loss_events += 1
-        event = {"offset": host.sequencer.next_offset, "time_ns": self.now_ns(), "reason": reason}
+        event = {
+            "offset": host.sequencer.next_offset,
+            "time_ns": self._clock.now_ns(),
+            "reason": reason,
+        }
         host.possible_losses = [*host.possible_losses, event][-_MAX_NOTED_LOSSES:]
         logger.warning(
             "possible-loss stream=%s offset=%d reason=%s", host.name, event["offset"], reason

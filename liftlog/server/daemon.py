@@ -70,7 +70,6 @@ class Daemon:
             cached_indexes=settings.log.index_cache_segments,
         )
         self._clock = clock
-        self._guard = ClockGuard(clock)
         self._data_dir = DataDir(Path(settings.data_dir), environment)
         self._embedded: EmbeddedNats | None = None
         self._draining = False
@@ -95,7 +94,7 @@ class Daemon:
                 broker,
                 self.settings.cleaner,
                 self._data_dir,
-                clock_is_trusted=self._guard.wall_clock_is_trusted,
+                clock_is_trusted=broker.clock_guard.wall_clock_is_trusted,
             )
             broker.compactor = cleaner
             link = NatsLink(
@@ -125,7 +124,7 @@ class Daemon:
             link.start()
             async with asyncio.TaskGroup() as group:
                 keepers = [
-                    group.create_task(self._keep(housekeeping)),
+                    group.create_task(self._keep(housekeeping, broker.clock_guard)),
                     group.create_task(cleaner.run()),
                 ]
                 if self._embedded is not None:
@@ -168,12 +167,12 @@ class Daemon:
 
     # --- housekeeping ---
 
-    async def _keep(self, housekeeping: Housekeeping) -> None:
+    async def _keep(self, housekeeping: Housekeeping, guard: ClockGuard) -> None:
         """Retention, rolls and recovery points, each at its own pace."""
         log = self.settings.log
 
         async def retention() -> None:
-            await housekeeping.apply_retention(by_time=self._guard.wall_clock_is_trusted())
+            await housekeeping.apply_retention(by_time=guard.wall_clock_is_trusted())
 
         async with asyncio.TaskGroup() as group:
             group.create_task(_every(log.retention_interval_seconds, retention))

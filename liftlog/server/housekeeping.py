@@ -33,7 +33,9 @@ class Streams(Protocol):
         """Held while streams come or go."""
         ...
 
-    def now_ns(self) -> int: ...
+    def now_ns(self) -> int:
+        """For judging ages."""
+        ...
 
 
 class Housekeeping:

@@ -33,13 +33,17 @@ class FailingFileSystem(OsFileSystem):
 
 
 class OffsetClock(SystemClock):
-    """The real time, plus what a test adds."""
+    """The real time, plus what a test lets pass, plus what the wall clock jumps."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
+        self.jumped_ns = 0
 
     def now_ns(self) -> int:
-        return super().now_ns() + self.ahead_ns
+        return super().now_ns() + self.ahead_ns + self.jumped_ns
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.ahead_ns
 
 
 class Running:

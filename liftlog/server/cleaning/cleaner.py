@@ -37,7 +37,9 @@ class Streams(Protocol):
 
     @property
     def hosts(self) -> Mapping[str, StreamHost]: ...
-    def now_ns(self) -> int: ...
+    def now_ns(self) -> int:
+        """For judging ages."""
+        ...
 
 
 class Cleaner:
@@ -117,12 +119,7 @@ class Cleaner:
             if self._scrubs is not None:
                 await self._load_scrubs(self._scrubs)
             while True:
-                more = False
-                try:
-                    more = await self._round()
-                except Exception:  # a supervisor: cleaning must not end the daemon
-                    logger.exception("cleaning-round-failed")
-                if not more:
+                if not await self._guarded(self._round()):
                     await self._wait()
         finally:
             await self._jobs.close()
@@ -141,7 +138,15 @@ class Cleaner:
                 await asyncio.wait_for(self._poke.wait(), left)
             except TimeoutError:
                 return
-            await self._serve_requests()
+            await self._guarded(self._serve_requests())
+
+    async def _guarded(self, work: Coroutine[Any, Any, bool | None]) -> bool:
+        """Its result; False when it failed, since cleaning must not end the daemon."""
+        try:
+            return bool(await work)
+        except Exception:  # a supervisor
+            logger.exception("cleaning-round-failed")
+            return False
 
     async def _round(self) -> bool:
         """Whether there is more to do at once."""

@@ -40,9 +40,10 @@ class SmallBatches:
                 waiting = True
             elif len(found) < _LOOK_AT_ONCE:
                 found.append(segment)
-        if not found and not waiting:
-            self._all_judged = segments
+        if not found:
             self._judged &= {segment.path.name for segment in segments}
+            if not waiting:
+                self._all_judged = segments
         return found
 
     def find(self, log: Log, candidates: Sequence[Segment]) -> RebatchJob | None:

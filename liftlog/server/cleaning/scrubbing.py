@@ -8,6 +8,7 @@ is often restarted does not begin anew each time; when the file is lost, only th
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,9 +73,10 @@ class ScrubSchedule:
                 return None
             current.started_ns, current.next_offset = now_ns, 0
             self._changed = True
-        for segment in log.segments:
-            if segment.sealed and segment.next_offset > current.next_offset:
-                return job_for(log, segment)
+        segments = log.segments
+        following = bisect_right(segments, current.next_offset, key=lambda one: one.next_offset)
+        if following < len(segments) and segments[following].sealed:
+            return job_for(log, segments[following])
         current.next_offset = _NOT_RUNNING
         self._changed = True
         return None

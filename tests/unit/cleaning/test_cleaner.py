@@ -399,18 +399,36 @@ async def test_a_clock_that_jumped_makes_no_tombstone_old(cleaning: Cleaning) ->
     cleaner.request(host)
     await cleaner._round()
     assert cleaning.read("a") == {b"x": 2}
-    trusted = False
-    cleaner._clock_is_trusted = lambda: trusted
-    running.clock.ahead_ns = 365 * 86_400 * 10**9
+    cleaner._clock_is_trusted = running.broker.clock_guard.wall_clock_is_trusted
+    running.clock.jumped_ns = 365 * 86_400 * 10**9
     cleaning.state("a").look_again_at = 0.0
     await cleaner._round()
     cleaner.request(host)
     await cleaner._round()
     assert cleaning.read("a") == {b"x": 2}
-    trusted = True
+    running.clock.ahead_ns = 3601 * 10**9  # the new time has stood for an hour
     cleaning.state("a").look_again_at = 0.0
     await cleaner._round()
     assert cleaning.read("a") == {}
+
+
+async def test_a_clock_that_jumped_makes_no_record_old_on_demand(cleaning: Cleaning) -> None:
+    await cleaning.stream("a", 0, 1, compaction={"min_lag": "1h"})
+    running, cleaner = cleaning.running, cleaning.cleaner
+    cleaner._clock_is_trusted = running.broker.clock_guard.wall_clock_is_trusted
+    for _ in range(2):
+        await running.put("a", [("x", b"1" * 3000)])
+    running.clock.jumped_ns = 86_400 * 10**9
+    host = running.broker.hosts["a"]
+    cleaner.request(host)
+    await cleaner._round()
+    assert host.log.segments[0].record_count == 1
+    assert host.log.cleaned_below == 0
+    running.clock.ahead_ns = 3700 * 10**9
+    cleaner.request(host)
+    await cleaner._round()
+    assert cleaning.read("a") == {b"x": 2}
+    assert host.log.cleaned_below > 0
 
 
 # --- re-batching and scrubbing ---
