@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch
 from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import IndexEntry, SparseIndex, read_index, write_index
+from liftlog.log.index import IndexEntry, SparseIndex, index_path, read_index, write_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.resync import find_resync
 from liftlog.records.format import HEADER_SIZE
@@ -180,6 +180,9 @@ class IndexCache:
             index = build_index(file, segment, quarantined)
             try:
                 write_index(self._fs, segment.path, index)
+                if not self._fs.exists(segment.path):
+                    # Retention was quicker: whoever removed the file did not know of this one.
+                    self._fs.unlink(index_path(segment.path))
             except OSError as error:  # a full disk must not keep anyone from reading
                 logger.warning("index-not-stored segment=%s error=%s", segment.path, error)
         self.put(segment, index)

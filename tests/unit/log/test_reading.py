@@ -333,6 +333,22 @@ def test_a_reader_keeps_a_file_that_retention_removed() -> None:
     assert fs.open_files == open_before - 1
 
 
+def test_no_index_is_left_of_a_file_that_retention_removed() -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs)
+    for _ in range(2):
+        commit(log, promises, 4)
+        log.roll()
+    old, pool = log.segments[0], log.environment.pool
+    reading = pool.acquire(old.path)
+    log.remove_before(old.next_offset, 1)
+    # A reader that began before goes on with the file, and finds no index of it any more.
+    log.environment.indexes.get(old, reading.file)
+    pool.release(reading)
+    left = [name for name in fs.list_directory(DIRECTORY) if name.startswith(old.path.stem)]
+    assert left == []
+
+
 def test_reading_while_another_thread_appends_rolls_and_deletes(tmp_path: Path) -> None:
     log = Log.create(
         tmp_path / "s",
