@@ -346,6 +346,8 @@ class BatchReader:
             batch = ahead.next_batch()
             if batch is not None:
                 return batch
+            if ahead.interruption is not None:
+                raise ahead.interruption
             if ahead.finished:
                 raise StopAsyncIteration
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -52,6 +52,11 @@ class ArrivingBatches:
         """How many bytes of the body must be here before `next` has more to say."""
 
     @property
+    def next_offset(self) -> int:
+        """What follows the batches that were handed out."""
+        return max(self._reached, self._first_wanted)
+
+    @property
     def exhausted(self) -> bool:
         return self._position >= len(self._body)
 
@@ -70,7 +75,7 @@ class ArrivingBatches:
             try:
                 batch = decode_batch(body, position)
             except CorruptBatch as error:
-                reached = max(self._reached, self._first_wanted)
+                reached = self.next_offset
                 bad = self._header_at(position)
                 if self._stop is not None and reached >= self._stop:
                     self._position = end

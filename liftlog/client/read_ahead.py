@@ -8,6 +8,11 @@ only) and doubles them. How far it runs ahead is bounded by `read_ahead_bytes` p
 Where a batch's header is damaged, its own bytes do not say how far it reaches. The daemon knows
 more (it has the index), so the read begins anew at that very offset: the answer is either the
 exact range, or good records if only the transfer was at fault.
+
+A lost connection interrupts a read, it does not end it: whoever drives the read connects again and
+calls `resume`, and the next batch handed out is the one behind the last. The fetches state the
+incarnation and the leader epoch that were read from, so a daemon that came back with another
+history says so.
 """
 
 from __future__ import annotations
@@ -19,7 +24,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from liftlog.client.batches import ArrivingBatches, DamagedHeader, corrupt_range
 from liftlog.client.positions import END, Start, Until, check_until, start_fields
-from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
+from liftlog.errors import (
+    ConnectionLost,
+    CorruptRange,
+    InvalidArgument,
+    LiftlogError,
+    ProtocolViolation,
+    ShuttingDown,
+)
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.protocol.messages import Fetch, FetchHeader
@@ -36,6 +48,11 @@ logger = logging.getLogger("liftlog.client")
 OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
 """What a read does about damaged records: end with CorruptRange, log a warning and go on behind
 them, or tell the callable and go on (unless it raises)."""
+
+
+def is_interruption(error: LiftlogError) -> bool:
+    """Whether the daemon, or the way to it, went away: the same request may be asked again."""
+    return isinstance(error, ConnectionLost | ShuttingDown)
 
 
 class Requester(Protocol):
@@ -63,6 +80,9 @@ class ReadAhead:
             raise InvalidArgument(f"on_corrupt={on_corrupt!r} is not 'raise', 'skip' or callable")
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
+        self.interruption: LiftlogError | None = None
+        """Why nothing more comes until `resume`; everything before it was handed out."""
+        self.answer_count = 0
         self._requester = requester
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
         self._until = until
@@ -97,14 +117,14 @@ class ReadAhead:
         return None if self._last is None else self._last.high_watermark
 
     def next_batch(self) -> RecordBatch | None:
-        """The next batch, or None when it is not here yet (or the read is finished).
+        """The next batch, or None when it is not here yet (or the read is finished or interrupted).
 
         Raises the error that ended the read, once everything before it was handed out.
         """
         if not self._begun:
             self._begun = True
             self._ask()
-        while True:
+        while self.interruption is None:
             current, arriving = self._current, self._arriving
             if current is not None and arriving is not None:
                 try:
@@ -120,19 +140,25 @@ class ReadAhead:
                     raise
                 if batch is not None:
                     return batch
-                if not current.exhausted and arriving.error is None:
-                    return None  # the rest is on its way
+                if not current.exhausted:
+                    if arriving.error is None:
+                        return None  # the rest is on its way
+                    self._next["start"] = current.next_offset  # it was the newest answer
                 self._current = self._arriving = None
                 self._ahead_bytes -= self._current_bytes
             if not self._ready:
                 self._ask_if_room()
-                return None
+                if not self._ready:  # asking fails at once when the connection is gone
+                    return None
             item = self._ready.popleft()
             if isinstance(item, CorruptRange):
                 self._report(item)
                 self._begin_behind(item)
                 continue
             if isinstance(item, LiftlogError):
+                if is_interruption(item):
+                    self.interruption = item
+                    return None
                 self.stop()
                 raise item
             header, exchange = item
@@ -144,6 +170,13 @@ class ReadAhead:
             self._current_bytes = header.body_length
             del item, body, exchange  # the buffer must be free as soon as its batches are
             self._ask_if_room()
+        return None
+
+    def resume(self) -> None:
+        """Read on behind what was handed out; there is a connection again."""
+        self.interruption = None
+        self._suspect = None  # what was asked about a damaged header has no answer
+        self._begin(self._next)
 
     # --- damage ---
 
@@ -188,12 +221,18 @@ class ReadAhead:
         """Drop what is under way and read on at `offset`."""
         fields: dict[str, Any] = {"start": offset}
         if self._last is not None:
-            fields["incarnation"] = self._last.incarnation
+            fields |= {"incarnation": self._last.incarnation, "epoch": self._last.leader_epoch}
+        self._begin(fields, max_bytes=max_bytes)
+
+    def _begin(self, fields: dict[str, Any], *, max_bytes: int | None = None) -> None:
         self.stop()
         self._next = fields
         self._ahead_bytes = 0
         self._fetch_bytes = FIRST_FETCH_BYTES if max_bytes is None else max_bytes
-        self._over = self._stop_offset is not None and offset >= self._stop_offset
+        offset = fields.get("start")
+        self._over = (
+            self._stop_offset is not None and type(offset) is int and offset >= self._stop_offset
+        )
         self._ask_if_room()
 
     def stop(self) -> None:
@@ -216,9 +255,11 @@ class ReadAhead:
     def _ask(self) -> None:
         """Send the fetch of what follows."""
         fields = dict(self._next)
-        # With an end in sight the first answer is wanted for what it says about the log.
-        wait_ms = 0 if self._last is None and self._until is not None else self._max_wait_ms
         position = fields.get("start")
+        # With an end in sight the first answer is wanted for what it says about the log. And a
+        # start such as `latest` is to become an offset at once, before a connection can be lost.
+        unknown = self._until is not None or type(position) is not int
+        wait_ms = 0 if self._last is None and unknown else self._max_wait_ms
         if self._stop_offset is not None and type(position) is int:
             fields["max_records"] = max(self._stop_offset - position, 1)
         fetch = Fetch(self.stream, max_bytes=self._fetch_bytes, max_wait_ms=wait_ms, **fields)
@@ -235,7 +276,12 @@ class ReadAhead:
         if header.body_length and header.next_offset <= header.offset:
             raise ProtocolViolation("the server sent records and a next offset that stands still")
         self._last = header
-        self._next = {"start": header.next_offset, "incarnation": header.incarnation}
+        self.answer_count += 1
+        self._next = {
+            "start": header.next_offset,
+            "incarnation": header.incarnation,
+            "epoch": header.leader_epoch,
+        }
         self._ahead_bytes += header.body_length
         if self._until == END and self._stop_offset is None:
             self._stop_offset = header.high_watermark

@@ -219,6 +219,8 @@ class SyncClient:
                 if batch is not None:
                     yield batch
                     del batch  # its buffer is free for the next answer
+                elif ahead.interruption is not None:
+                    raise ahead.interruption
                 elif ahead.finished:
                     return
                 else:
