@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from liftlog.cli.output import JsonArray, is_terminal, terminal_width, to_json, write_lines
 from liftlog.cli.text import printable, shorten, show_bytes, show_time
+from liftlog.records.json_form import record_object as record_object
 
 if TYPE_CHECKING:
     from liftlog.records.decode import Record
 
 Write = Callable[[Sequence["Record"]], None]
 
-BASE64 = "base64"
 TOMBSTONE = "<tombstone>"
 
 _OFFSET_WIDTH = 8
 _TIME_WIDTH = 27
 _MAX_SUBJECT_WIDTH = 40
 _MAX_KEY_WIDTH = 24
-
-
-def record_object(record: Record) -> dict[str, Any]:
-    """A record as JSON. Bytes that are not UTF-8 are base64, and `..._encoding` says so."""
-    fields: dict[str, Any] = {
-        "offset": record.offset,
-        "timestamp": show_time(record.timestamp_ns),
-        "timestamp_ns": record.timestamp_ns,
-        "subject": record.subject,
-    }
-    _put_bytes(fields, "key", record.key)
-    _put_bytes(fields, "value", record.value)
-    fields["headers"] = _headers(record)
-    return fields
-
-
-def _put_bytes(fields: dict[str, Any], name: str, raw: bytes | None) -> None:
-    try:
-        fields[name] = None if raw is None else raw.decode()
-    except UnicodeDecodeError:
-        fields[name] = base64.b64encode(raw or b"").decode()
-        fields[f"{name}_encoding"] = BASE64
-
-
-def _headers(record: Record) -> dict[str, Any]:
-    """A name that occurs more than once has a list of values."""
-    headers = record.headers
-    if not headers:
-        return {}
-    repeated = getattr(headers, "get_all", None)
-    found: dict[str, Any] = {}
-    for name, value in headers.items():
-        values = repeated(name) if repeated is not None else [value]
-        found[name] = values if len(values) > 1 else value
-    return found
 
 
 class RecordLines:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from liftlog.records.json_form import show_time as show_time
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Control characters could move the cursor or change the terminal's title; the bidirectional
 # ones could make a line read differently from what it says.
 _UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F)]
@@ -35,17 +33,6 @@ def show_bytes(raw: bytes | None, *, null: str = "") -> str:
         head = raw[:_BINARY_HEAD_BYTES].hex()
         more = "..." if len(raw) > _BINARY_HEAD_BYTES else ""
         return f"<{len(raw)} bytes {head}{more}>"
-
-
-def show_time(timestamp_ns: int) -> str:
-    """UTC with microseconds, as ISO 8601."""
-    seconds, rest_ns = divmod(timestamp_ns, 1_000_000_000)
-    return f"{_show_second(seconds)}.{rest_ns // 1000:06d}Z"
-
-
-@lru_cache(maxsize=1024)
-def _show_second(seconds: int) -> str:
-    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def show_size(size_bytes: int) -> str:
