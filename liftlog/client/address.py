@@ -1,4 +1,4 @@
-"""Addresses of a daemon: `tcp://host:port` and `unix:///path`."""
+"""Addresses of a daemon: `tcp://host:port`, `tls://host:port` and `unix:///path`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ DEFAULT_PORT = 9292
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`path` is set for a Unix socket, `host` and `port` for TCP."""
+    """`path` is set for a Unix socket, `host` and `port` for TCP; `tls` for TCP with TLS."""
 
     text: str
     host: str = ""
     port: int = 0
     path: str = ""
+    tls: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -28,13 +29,14 @@ class Address:
             parts = urlsplit(text)
             if parts.scheme == "unix" and parts.path and not parts.netloc:
                 return cls(text, path=parts.path)
-            if parts.scheme == "tcp" and parts.hostname and not parts.path.strip("/"):
-                return cls(text, host=parts.hostname, port=parts.port or DEFAULT_PORT)
+            if parts.scheme in ("tcp", "tls") and parts.hostname and not parts.path.strip("/"):
+                port = parts.port or DEFAULT_PORT
+                return cls(text, host=parts.hostname, port=port, tls=parts.scheme == "tls")
         except ValueError:
             pass  # a port that is no number
         raise InvalidArgument(
             f"{text!r} is not the address of a liftlog daemon",
-            hint="use tcp://host:port or unix:///path",
+            hint="use tcp://host:port, tls://host:port or unix:///path",
         )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import AsyncIterator, Generator
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from liftlog.client.address import DEFAULT_ADDRESS, Address, tune
+from liftlog.client.address import DEFAULT_ADDRESS, Address
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.buffers import BufferPool
 from liftlog.client.compaction import PassWatch
+from liftlog.client.dialing import Channel, context_for, dial
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import (
     DEFAULT_FETCH_BYTES,
@@ -53,6 +53,7 @@ from liftlog.protocol.messages import (
 )
 from liftlog.protocol.states import State
 from liftlog.records.decode import Record, RecordBatch
+from liftlog.tls.contexts import ClientTls
 
 
 class Client:
@@ -64,7 +65,7 @@ class Client:
     RequestTimeout when no answer came in `request_timeout` seconds.
     """
 
-    def __init__(self, sock: socket.socket, address: str, request_timeout: float) -> None:
+    def __init__(self, sock: Channel, address: str, request_timeout: float) -> None:
         self.address = address
         self.request_timeout = request_timeout
         self._loop = asyncio.get_running_loop()
@@ -273,6 +274,9 @@ class Client:
                 if received < len(room):
                     return  # that was all; the loop calls again when there is more
                 budget -= received
+            if self._error is None and self._sock.has_input:
+                # TLS has more of what was received already: the loop would not call for that.
+                self._loop.call_soon(self._on_readable)
         except (BlockingIOError, InterruptedError):
             pass
         except (OSError, LiftlogError) as error:
@@ -371,9 +375,15 @@ class Connecting:
     """What `connect` returns: await it for a client, or use it in `async with`."""
 
     def __init__(
-        self, address: str, token: str | None, connect_timeout: float, request_timeout: float
+        self,
+        address: str,
+        token: str | None,
+        tls: ClientTls,
+        connect_timeout: float,
+        request_timeout: float,
     ) -> None:
         self._address = Address.parse(address)
+        self._context = context_for(self._address, tls)
         self._token = token
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
@@ -399,7 +409,7 @@ class Connecting:
         text, seconds = self._address.text, self._connect_timeout
         try:
             async with asyncio.timeout(seconds):
-                sock = await _open_socket(self._address)
+                sock = await dial(self._address, self._context)
                 client = Client(sock, text, self._request_timeout)
                 try:
                     await client.open(self._token)
@@ -413,42 +423,19 @@ class Connecting:
             raise unreachable(text, error.strerror or error) from error
 
 
-async def _open_socket(address: Address) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    if address.path:
-        return await _connected(socket.AF_UNIX, address.path)
-    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    failure: OSError | None = None
-    for family, _, _, _, where in found:
-        try:
-            return await _connected(family, where)
-        except OSError as error:
-            failure = error
-    raise failure or OSError(f"no address for {address.host}")
-
-
-async def _connected(family: int, where: Any) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, where)
-        tune(sock)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
 def connect(
     address: str = DEFAULT_ADDRESS,
     *,
     token: str | None = None,
+    tls: ClientTls = None,
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     request_timeout: float = REQUEST_TIMEOUT_SECONDS,
 ) -> Connecting:
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
-    `token` is sent only if the daemon asks for one. Timeouts are in seconds. Raises
-    ConnectionLost when the daemon cannot be reached, Unauthenticated, UnsupportedVersion.
+    `token` is sent only if the daemon asks for one. `tls` is for an address `tls://host:port`: a
+    file of CA certificates or an `ssl.SSLContext`, else the CAs of the system. Timeouts are in
+    seconds. Raises ConnectionLost when the daemon cannot be reached, Unauthenticated,
+    UnsupportedVersion.
     """
-    return Connecting(address, token, connect_timeout, request_timeout)
+    return Connecting(address, token, tls, connect_timeout, request_timeout)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import secrets
 import select
-import socket
 import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from liftlog.client.address import DEFAULT_ADDRESS, Address, tune
+from liftlog.client.address import DEFAULT_ADDRESS, Address
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.buffers import BufferPool
 from liftlog.client.compaction import PassWatch
+from liftlog.client.dialing import Channel, context_for, dial_sync
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import (
     DEFAULT_FETCH_BYTES,
@@ -53,6 +53,7 @@ from liftlog.protocol.messages import (
 )
 from liftlog.protocol.states import State
 from liftlog.records.decode import Record, RecordBatch
+from liftlog.tls.contexts import ClientTls
 
 
 class SyncClient:
@@ -61,11 +62,10 @@ class SyncClient:
     Not thread-safe: one thread at a time. Methods raise the same errors as the async client's.
     """
 
-    def __init__(self, sock: socket.socket, address: str, request_timeout: float) -> None:
+    def __init__(self, sock: Channel, address: str, request_timeout: float) -> None:
         self.address = address
         self.request_timeout = request_timeout
         self._sock = sock
-        sock.setblocking(False)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self._either = select.poll()
@@ -332,14 +332,16 @@ def connect_sync(
     address: str = DEFAULT_ADDRESS,
     *,
     token: str | None = None,
+    tls: ClientTls = None,
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     request_timeout: float = REQUEST_TIMEOUT_SECONDS,
 ) -> SyncClient:
     """Connect to a daemon, blocking; usable in `with`. Arguments and errors as for `connect`."""
     where = Address.parse(address)
+    context = context_for(where, tls)
     deadline = time.monotonic() + connect_timeout
     try:
-        client = SyncClient(_open_socket(where, connect_timeout), address, request_timeout)
+        client = SyncClient(dial_sync(where, context, deadline), address, request_timeout)
         try:
             client.open(token, deadline)
         except BaseException:
@@ -350,18 +352,3 @@ def connect_sync(
         raise unreachable(address, f"no answer in {connect_timeout:g} s") from None
     except OSError as error:
         raise unreachable(address, error.strerror or error) from error
-
-
-def _open_socket(address: Address, timeout: float) -> socket.socket:
-    if address.path:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(timeout)
-            sock.connect(address.path)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-    sock = socket.create_connection((address.host, address.port), timeout)
-    tune(sock)
-    return sock

@@ -1,0 +1,180 @@
+"""Addresses -> connected channels: plain sockets, or TLS over them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from typing import Any, Protocol
+
+from liftlog.client.address import Address, tune
+from liftlog.client.requests import unreachable
+from liftlog.errors import ConnectionLost, InvalidArgument
+from liftlog.tls.contexts import ClientTls, client_context, problem
+from liftlog.tls.session import TlsSession
+from liftlog.tls.sockets import TlsSocket
+
+_RECEIVE_BYTES = 64 * 1024
+
+
+class Channel(Protocol):
+    """A connected socket that does not block: methods raise BlockingIOError, or another OSError.
+
+    Whoever was told BlockingIOError by `send` calls again with the same bytes first.
+    """
+
+    @property
+    def has_input(self) -> bool:
+        """Whether `recv_into` has more to give though the socket may have nothing to read."""
+        ...
+
+    def fileno(self) -> int: ...
+    def recv_into(self, view: memoryview, /) -> int: ...
+    def send(self, data: bytes, /) -> int: ...
+    def close(self) -> None: ...
+
+
+class PlainChannel:
+    """A socket without TLS."""
+
+    has_input = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.fileno = sock.fileno
+        self.recv_into = sock.recv_into
+        self.send = sock.send
+        self.close = sock.close
+
+
+def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
+    """The context for connections to `address`; None when it asks for no TLS.
+
+    Reads certificate files, so it is made once and used for every attempt to connect. Raises
+    InvalidArgument, also when `tls` is given for an address that does not ask for TLS.
+    """
+    if address.tls:
+        return client_context(tls)
+    if tls is not None:
+        raise InvalidArgument(
+            f"tls is given, but {address.text!r} asks for none", hint="use tls://host:port"
+        )
+    return None
+
+
+async def dial(address: Address, context: ssl.SSLContext | None) -> Channel:
+    """Connect, with the TLS handshake if there is a context. Raises OSError, ConnectionLost."""
+    sock = await _open(address)
+    try:
+        if context is None:
+            return PlainChannel(sock)
+        session = TlsSession(context, hostname=address.host)
+        loop = asyncio.get_running_loop()
+        try:
+            while not session.handshake():
+                await loop.sock_sendall(sock, session.outgoing.read())
+                session.feed(_not_ended(await loop.sock_recv(sock, _RECEIVE_BYTES)))
+        except ssl.SSLError as error:
+            raise _refused(address, sock, session, error) from error
+        await loop.sock_sendall(sock, session.outgoing.read())
+        return TlsSocket(sock, session)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def dial_sync(address: Address, context: ssl.SSLContext | None, deadline: float) -> Channel:
+    """The same, blocking until `deadline` (time.monotonic). Raises TimeoutError too."""
+    sock = _open_sync(address, deadline)
+    try:
+        if context is None:
+            return PlainChannel(sock)
+        session = TlsSession(context, hostname=address.host)
+        try:
+            while not session.handshake():
+                _wait_until(sock, deadline)
+                sock.sendall(session.outgoing.read())
+                session.feed(_not_ended(sock.recv(_RECEIVE_BYTES)))
+        except ssl.SSLError as error:
+            raise _refused(address, sock, session, error) from error
+        sock.sendall(session.outgoing.read())
+        sock.setblocking(False)
+        return TlsSocket(sock, session)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _refused(
+    address: Address, sock: socket.socket, session: TlsSession, error: ssl.SSLError
+) -> ConnectionLost:
+    """The error of a TLS handshake that failed; the daemon is told, if that can be done at once."""
+    try:
+        sock.send(session.outgoing.read(), socket.MSG_DONTWAIT)
+    except OSError:
+        pass
+    lost = unreachable(address.text, problem(error))
+    if isinstance(error, ssl.SSLCertVerificationError):
+        lost.hint = (
+            "give the CA that signed the daemon's certificate as tls=, and use the name that "
+            "the certificate is for"
+        )
+    elif error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        lost.hint = "there may be no TLS at this address: try tcp://"
+    return lost
+
+
+def _not_ended(received: bytes) -> bytes:
+    if not received:
+        raise ConnectionResetError("it ended during the TLS handshake")
+    return received
+
+
+def _wait_until(sock: socket.socket, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    sock.settimeout(left)
+
+
+async def _open(address: Address) -> socket.socket:
+    if address.path:
+        return await _connected(socket.AF_UNIX, address.path)
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for family, _, _, _, where in found:
+        try:
+            return await _connected(family, where)
+        except OSError as error:
+            failure = error
+    raise failure or OSError(f"no address for {address.host}")
+
+
+async def _connected(family: int, where: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, where)
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _open_sync(address: Address, deadline: float) -> socket.socket:
+    if not address.path:
+        left = max(deadline - time.monotonic(), 0.001)
+        sock = socket.create_connection((address.host, address.port), left)
+        tune(sock)
+        return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _wait_until(sock, deadline)
+        sock.connect(address.path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

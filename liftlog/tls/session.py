@@ -1,0 +1,71 @@
+"""TLS over memory: ciphertext in and out, plaintext in and out, no socket."""
+
+from __future__ import annotations
+
+import ssl
+from typing import cast
+
+
+class TlsSession:
+    """One end of a TLS connection. Raises ssl.SSLError when the peer breaks the protocol.
+
+    What has to be sent collects in `outgoing`; the owner sends it, also after an error, when it
+    holds the alert that tells the peer.
+    """
+
+    __slots__ = ("_incoming", "_tls", "established", "outgoing")
+
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool = False, hostname: str | None = None
+    ) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self.outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self.outgoing, server_side=server_side, server_hostname=hostname
+        )
+        self.established = False
+
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """The other end's certificate in DER; None without one, or before the handshake."""
+        return self._tls.getpeercert(binary_form=True) if self.established else None
+
+    def feed(self, ciphertext: bytes | memoryview) -> None:
+        self._incoming.write(ciphertext)
+
+    def handshake(self) -> bool:
+        """Go on with the handshake; True once it is complete."""
+        if not self.established:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            self.established = True
+        return True
+
+    def read_into(self, view: memoryview) -> int | None:
+        """Decrypt what was fed, into `view`: how many bytes, or None once the peer has ended.
+
+        Fewer bytes than `view` has room for mean that no more can be decrypted yet.
+        """
+        filled = 0
+        try:
+            while filled < len(view):
+                # At most one TLS record, 16 KiB, at a time.
+                filled += cast(int, self._tls.read(len(view) - filled, view[filled:]))  # type: ignore[arg-type]
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            return filled or None
+        return filled
+
+    def write(self, plaintext: bytes | memoryview) -> int:
+        """Encrypt all of it into `outgoing`. Only after the handshake."""
+        return self._tls.write(plaintext)
+
+    def end(self) -> None:
+        """Say in `outgoing` that nothing more will come."""
+        try:
+            self._tls.unwrap()
+        except ssl.SSLError:
+            pass  # it waits for the peer's word, or there is no handshake to end
