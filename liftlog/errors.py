@@ -164,6 +164,15 @@ class NatsUnavailable(LiftlogError):
     default_hint = "check `nats.servers` and that the server is up; liftlog keeps trying"
 
 
+class LeaseGone(LiftlogError):
+    """A lease has expired, was released, or is void since the disk was full: what it held may have
+    changed since."""
+
+    code = 21
+    name = "LEASE_GONE"
+    default_hint = "take a new lease, and look again where the stream begins"
+
+
 # --- errors that stay inside one process -------------------------------------
 
 
@@ -188,12 +197,6 @@ class SyncFailed(StorageError):
     """fdatasync failed: nothing written since the last successful one can be trusted."""
 
     name = "SYNC_FAILED"
-
-
-class LeaseGone(LiftlogError):
-    """A lease has expired, was released, or is void since the disk was full."""
-
-    name = "LEASE_GONE"
 
 
 class SegmentsChanged(LiftlogError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from liftlog.protocol import administration
 from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, MAX_NAME_CHARS, WireLimits
 from liftlog.protocol.stream_info import StreamInfo as StreamInfo
 from liftlog.protocol.wire import BOOL, MAP, MAX_UINT, array_of, one_of, raw, text, uint
@@ -230,6 +231,7 @@ REQUESTS: dict[str, type[Message]] = {
         DeleteStream,
         CompactStream,
         Cancel,
+        *administration.REQUESTS,
     )
 }
 
@@ -244,5 +246,6 @@ ANSWERS: dict[str, type[Message]] = {
         StreamsAnswer,
         Done,
         ErrorAnswer,
+        *administration.ANSWERS,
     )
 }

@@ -1,0 +1,193 @@
+"""Requests that change streams, hold them, or ask about the daemon, with their answers.
+
+Registered in `messages.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
+from liftlog.protocol.limits import MAX_NAME_CHARS
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.wire import BOOL, MAP, Message, array_of, one_of, text, uint
+from liftlog.protocol.wire import wire as key
+
+_NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
+_LABEL = text(256)
+_MAX_LEASES = 1000
+
+
+# --- requests -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStream(Message):
+    """Changes the settings that are named; others stay."""
+
+    KIND: ClassVar[str] = "update"
+    stream: str = key("s", _NAME)
+    settings: dict[str, Any] = key("c", MAP)
+    dry_run: bool = key("d", BOOL, default=False)
+    allow_deletion: bool = key("y", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseStream(Message):
+    KIND: ClassVar[str] = "pause"
+    stream: str = key("s", _NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeStream(Message):
+    KIND: ClassVar[str] = "resume"
+    stream: str = key("s", _NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class SetReadOnly(Message):
+    KIND: ClassVar[str] = "readonly"
+    stream: str = key("s", _NAME)
+    read_only: bool = key("o", BOOL)
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateStream(Message):
+    """Makes `offset` the log start, for ever."""
+
+    KIND: ClassVar[str] = "truncate"
+    stream: str = key("s", _NAME)
+    offset: int = key("o", uint())
+    incarnation: str | None = key("x", _LABEL, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLease(Message):
+    KIND: ClassVar[str] = "lease"
+    stream: str = key("s", _NAME)
+    start: int | str = key("o", one_of(uint(), text(16)))
+    ttl_ms: int = key("t", uint())
+    holder: str = key("h", _LABEL, default="")
+    incarnation: str | None = key("x", _LABEL, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease(Message):
+    KIND: ClassVar[str] = "renew"
+    stream: str = key("s", _NAME)
+    lease_id: str = key("l", _LABEL)
+    ttl_ms: int = key("t", uint())
+    low: int | None = key("o", uint(), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease(Message):
+    KIND: ClassVar[str] = "release"
+    stream: str = key("s", _NAME)
+    lease_id: str = key("l", _LABEL)
+
+
+@dataclass(frozen=True, slots=True)
+class ListLeases(Message):
+    KIND: ClassVar[str] = "leases"
+    stream: str = key("s", _NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsFor(Message):
+    KIND: ClassVar[str] = "streamsfor"
+    subject: str = key("u", text(4096))
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata(Message):
+    KIND: ClassVar[str] = "metadata"
+
+
+# --- answers --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Updated(Message):
+    """Answer to update. `differences` have `setting`, `existing` and `requested`."""
+
+    KIND: ClassVar[str] = "updated"
+    stream: dict[str, Any] = key("d", MAP)
+    differences: list[dict[str, Any]] = key("c", array_of(MAP, 256), default_factory=list)
+    removal: dict[str, Any] = key("r", MAP, default_factory=dict)
+    dry_run: bool = key("n", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer(Message):
+    """Answer to lease and renew."""
+
+    KIND: ClassVar[str] = "leased"
+    lease: dict[str, Any] = key("d", MAP)
+
+    @property
+    def info(self) -> LeaseInfo:
+        return LeaseInfo.from_wire(self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesAnswer(Message):
+    """Answer to leases."""
+
+    KIND: ClassVar[str] = "held"
+    leases: list[dict[str, Any]] = key("d", array_of(MAP, _MAX_LEASES))
+
+    @property
+    def infos(self) -> list[LeaseInfo]:
+        return [LeaseInfo.from_wire(one) for one in self.leases]
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonAnswer(Message):
+    """Answer to metadata."""
+
+    KIND: ClassVar[str] = "daemon"
+    daemon: dict[str, Any] = key("d", MAP)
+
+    @property
+    def info(self) -> DaemonInfo:
+        return DaemonInfo.from_wire(self.daemon)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUpdate:
+    """What an update changed, or with `dry_run` would change: `differences` with `setting`,
+    `existing` and `requested`, and what retention then removes, if anything."""
+
+    info: StreamInfo
+    differences: list[dict[str, Any]]
+    removal: Removal | None
+    dry_run: bool
+
+    @classmethod
+    def from_answer(cls, answer: Updated) -> StreamUpdate:
+        removal = Removal.from_wire(answer.removal) if answer.removal else None
+        info = StreamInfo.from_wire(answer.stream)
+        return cls(info, answer.differences, removal, answer.dry_run)
+
+    def to_answer(self) -> Updated:
+        removal = {} if self.removal is None else self.removal.to_wire()
+        return Updated(self.info.to_wire(), self.differences, removal, self.dry_run)
+
+
+REQUESTS: tuple[type[Message], ...] = (
+    UpdateStream,
+    PauseStream,
+    ResumeStream,
+    SetReadOnly,
+    TruncateStream,
+    AcquireLease,
+    RenewLease,
+    ReleaseLease,
+    ListLeases,
+    StreamsFor,
+    Metadata,
+)
+
+ANSWERS: tuple[type[Message], ...] = (Updated, LeaseAnswer, LeasesAnswer, DaemonAnswer)
