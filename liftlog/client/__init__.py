@@ -14,6 +14,9 @@ from liftlog.client.asynchronous import BatchReader, Client, connect
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import OnCorrupt
+from liftlog.client.read_options import ReadOptions
+from liftlog.client.resets import OnReset, Reset
+from liftlog.client.selecting import Column, Filter
 from liftlog.client.synchronous import SyncClient, connect_sync
 from liftlog.protocol.messages import StreamInfo
 from liftlog.records.decode import Record, RecordBatch
@@ -21,10 +24,15 @@ from liftlog.records.decode import Record, RecordBatch
 __all__ = [
     "BatchReader",
     "Client",
+    "Column",
     "FetchAnswer",
+    "Filter",
     "OnCorrupt",
+    "OnReset",
+    "ReadOptions",
     "Record",
     "RecordBatch",
+    "Reset",
     "Start",
     "StreamInfo",
     "SyncClient",

@@ -12,18 +12,20 @@ exact range, or good records if only the transfer was at fault.
 A lost connection interrupts a read, it does not end it: whoever drives the read connects again and
 calls `resume`, and the next batch handed out is the one behind the last. The fetches state the
 incarnation and the leader epoch that were read from, so a daemon that came back with another
-history says so.
+history says so; what happens then is the reset policy (`resets`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from liftlog.client.batches import ArrivingBatches, DamagedHeader, corrupt_range
 from liftlog.client.positions import END, Start, Until, check_until, start_fields
+from liftlog.client.resets import RESETTABLE, OnReset, Reset, ResetCallback, check_on_reset
+from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
 from liftlog.errors import (
     ConnectionLost,
     CorruptRange,
@@ -74,8 +76,15 @@ class ReadAhead:
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
         max_wait_ms: int = POLL_MS,
         on_corrupt: OnCorrupt = "raise",
+        on_reset: OnReset = "error",
+        reset_callback: ResetCallback | None = None,
+        filter: Filter | None = None,
+        columns: Sequence[Column] | None = None,
+        incarnation: str | None = None,
+        epoch: int | None = None,
     ) -> None:
         check_until(until)
+        check_on_reset(on_reset, reset_callback)
         if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
             raise InvalidArgument(f"on_corrupt={on_corrupt!r} is not 'raise', 'skip' or callable")
         self.stream = stream
@@ -85,8 +94,13 @@ class ReadAhead:
         self.answer_count = 0
         self._requester = requester
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
+        self._next |= {"incarnation": incarnation, "epoch": epoch}
+        self._selection = selection_fields(filter, columns)
         self._until = until
         self._on_corrupt = on_corrupt
+        self._on_reset = on_reset
+        self._reset_callback = reset_callback
+        self._reset: tuple[LiftlogError, int | None] | None = None  # asked, not answered yet
         self._suspect: int | None = (
             None  # here a damaged header was seen; what does the daemon say?
         )
@@ -99,7 +113,7 @@ class ReadAhead:
         self._open: set[Exchange] = set()
         self._last: FetchHeader | None = None  # newest header
         self._ahead_bytes = 0
-        self._ready: deque[tuple[FetchHeader, Exchange] | LiftlogError] = deque()
+        self._ready: deque[tuple[FetchHeader, Exchange] | LiftlogError | Reset] = deque()
         self._current: ArrivingBatches | None = None
         self._arriving: Exchange | None = None  # the answer that `_current` looks at
         self._current_bytes = 0
@@ -155,10 +169,16 @@ class ReadAhead:
                 self._report(item)
                 self._begin_behind(item)
                 continue
+            if isinstance(item, Reset):
+                self._report_reset(item)
+                continue
             if isinstance(item, LiftlogError):
                 if is_interruption(item):
                     self.interruption = item
                     return None
+                if self._may_reset(item):
+                    self._begin_elsewhere(item)
+                    continue
                 self.stop()
                 raise item
             header, exchange = item
@@ -235,6 +255,52 @@ class ReadAhead:
         )
         self._ask_if_room()
 
+    # --- the place to go on is gone ---
+
+    def _may_reset(self, error: LiftlogError) -> bool:
+        # The answer to the first fetch after a reset says where it led; a second error before that
+        # is no place to go on.
+        return self._on_reset != "error" and isinstance(error, RESETTABLE) and self._reset is None
+
+    def _begin_elsewhere(self, error: LiftlogError) -> None:
+        position = self._next.get("start")
+        self._reset = (error, position if type(position) is int else None)
+        self._begin({"start": self._on_reset})
+
+    def _note_reset(self, header: FetchHeader, before: FetchHeader | None) -> None:
+        if self._reset is None:
+            return
+        error, from_offset = self._reset
+        self._reset = None
+        self._ready.append(
+            Reset(self.stream, error, from_offset, header.offset, header.incarnation)
+        )
+        if self._until != END:
+            return
+        # What was the end of a stream that is gone, or of a part of it, may never be reached.
+        same = before is not None and before.incarnation == header.incarnation
+        if self._stop_offset is None or not same:
+            self._stop_offset = header.high_watermark
+        else:
+            self._stop_offset = min(self._stop_offset, header.high_watermark)
+
+    def _report_reset(self, reset: Reset) -> None:
+        """Tell whoever reads; raises when that is to end the read."""
+        logger.warning(
+            "position-reset stream=%s from_offset=%s to_offset=%d reason=%s",
+            reset.stream,
+            reset.from_offset,
+            reset.to_offset,
+            reset.error.name,
+        )
+        if self._reset_callback is None:
+            return
+        try:
+            self._reset_callback(reset)
+        except BaseException:
+            self.stop()
+            raise
+
     def stop(self) -> None:
         """Give up: nothing more will be handed out. Calling it again does nothing."""
         self._over = True
@@ -259,9 +325,11 @@ class ReadAhead:
         # With an end in sight the first answer is wanted for what it says about the log. And a
         # start such as `latest` is to become an offset at once, before a connection can be lost.
         unknown = self._until is not None or type(position) is not int
-        wait_ms = 0 if self._last is None and unknown else self._max_wait_ms
+        at_once = (self._last is None and unknown) or self._reset is not None
+        wait_ms = 0 if at_once else self._max_wait_ms
         if self._stop_offset is not None and type(position) is int:
             fields["max_records"] = max(self._stop_offset - position, 1)
+        fields |= self._selection
         fetch = Fetch(self.stream, max_bytes=self._fetch_bytes, max_wait_ms=wait_ms, **fields)
         self._fetch_bytes = min(
             max(2 * self._fetch_bytes, SMALLEST_FETCH_BYTES), self._largest_fetch_bytes
@@ -275,6 +343,12 @@ class ReadAhead:
         asked, self._asked = self._asked, None
         if header.body_length and header.next_offset <= header.offset:
             raise ProtocolViolation("the server sent records and a next offset that stands still")
+        too_old = not_selected(bool(self._selection), header)
+        if too_old is not None:
+            self._over = True
+            self._ready.append(too_old)
+            return
+        self._note_reset(header, self._last)
         self._last = header
         self.answer_count += 1
         self._next = {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import liftlog
+from liftlog.client.batches import FetchAnswer
 from liftlog.client.positions import Start, start_fields
+from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
 from liftlog.errors import ConnectionLost, InvalidArgument, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.messages import CreateStream, Fetch, Message
+from liftlog.protocol.messages import CreateStream, Fetch, FetchHeader, Message
 
 SOFTWARE = f"liftlog-python/{liftlog.__version__}"
 
@@ -33,8 +35,24 @@ def create_request(name: str, subject: str | None, settings: Mapping[str, Any]) 
     return CreateStream(name, wanted)
 
 
-def fetch_request(stream: str, start: Start, **options: Any) -> Fetch:
-    return Fetch(stream, **start_fields(start), **options)
+def fetch_request(
+    stream: str,
+    start: Start,
+    *,
+    filter: Filter | None = None,
+    columns: Sequence[Column] | None = None,
+    **options: Any,
+) -> Fetch:
+    return Fetch(stream, **start_fields(start), **selection_fields(filter, columns), **options)
+
+
+def fetch_answer(fetch: Fetch, exchange: Exchange) -> FetchAnswer:
+    """The answer, or the error raised."""
+    header = result_of(exchange, FetchHeader)
+    too_old = not_selected(fetch.selects, header)
+    if too_old is not None:
+        raise too_old
+    return FetchAnswer(fetch.stream, header, exchange.body)
 
 
 def result_of(exchange: Exchange, expected: type[Answer]) -> Answer:

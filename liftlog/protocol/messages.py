@@ -82,16 +82,19 @@ class Welcome(Message):
 @dataclass(frozen=True, slots=True)
 class Ping(Message):
     KIND: ClassVar[str] = "ping"
+    REPEATABLE: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Message):
     """Asks for whole record batches from one position on.
 
-    Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set.
+    Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
+    filter or columns the answer holds batches that the server has made for it.
     """
 
     KIND: ClassVar[str] = "fetch"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
     start: int | str | None = key("o", one_of(uint(), text(16)), default=None)
     timestamp_ns: int | None = key("t", uint(), default=None)
@@ -101,6 +104,20 @@ class Fetch(Message):
     max_wait_ms: int = key("w", uint(), default=0)
     incarnation: str | None = key("x", _LABEL, default=None)
     epoch: int | None = key("e", uint(), default=None)
+    filter_subjects: list[str] | None = key("fs", array_of(text(1024), 64), default=None)
+    filter_keys: list[bytes] | None = key("fk", array_of(raw(0, 65_536), 1024), default=None)
+    filter_headers: list[str] | None = key("fh", array_of(text(4096), 16), default=None)
+    columns: list[str] | None = key("p", array_of(text(16), 16), default=None)
+
+    @property
+    def selects(self) -> bool:
+        """Whether the server has to look into the records."""
+        return not (
+            self.filter_subjects is None
+            and self.filter_keys is None
+            and self.filter_headers is None
+            and self.columns is None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +125,7 @@ class CreateStream(Message):
     """`settings` has the keys of a stream's section in the YAML file."""
 
     KIND: ClassVar[str] = "create"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
     settings: dict[str, Any] = key("c", MAP)
 
@@ -115,12 +133,14 @@ class CreateStream(Message):
 @dataclass(frozen=True, slots=True)
 class DescribeStream(Message):
     KIND: ClassVar[str] = "describe"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class ListStreams(Message):
     KIND: ClassVar[str] = "list"
+    REPEATABLE: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +154,7 @@ class CompactStream(Message):
     """Asks for a compaction pass soon; does not wait for it."""
 
     KIND: ClassVar[str] = "compact"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
 
 
@@ -172,6 +193,7 @@ class FetchHeader(Message):
     leader_epoch: int = key("e", uint())
     incarnation: str = key("x", _LABEL)
     body_length: int = key("b", uint(), default=0)
+    selected: bool | None = key("q", BOOL, default=None)
 
 
 @dataclass(frozen=True, slots=True)
