@@ -242,32 +242,30 @@ class ErrorAnswer(Message):
 
 OPENING: dict[str, type[Message]] = {cls.KIND: cls for cls in (Hello, Auth)}
 
-REQUESTS: dict[str, type[Message]] = {
-    cls.KIND: cls
-    for cls in (
-        Ping,
-        Fetch,
-        CreateStream,
-        DescribeStream,
-        ListStreams,
-        DeleteStream,
-        CompactStream,
-        Cancel,
-        *administration.REQUESTS,
-    )
-}
+_REQUESTS: tuple[type[Message], ...] = (
+    Ping,
+    Fetch,
+    CreateStream,
+    DescribeStream,
+    ListStreams,
+    DeleteStream,
+    CompactStream,
+    Cancel,
+    *administration.REQUESTS,
+)
 
-ANSWERS: dict[str, type[Message]] = {
-    cls.KIND: cls
-    for cls in (
-        Challenge,
-        Welcome,
-        Pong,
-        FetchHeader,
-        StreamAnswer,
-        StreamsAnswer,
-        Done,
-        ErrorAnswer,
-        *administration.ANSWERS,
-    )
-}
+REQUESTS: dict[str, type[Message]] = {cls.KIND: cls for cls in _REQUESTS}
+
+_ANSWERS: tuple[type[Message], ...] = (
+    Challenge,
+    Welcome,
+    Pong,
+    FetchHeader,
+    StreamAnswer,
+    StreamsAnswer,
+    Done,
+    ErrorAnswer,
+    *administration.ANSWERS,
+)
+
+ANSWERS: dict[str, type[Message]] = {cls.KIND: cls for cls in _ANSWERS}

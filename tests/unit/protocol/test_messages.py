@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from liftlog.errors import BadRequest, InvalidArgument
+from liftlog.protocol import administration as a
 from liftlog.protocol import messages as m
 from liftlog.protocol.names import check_stream_name
 from liftlog.protocol.wire import Message, wire_fields
@@ -27,7 +28,22 @@ EXAMPLES: list[Message] = [
     m.ListStreams(),
     m.DeleteStream("s"),
     m.CompactStream("s"),
+    a.UpdateStream("s", {"retention": {"max_age": "1d"}}, dry_run=True, allow_deletion=True),
+    a.PauseStream("s"),
+    a.ResumeStream("s"),
+    a.SetReadOnly("s", True),
+    a.TruncateStream("s", 17, "abc"),
+    a.AcquireLease("s", "earliest", 60_000, "export", "abc"),
+    a.RenewLease("s", "1d", 60_000, 9),
+    a.ReleaseLease("s", "1d"),
+    a.ListLeases("s"),
+    a.StreamsFor("orders.eu"),
+    a.Metadata(),
     m.Cancel(),
+    a.Updated({"name": "s"}, [{"setting": "acks"}], {"records": 3}, True),
+    a.LeaseAnswer({"lease_id": "1d"}),
+    a.LeasesAnswer([{"lease_id": "1d"}]),
+    a.DaemonAnswer({"name": "main"}),
     m.StreamAnswer({"name": "s"}),
     m.StreamsAnswer([{"name": "s"}, {"name": "t"}]),
     m.Done(),
