@@ -231,8 +231,15 @@ class ProtocolViolation(LiftlogError):
 
 
 class ConnectionLost(LiftlogError):
+    """There is no connection to the daemon, or it ended before an answer came."""
+
     name = "CONNECTION_LOST"
     retriable = True
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the request may have taken effect."""
+        return bool(self.details.get("undecided"))
 
 
 def _wire_classes() -> dict[int, type[LiftlogError]]:

@@ -1,47 +1,39 @@
-"""The asyncio client. It owns its socket: no transport, no stream reader, no copies."""
+"""The asyncio client: its methods, over a `Session` that sees to the connection."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from liftlog.client.address import DEFAULT_ADDRESS, Address
 from liftlog.client.batches import FetchAnswer
-from liftlog.client.buffers import BufferPool
 from liftlog.client.compaction import PassWatch
-from liftlog.client.dialing import Channel, context_for, dial
+from liftlog.client.dialing import context_for
+from liftlog.client.link import wake
 from liftlog.client.positions import Start, Until
-from liftlog.client.read_ahead import (
-    DEFAULT_FETCH_BYTES,
-    DEFAULT_READ_AHEAD_BYTES,
-    OnCorrupt,
-    ReadAhead,
-)
+from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.read_options import ReadOptions
+from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS, ReadPatience
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
-    RECEIVE_BYTES,
     REQUEST_TIMEOUT_SECONDS,
-    SOFTWARE,
     Answer,
     create_request,
+    fetch_answer,
     fetch_request,
-    lost,
     result_of,
-    unreachable,
 )
-from liftlog.errors import LiftlogError, RequestTimeout
-from liftlog.protocol.client_connection import ClientConnection, Exchange
+from liftlog.client.selecting import Column, Filter
+from liftlog.client.session import Session, Target
+from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import (
-    NONCE_BYTES,
     CompactStream,
     DeleteStream,
     DescribeStream,
     Done,
-    FetchHeader,
     ListStreams,
     Message,
     Ping,
@@ -51,42 +43,34 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.protocol.states import State
 from liftlog.records.decode import Record, RecordBatch
 from liftlog.tls.contexts import ClientTls
 
 
 class Client:
-    """One connection to a daemon. Made by `connect`.
+    """A daemon, as its callers see it. Made by `connect`.
 
     Belongs to one event loop and is not thread-safe; any number of its tasks may use it at the
-    same time. Cancelling a call cancels the request and leaves the connection usable. Methods
-    raise the typed errors of `liftlog.errors`: ConnectionLost when the connection is gone,
-    RequestTimeout when no answer came in `request_timeout` seconds.
+    same time. Cancelling a call cancels the request and leaves the client usable.
+
+    A lost connection is made anew by whoever needs it: reads go on behind the last batch that they
+    handed out, calls that can do no harm twice are repeated. Methods raise the typed errors of
+    `liftlog.errors`: RequestTimeout when no answer came in `request_timeout` seconds,
+    ConnectionLost when there was no connection for `reconnect_for` seconds; its `undecided` says
+    that the call may have taken effect.
     """
 
-    def __init__(self, sock: Channel, address: str, request_timeout: float) -> None:
-        self.address = address
-        self.request_timeout = request_timeout
-        self._loop = asyncio.get_running_loop()
-        self._sock = sock
-        self._fd = sock.fileno()
-        self._connection = ClientConnection(
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            software=SOFTWARE,
-            allocate=BufferPool().allocate,
-        )
-        self._unsent = b""
-        self._opening: asyncio.Future[None] | None = None
-        self._error: LiftlogError | None = None
-        self._loop.add_reader(self._fd, self._on_readable)
+    def __init__(self, session: Session) -> None:
+        self.address = session.target.address.text
+        self.request_timeout = session.target.request_timeout
+        self._session = session
 
     # --- the public methods; the sync client has the same ---
 
     @property
     def server(self) -> Welcome:
-        """What the daemon said about itself and its limits."""
-        return self._connection.welcome
+        """What the daemon said about itself and its limits, when last connected to."""
+        return self._session.link.connection.welcome
 
     async def ping(self) -> None:
         """Returns when the daemon has answered."""
@@ -138,8 +122,12 @@ class Client:
         max_wait_ms: int = 0,
         incarnation: str | None = None,
         epoch: int | None = None,
+        filter: Filter | None = None,
+        columns: Sequence[Column] | None = None,
     ) -> FetchAnswer:
-        """One fetch: whole batches from `start` on, or none after `max_wait_ms`."""
+        """One fetch: whole batches from `start` on, or none after `max_wait_ms`; with `filter` or
+        `columns`, what they select. It may then be none before the end: fetch on at `next_offset`.
+        """
         request = fetch_request(
             stream,
             start,
@@ -149,39 +137,39 @@ class Client:
             max_wait_ms=max_wait_ms,
             incarnation=incarnation,
             epoch=epoch,
+            filter=filter,
+            columns=columns,
         )
         exchange = await self._exchange(request, self.request_timeout + max_wait_ms / 1000)
-        return FetchAnswer(stream, result_of(exchange, FetchHeader), exchange.body)
+        return fetch_answer(request, exchange)
 
     def read_batches(
         self,
         stream: str,
         start: Start = "earliest",
         until: Until = None,
-        *,
-        fetch_bytes: int = DEFAULT_FETCH_BYTES,
-        read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
-        on_corrupt: OnCorrupt = "raise",
+        **options: Unpack[ReadOptions],
     ) -> BatchReader:
         """Record batches from `start` to `until` (exclusive; None: for ever), checked.
 
-        Damaged records end it with CorruptRange, whose `first_offset` and `next_offset` say exactly
-        which are gone; read on at `next_offset`. With `on_corrupt="skip"` a warning is logged and
-        the read goes on behind them, with a callable that is called with the CorruptRange instead.
+        `ReadOptions` describes the options: `filter`, `columns`, and what to do about damaged
+        records and about a position that is gone.
         """
         ahead = ReadAhead(
-            self,
+            self._session,
             stream,
             start,
             until,
-            fetch_bytes=fetch_bytes,
-            read_ahead_bytes=read_ahead_bytes,
-            on_corrupt=on_corrupt,
+            **options,
         )
-        return BatchReader(self, ahead)
+        return BatchReader(self._session, ahead)
 
     async def read(
-        self, stream: str, start: Start = "earliest", until: Until = None, **options: Any
+        self,
+        stream: str,
+        start: Start = "earliest",
+        until: Until = None,
+        **options: Unpack[ReadOptions],
     ) -> AsyncIterator[Record]:
         """Like `read_batches`, record by record."""
         async for batch in self.read_batches(stream, start, until, **options):
@@ -190,7 +178,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the connection; whatever waits for it ends with ConnectionLost."""
-        self._lose("closed by this client")
+        self._session.close("closed by this client")
 
     async def __aenter__(self) -> Self:
         return self
@@ -205,136 +193,20 @@ class Client:
 
     # --- requests ---
 
-    @property
-    def usable(self) -> bool:
-        """False once the connection or its event loop is closed."""
-        return self._error is None and not self._loop.is_closed()
-
-    def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request; `exchange` hears of the answer. For this package's own use."""
-        if self._error is not None:
-            raise self._error
-        self._connection.request(message, exchange)
-        self._flush()
-
-    def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request that is under way. For this package's own use."""
-        self._connection.give_up(exchange)
-        self._flush()
-
     async def _call(self, message: Message, expected: type[Answer]) -> Answer:
         return result_of(await self._exchange(message, self.request_timeout), expected)
 
     async def _exchange(self, message: Message, timeout: float) -> Exchange:
-        answered: asyncio.Future[None] = self._loop.create_future()
-        exchange = Exchange(on_done=lambda _: _wake(answered))
-        self.request(message, exchange)
-        try:
-            async with asyncio.timeout(timeout):
-                await answered
-        except TimeoutError:
-            raise RequestTimeout(
-                f"{self.address} has not answered {message.KIND!r} in {timeout:g} s"
-            ) from None
-        finally:
-            if not exchange.done:
-                self.give_up(exchange)
-        return exchange
-
-    # --- the socket ---
-
-    async def open(self, token: str | None) -> None:
-        """Hello and authentication. For `connect`."""
-        connection = self._connection
-        connection.greet()
-        while connection.state is not State.READY:
-            self._flush()
-            if self._error is not None:
-                raise self._error
-            self._opening = self._loop.create_future()
-            await self._opening
-            if connection.state is State.CHALLENGED:
-                connection.authenticate(token)
-
-    def _on_readable(self) -> None:
-        connection = self._connection
-        budget = RECEIVE_BYTES
-        try:
-            while budget > 0 and self._error is None:
-                room = connection.get_buffer()[:budget]
-                received = self._sock.recv_into(room)
-                if received == 0:
-                    self._lose("the daemon closed it")
-                    return
-                connection.buffer_updated(received)
-                if connection.receive() and self._opening is not None:
-                    self._opening.set_result(None)
-                    self._opening = None
-                self._flush()
-                if received < len(room):
-                    return  # that was all; the loop calls again when there is more
-                budget -= received
-            if self._error is None and self._sock.has_input:
-                # TLS has more of what was received already: the loop would not call for that.
-                self._loop.call_soon(self._on_readable)
-        except (BlockingIOError, InterruptedError):
-            pass
-        except (OSError, LiftlogError) as error:
-            self._lose(error)
-
-    def _flush(self) -> None:
-        outgoing = self._connection.take_outgoing()
-        if not outgoing or self._error is not None:
-            return
-        if self._unsent:
-            self._unsent += outgoing
-            return
-        try:
-            sent = self._sock.send(outgoing)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as error:
-            self._lose(error)
-            return
-        if sent < len(outgoing):
-            self._unsent = outgoing[sent:]
-            self._loop.add_writer(self._fd, self._on_writable)
-
-    def _on_writable(self) -> None:
-        try:
-            sent = self._sock.send(self._unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._lose(error)
-            return
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
-            self._loop.remove_writer(self._fd)
-
-    def _lose(self, reason: object) -> None:
-        if self._error is not None:
-            return
-        self._error = lost(self.address, reason)
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
-        self._sock.close()
-        if self._opening is not None and not self._opening.done():
-            self._opening.set_exception(self._error)
-        self._connection.close(self._error)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+        return await self._session.ask(message, timeout)
 
 
 class BatchReader:
     """Async iterator over record batches. Leaving the loop early cancels what is under way."""
 
-    def __init__(self, client: Client, ahead: ReadAhead) -> None:
-        self._client = client
+    def __init__(self, session: Session, ahead: ReadAhead) -> None:
+        self._session = session
         self._ahead = ahead
+        self._patience = ReadPatience(session.target.reconnect_for)
 
     @property
     def high_watermark(self) -> int | None:
@@ -351,11 +223,12 @@ class BatchReader:
             if batch is not None:
                 return batch
             if ahead.interruption is not None:
-                raise ahead.interruption
+                await self._session.go_on(ahead, self._patience)
+                continue
             if ahead.finished:
                 raise StopAsyncIteration
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            ahead.on_ready = partial(_wake, ready)
+            ahead.on_ready = partial(wake, ready)
             try:
                 await ready
             finally:
@@ -367,26 +240,15 @@ class BatchReader:
 
     def __del__(self) -> None:
         # Nothing to await here: giving up only sends a frame, if the connection still lives.
-        if self._client.usable:
+        if self._session.usable:
             self._ahead.stop()
 
 
 class Connecting:
     """What `connect` returns: await it for a client, or use it in `async with`."""
 
-    def __init__(
-        self,
-        address: str,
-        token: str | None,
-        tls: ClientTls,
-        connect_timeout: float,
-        request_timeout: float,
-    ) -> None:
-        self._address = Address.parse(address)
-        self._context = context_for(self._address, tls)
-        self._token = token
-        self._connect_timeout = connect_timeout
-        self._request_timeout = request_timeout
+    def __init__(self, target: Target) -> None:
+        self._target = target
         self._client: Client | None = None
 
     def __await__(self) -> Generator[Any, Any, Client]:
@@ -406,21 +268,9 @@ class Connecting:
             await self._client.close()
 
     async def _connect(self) -> Client:
-        text, seconds = self._address.text, self._connect_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                sock = await dial(self._address, self._context)
-                client = Client(sock, text, self._request_timeout)
-                try:
-                    await client.open(self._token)
-                except BaseException:
-                    await client.close()
-                    raise
-                return client
-        except TimeoutError:
-            raise unreachable(text, f"no answer in {seconds:g} s") from None
-        except OSError as error:
-            raise unreachable(text, error.strerror or error) from error
+        session = Session(self._target)
+        await session.open()
+        return Client(session)
 
 
 def connect(
@@ -430,6 +280,7 @@ def connect(
     tls: ClientTls = None,
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     request_timeout: float = REQUEST_TIMEOUT_SECONDS,
+    reconnect_for: float | None = RECONNECT_FOR_SECONDS,
 ) -> Connecting:
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
@@ -437,5 +288,11 @@ def connect(
     file of CA certificates or an `ssl.SSLContext`, else the CAs of the system. Timeouts are in
     seconds. Raises ConnectionLost when the daemon cannot be reached, Unauthenticated,
     UnsupportedVersion.
+
+    `reconnect_for` is how long reads, and calls within their `request_timeout`, try to connect
+    again once the connection is lost: None for ever, 0 not at all.
     """
-    return Connecting(address, token, tls, connect_timeout, request_timeout)
+    where = Address.parse(address)
+    context = context_for(where, tls)
+    target = Target(where, token, context, connect_timeout, request_timeout, reconnect_for)
+    return Connecting(target)

@@ -42,7 +42,7 @@ class Exchange:
     `on_header` runs when the header of a fetch arrives, before its body: `body` is set then, and
     its first `arrived_bytes` are valid. `on_progress` runs when there are more of them.
     `on_done` runs once, when the answer is complete or the connection is lost. Exactly one of
-    `answer` and `error` is set by then.
+    `answer` and `error` is set by then. While `sent` is false the daemon cannot know of it.
     """
 
     __slots__ = (
@@ -54,6 +54,7 @@ class Exchange:
         "on_header",
         "on_progress",
         "request_id",
+        "sent",
     )
 
     def __init__(
@@ -63,6 +64,7 @@ class Exchange:
         on_progress: Callable[[], None] | None = None,
     ) -> None:
         self.request_id = 0
+        self.sent = False
         self.arrived_bytes = 0
         self.on_progress = on_progress
         self.on_header = on_header
@@ -154,6 +156,7 @@ class ClientConnection:
             raise LimitExceeded(f"the request is longer than the server's limit of {limit} bytes")
         if len(self._exchanges) < self.welcome.max_in_flight:
             self._exchanges[request_id] = exchange
+            exchange.sent = True
             self._outgoing.append(frame)
         else:
             self._backlog.append((exchange, frame))
@@ -285,6 +288,7 @@ class ClientConnection:
         if self._backlog:
             waiting, frame = self._backlog.popleft()
             self._exchanges[waiting.request_id] = waiting
+            waiting.sent = True
             self._outgoing.append(frame)
         if exchange is None:
             return

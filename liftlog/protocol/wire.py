@@ -112,6 +112,9 @@ class Message:
     """Root of requests and answers."""
 
     KIND: ClassVar[str] = ""
+    REPEATABLE: ClassVar[bool] = False
+    """Of a request: asked twice it does what it does once, so it may be asked again when the
+    connection was lost before the answer came."""
 
     def to_map(self, request_id: int) -> dict[str, Any]:
         """The map of this message's frame; absent and empty optional fields are left out.

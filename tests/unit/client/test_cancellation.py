@@ -66,7 +66,7 @@ async def test_cancelling_at_every_turn_of_the_loop(large: LogBroker, name: str)
         assert cancelled > turns // 4
         assert await read_all(client) == 40
         async with asyncio.timeout(10):
-            while client._connection.in_flight:
+            while client._session.link.connection.in_flight:
                 await client.ping()
         assert server.connection_count == 1
 
@@ -118,7 +118,7 @@ async def test_a_cancelled_long_poll_is_cancelled_at_the_daemon(broker: LogBroke
             task.cancel()
             while not all(future.cancelled() for _, future in stream.waiters):
                 await asyncio.sleep(0.001)
-            while client._connection.in_flight:
+            while client._session.link.connection.in_flight:
                 await asyncio.sleep(0.001)
 
 
@@ -129,5 +129,7 @@ async def test_a_forgotten_reader_stops_asking(broker: LogBroker) -> None:
             assert record.offset == 100
             break
         async with asyncio.timeout(10):
-            while client._connection.in_flight or any(not f.done() for _, f in stream.waiters):
+            while client._session.link.connection.in_flight or any(
+                not f.done() for _, f in stream.waiters
+            ):
                 await asyncio.sleep(0.001)

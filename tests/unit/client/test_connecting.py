@@ -152,7 +152,7 @@ async def test_a_server_of_another_version(opener: Opener, fake: Any) -> None:
 
 async def test_the_daemon_goes_away(opener: Opener, broker: LogBroker) -> None:
     async with pull_server(broker) as (server, address):
-        client = await opener(address)
+        client = await opener(address, reconnect_for=0)
         await ping(client)
         for connection in list(server._connections):
             connection.close()
@@ -163,7 +163,10 @@ async def test_the_daemon_goes_away(opener: Opener, broker: LogBroker) -> None:
 
 async def test_the_daemon_shuts_down_under_a_reader(broker: LogBroker) -> None:
     stream = broker.streams["orders"]
-    async with pull_server(broker) as (server, address), connect(address) as client:
+    async with (
+        pull_server(broker) as (server, address),
+        connect(address, reconnect_for=0) as client,
+    ):
         reader = client.read_batches("orders", start=101)
         waiting = asyncio.create_task(anext(reader))
         async with asyncio.timeout(10):
@@ -211,17 +214,18 @@ def test_a_signal_in_the_middle_of_a_step_ends_the_connection(
         serving = asyncio.create_task(serve(stop))
         while not ready:
             await asyncio.sleep(0.001)
-        client = await asyncio.to_thread(connect_sync, ready[0])
+        client = await asyncio.to_thread(connect_sync, ready[0], reconnect_for=0)
 
         def interrupted() -> None:
             def receive() -> bool:
                 raise KeyboardInterrupt
 
-            original = client._connection.receive
-            client._connection.receive = receive  # type: ignore[method-assign]
+            connection = client._session.link.connection
+            original = connection.receive
+            connection.receive = receive  # type: ignore[method-assign]
             with pytest.raises(KeyboardInterrupt):
                 client.ping()
-            client._connection.receive = original  # type: ignore[method-assign]
+            connection.receive = original  # type: ignore[method-assign]
             with pytest.raises(errors.ConnectionLost, match="interrupted"):
                 client.ping()
 

@@ -1,0 +1,182 @@
+"""One connection of the asyncio client. It owns its socket: no transport, no stream reader, no
+copies. `session` puts a new one in the place of one that was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from liftlog.client.buffers import BufferPool
+from liftlog.client.dialing import Channel
+from liftlog.client.requests import RECEIVE_BYTES, SOFTWARE, lost
+from liftlog.errors import LiftlogError, RequestTimeout
+from liftlog.protocol.client_connection import ClientConnection, Exchange
+from liftlog.protocol.messages import NONCE_BYTES, Message
+from liftlog.protocol.states import State
+
+LOOK_SECONDS = 5.0
+"""How often a connection is checked for silence."""
+
+
+class Link:
+    """From an open socket to its loss; `error` says what ended it."""
+
+    def __init__(
+        self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
+    ) -> None:
+        """`silence_seconds` on top of the longest wait that a fetch may ask for: so long may the
+        daemon say nothing while it owes an answer."""
+        self.address = address
+        self.error: LiftlogError | None = None
+        self.connection = ClientConnection(
+            nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
+        )
+        self._loop = asyncio.get_running_loop()
+        self._channel = channel
+        self._fd = channel.fileno()
+        self._unsent = b""
+        self._opening: asyncio.Future[None] | None = None
+        self._silence_seconds = silence_seconds
+        self._heard_at = self._looked_at = self.opened_at = self._loop.time()
+        self._watch = self._loop.call_later(LOOK_SECONDS, self._look)
+        self._loop.add_reader(self._fd, self._on_readable)
+
+    @property
+    def usable(self) -> bool:
+        """False once the connection or its event loop is closed."""
+        return self.error is None and not self._loop.is_closed()
+
+    async def open(self, token: str | None) -> None:
+        """Hello and authentication."""
+        connection = self.connection
+        connection.greet()
+        while connection.state is not State.READY:
+            self._flush()
+            if self.error is not None:
+                raise self.error
+            self._opening = self._loop.create_future()
+            await self._opening
+            if connection.state is State.CHALLENGED:
+                connection.authenticate(token)
+
+    def request(self, message: Message, exchange: Exchange) -> None:
+        """Send a request; `exchange` hears of the answer."""
+        if self.error is not None:
+            raise self.error
+        self.connection.request(message, exchange)
+        self._flush()
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Cancel a request that is under way."""
+        self.connection.give_up(exchange)
+        self._flush()
+
+    async def ask(self, message: Message, deadline: float, timeout: float) -> Exchange:
+        """One request and what came of it. Raises RequestTimeout at `deadline`, which tells
+        `timeout` as the seconds that have passed."""
+        answered: asyncio.Future[None] = self._loop.create_future()
+        exchange = Exchange(on_done=lambda _: wake(answered))
+        self.request(message, exchange)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await answered
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{self.address} has not answered {message.KIND!r} in {timeout:g} s"
+            ) from None
+        finally:
+            if not exchange.done:
+                self.give_up(exchange)
+        return exchange
+
+    def lose(self, reason: object) -> None:
+        """Close the socket; everything that waits ends with ConnectionLost."""
+        if self.error is not None:
+            return
+        self.error = lost(self.address, reason)
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+        self._watch.cancel()
+        self._channel.close()
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_exception(self.error)
+        self.connection.close(self.error)
+
+    # --- the socket ---
+
+    def _on_readable(self) -> None:
+        connection = self.connection
+        budget = RECEIVE_BYTES
+        self._heard_at = self._loop.time()
+        try:
+            while budget > 0 and self.error is None:
+                room = connection.get_buffer()[:budget]
+                received = self._channel.recv_into(room)
+                if received == 0:
+                    self.lose("the daemon closed it")
+                    return
+                connection.buffer_updated(received)
+                if connection.receive() and self._opening is not None:
+                    self._opening.set_result(None)
+                    self._opening = None
+                self._flush()
+                if received < len(room):
+                    return  # that was all; the loop calls again when there is more
+                budget -= received
+            if self.error is None and self._channel.has_input:
+                # TLS has more of what was received already: the loop would not call for that.
+                self._loop.call_soon(self._on_readable)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (OSError, LiftlogError) as error:
+            self.lose(error)
+
+    def _flush(self) -> None:
+        outgoing = self.connection.take_outgoing()
+        if not outgoing or self.error is not None:
+            return
+        if self._unsent:
+            self._unsent += outgoing
+            return
+        try:
+            sent = self._channel.send(outgoing)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self.lose(error)
+            return
+        if sent < len(outgoing):
+            self._unsent = outgoing[sent:]
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        try:
+            sent = self._channel.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.lose(error)
+            return
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self._loop.remove_writer(self._fd)
+
+    def _look(self) -> None:
+        """A daemon that owes an answer and says nothing at all is taken for gone."""
+        now = self._loop.time()
+        late = now - self._looked_at > 2 * LOOK_SECONDS
+        self._looked_at = now
+        if late or not self.connection.in_flight:
+            # Nothing is owed; or the loop stood still, and what came meanwhile waits unread.
+            self._heard_at = now
+        allowed = self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
+        if now - self._heard_at > allowed:
+            self.lose(f"it has been silent for {allowed:g} s")
+            return
+        self._watch = self._loop.call_later(LOOK_SECONDS, self._look)
+
+
+def wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,118 @@
+"""When to try again after the connection was lost, without any I/O: for both clients.
+
+A request is repeated only if that cannot do anything twice: it says so itself (`REPEATABLE`), it
+was never sent, or the daemon refused it because it is being stopped. Any other one ends with a
+ConnectionLost whose `undecided` is true.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from liftlog.client.read_ahead import is_interruption
+from liftlog.errors import ConnectionLost, LiftlogError, LimitExceeded
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Message
+
+RECONNECT_FOR_SECONDS = 60.0
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Backoff:
+    """Pauses before one attempt after the other: doubling up to a bound, and never the same for
+    all the clients of a daemon that went away."""
+
+    def __init__(self, spread: Callable[[], float] = random.random) -> None:
+        self._spread = spread
+        self._ceiling = FIRST_PAUSE_SECONDS
+
+    def next_pause(self) -> float:
+        """In seconds: between half of the present bound and all of it."""
+        pause = self._ceiling * (0.5 + self._spread() / 2)
+        self._ceiling = min(2 * self._ceiling, LONGEST_PAUSE_SECONDS)
+        return pause
+
+    def reset(self) -> None:
+        """It worked."""
+        self._ceiling = FIRST_PAUSE_SECONDS
+
+
+def deadline_after(now: float, seconds: float, reconnect_for: float | None) -> float:
+    """When a call gives up connecting."""
+    return now + (seconds if reconnect_for is None else min(seconds, reconnect_for))
+
+
+class ReadPatience:
+    """How long a read without any answer keeps trying. An answer makes it new."""
+
+    def __init__(self, reconnect_for: float | None) -> None:
+        self._reconnect_for = reconnect_for
+        self._backoff = Backoff()
+        self._answer_count = -1
+        self._deadline: float | None = None
+
+    def interrupted(self, answer_count: int, now: float) -> tuple[float, float | None]:
+        """The pause before the next attempt, and when to give up (None: never)."""
+        if answer_count != self._answer_count:
+            self._answer_count = answer_count
+            self._backoff.reset()
+            forever = self._reconnect_for is None
+            self._deadline = None if forever else now + (self._reconnect_for or 0)
+        return self._backoff.next_pause(), self._deadline
+
+    def gave_up(self) -> None:
+        """Whoever reads on all the same gets the whole time again."""
+        self._answer_count = -1
+
+
+def may_repeat(message: Message, exchange: Exchange, *, refused: bool) -> bool:
+    """Whether a request that ended with an interruption can be asked again.
+
+    `refused`: the daemon answered it, rather than that the connection ended under it.
+    """
+    return message.REPEATABLE or refused or not exchange.sent
+
+
+def may_pass(error: LiftlogError) -> bool:
+    """Whether another attempt to connect may succeed. The bound on connections passes too: the
+    daemon may not have noticed yet that the old ones are gone."""
+    return error.retriable or isinstance(error, LimitExceeded)
+
+
+def undecided(message: Message, error: LiftlogError, address: str) -> ConnectionLost:
+    """The error of a request that may have taken effect."""
+    return ConnectionLost(
+        f"the connection to {address} was lost before the answer to {message.KIND!r} came; "
+        f"whether it took effect is undecided: {error.message}",
+        hint="look before asking again",
+        address=address,
+        undecided=True,
+    )
+
+
+def gave_up(address: str, last: LiftlogError | None) -> ConnectionLost:
+    """The error of a call or read that waited for a connection in vain."""
+    if isinstance(last, ConnectionLost):
+        return ConnectionLost(last.message, hint=last.hint, address=address)
+    reason = "no connection in time" if last is None else last.message
+    return ConnectionLost(
+        f"the connection to {address} is lost: {reason}",
+        hint="check that the daemon runs and listens there",
+        address=address,
+    )
+
+
+__all__ = [
+    "RECONNECT_FOR_SECONDS",
+    "Backoff",
+    "ReadPatience",
+    "deadline_after",
+    "gave_up",
+    "is_interruption",
+    "may_pass",
+    "may_repeat",
+    "undecided",
+]

@@ -1,0 +1,213 @@
+"""The asyncio client's way to its daemon: one connection, and another one when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from dataclasses import dataclass
+
+from liftlog.client.address import Address
+from liftlog.client.buffers import BufferPool
+from liftlog.client.dialing import dial
+from liftlog.client.link import Link
+from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reconnecting import (
+    LONGEST_PAUSE_SECONDS,
+    Backoff,
+    ReadPatience,
+    deadline_after,
+    gave_up,
+    is_interruption,
+    may_pass,
+    may_repeat,
+    undecided,
+)
+from liftlog.client.requests import unreachable
+from liftlog.errors import ConnectionLost, LiftlogError
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Message
+
+logger = logging.getLogger("liftlog.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect and how. Times in seconds; `reconnect_for` None: for ever, 0: never."""
+
+    address: Address
+    token: str | None
+    context: ssl.SSLContext | None
+    connect_timeout: float
+    request_timeout: float
+    reconnect_for: float | None
+
+
+class Session:
+    """Requests over whatever connection there is. Belongs to one event loop.
+
+    No task runs in the background: whoever needs a connection makes it, one at a time, and the
+    others wait for that. A cancelled one is followed by the next.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._loop = asyncio.get_running_loop()
+        self._pool = BufferPool()
+        self._backoff = Backoff()
+        self._dialing = asyncio.Lock()
+        self._waiting: set[asyncio.Timeout] = set()
+        self._link: Link | None = None
+        self._failure: LiftlogError | None = None
+        self._closed: LiftlogError | None = None
+
+    async def open(self) -> None:
+        """The first connection: one attempt, whose error is raised."""
+        self._link = await self._dial()
+
+    @property
+    def link(self) -> Link:
+        """The connection, usable or not."""
+        assert self._link is not None, "the client is not connected yet"
+        return self._link
+
+    @property
+    def usable(self) -> bool:
+        return self._closed is None and self.link.usable
+
+    def close(self, reason: str) -> None:
+        """No request from now on; whoever waits gets ConnectionLost."""
+        if self._closed is None:
+            text = f"the connection to {self.target.address.text} is lost: {reason}"
+            self._closed = ConnectionLost(text, address=self.target.address.text)
+            self.link.lose(self._closed)
+            for waiting in self._waiting:
+                if not waiting.expired():
+                    waiting.reschedule(self._loop.time())
+
+    # --- requests ---
+
+    def request(self, message: Message, exchange: Exchange) -> None:
+        """Send a request of a read; without a connection `exchange` ends with its error."""
+        link = self.link
+        if link.error is None:
+            link.request(message, exchange)
+        else:
+            exchange.finish(None, self._closed or link.error)
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Cancel a request that is under way."""
+        self.link.give_up(exchange)
+
+    async def ask(self, message: Message, timeout: float) -> Exchange:
+        """One request, repeated on another connection if that is harmless.
+
+        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost when there is no
+        connection, or with `undecided` when the request may have taken effect.
+        """
+        started = self._loop.time()
+        deadline = deadline_after(started, timeout, self.target.reconnect_for)
+        backoff = Backoff()
+        while True:
+            link = await self.connected(deadline)
+            exchange = await link.ask(message, started + timeout, timeout)
+            error = exchange.error
+            if error is None or not is_interruption(error) or self._closed is not None:
+                return exchange
+            refused = link.error is not error
+            if not may_repeat(message, exchange, refused=refused):
+                raise undecided(message, error, self.target.address.text) from error
+            pause = backoff.next_pause() if refused else 0.0
+            if self._loop.time() + pause >= deadline:
+                return exchange
+            await asyncio.sleep(pause)
+
+    async def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
+        """Resume an interrupted read as soon as there is a connection.
+
+        Raises ConnectionLost when there is none for too long; it can be called again.
+        """
+        interruption = ahead.interruption
+        assert interruption is not None
+        if self._closed is not None or self.target.reconnect_for == 0:
+            raise self._closed or interruption
+        pause, deadline = patience.interrupted(ahead.answer_count, self._loop.time())
+        if deadline is not None and self._loop.time() + pause >= deadline:
+            patience.gave_up()
+            raise interruption
+        if self.usable:
+            await asyncio.sleep(pause)  # the daemon refuses, but its connection lives
+        try:
+            await self.connected(deadline)
+        except ConnectionLost:
+            patience.gave_up()
+            raise
+        ahead.resume()
+
+    # --- connecting ---
+
+    async def connected(self, deadline: float | None) -> Link:
+        """The connection, made anew if need be. `deadline` by the loop's clock.
+
+        Raises ConnectionLost at the deadline, and at once what another attempt cannot mend.
+        """
+        link = self.link
+        if self._closed is None and link.usable:
+            return link
+        if self._closed is not None or self.target.reconnect_for == 0:
+            raise self._closed or link.error or gave_up(link.address, None)
+        timeout = asyncio.timeout_at(deadline)
+        try:
+            async with timeout:
+                self._waiting.add(timeout)
+                async with self._dialing:
+                    return await self._reconnect()
+        except TimeoutError:
+            raise self._closed or gave_up(link.address, self._failure or link.error) from None
+        finally:
+            self._waiting.discard(timeout)
+
+    async def _reconnect(self) -> Link:
+        """Attempts until one succeeds; the caller holds the lock and limits the time."""
+        lost = self.link
+        if lost.usable:
+            return lost  # somebody else has
+        address, since = lost.address, self._loop.time()
+        if since - lost.opened_at > LONGEST_PAUSE_SECONDS:
+            self._backoff.reset()
+        self._failure = None
+        logger.warning("connection-lost address=%s reason=%s", address, lost.error)
+        while True:
+            await asyncio.sleep(self._backoff.next_pause())
+            try:
+                link = await self._dial()
+            except LiftlogError as error:
+                if not may_pass(error):
+                    raise
+                self._failure = error
+                continue
+            if self._closed is not None:
+                link.lose(self._closed)
+                raise self._closed
+            self._link = link
+            seconds = self._loop.time() - since
+            logger.info("connected-again address=%s after_seconds=%.3f", address, seconds)
+            return link
+
+    async def _dial(self) -> Link:
+        target = self.target
+        text, seconds = target.address.text, target.connect_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                channel = await dial(target.address, target.context)
+                link = Link(channel, text, target.request_timeout, self._pool)
+                try:
+                    await link.open(target.token)
+                except BaseException:
+                    link.lose("it could not be opened")
+                    raise
+                return link
+        except TimeoutError:
+            raise unreachable(text, f"no answer in {seconds:g} s") from None
+        except OSError as error:
+            raise unreachable(text, error.strerror or error) from error

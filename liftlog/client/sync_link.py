@@ -1,0 +1,159 @@
+"""One connection of the blocking client: its own socket, no threads."""
+
+from __future__ import annotations
+
+import secrets
+import select
+import time
+
+from liftlog.client.buffers import BufferPool
+from liftlog.client.dialing import Channel
+from liftlog.client.requests import RECEIVE_BYTES, SOFTWARE, lost
+from liftlog.errors import LiftlogError, RequestTimeout
+from liftlog.protocol.client_connection import ClientConnection, Exchange
+from liftlog.protocol.messages import NONCE_BYTES, Message
+from liftlog.protocol.states import State
+
+
+class SyncLink:
+    """From an open socket to its loss; `error` says what ended it."""
+
+    def __init__(
+        self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
+    ) -> None:
+        """`silence_seconds` as for the asyncio client's `Link`."""
+        self.address = address
+        self.error: LiftlogError | None = None
+        self.connection = ClientConnection(
+            nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
+        )
+        self.opened_at = time.monotonic()
+        self._channel = channel
+        self._readable = select.poll()
+        self._readable.register(channel.fileno(), select.POLLIN)
+        self._either = select.poll()
+        self._either.register(channel.fileno(), select.POLLIN | select.POLLOUT)
+        self._unsent = b""
+        self._mid_step = False
+        self._silence_seconds = silence_seconds
+
+    @property
+    def usable(self) -> bool:
+        return self.error is None
+
+    def open(self, token: str | None, deadline: float) -> None:
+        """Hello and authentication."""
+        connection = self.connection
+        connection.greet()
+        self._flush()
+        while connection.state is not State.READY:
+            if not self._step(deadline):
+                raise TimeoutError
+            if connection.state is State.CHALLENGED:
+                connection.authenticate(token)
+                self._flush()
+
+    def request(self, message: Message, exchange: Exchange) -> None:
+        """Send a request; `exchange` hears of the answer."""
+        if self.error is not None:
+            raise self.error
+        self.connection.request(message, exchange)
+        self._flush()
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Cancel a request that is under way."""
+        self.connection.give_up(exchange)
+        self._flush()
+
+    def ask(self, message: Message, deadline: float, timeout: float) -> Exchange:
+        """One request and what came of it. Raises RequestTimeout at `deadline`, which tells
+        `timeout` as the seconds that have passed."""
+        exchange = Exchange()
+        self.request(message, exchange)
+        try:
+            while not exchange.done:
+                if not self._step(deadline):
+                    raise RequestTimeout(
+                        f"{self.address} has not answered {message.KIND!r} in {timeout:g} s"
+                    )
+        finally:
+            if not exchange.done:
+                self.give_up(exchange)
+        return exchange
+
+    def wait(self) -> None:
+        """Receive once, for reads. A daemon that owes an answer and says nothing at all for too
+        long is taken for gone."""
+        allowed = self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
+        if not self._step(time.monotonic() + allowed):
+            self.lose(f"it has been silent for {allowed:g} s")
+
+    def lose(self, reason: object) -> None:
+        """Close the socket; everything that waits ends with ConnectionLost."""
+        if self.error is None:
+            self.error = lost(self.address, reason)
+            self._channel.close()
+            self.connection.close(self.error)
+
+    # --- the socket ---
+
+    def _step(self, deadline: float | None) -> bool:
+        """Receive once and handle it; False when nothing came before `deadline`."""
+        if self.error is not None:
+            raise self.error
+        if self._mid_step:
+            self.lose("a call on it was interrupted halfway")
+            return True
+        connection = self.connection
+        try:
+            view = connection.get_buffer()[:RECEIVE_BYTES]
+            received = self._receive(view, deadline)
+            if received < 0:
+                return False
+            if received == 0:
+                self.lose("the daemon closed it")
+                return True
+            connection.buffer_updated(received)
+            connection.receive()
+            self._mid_step = False
+            self._flush()
+        except (OSError, LiftlogError) as error:
+            self.lose(error)
+        return True
+
+    def _receive(self, view: memoryview, deadline: float | None) -> int:
+        """Bytes received, or -1 when none came before `deadline`."""
+        while True:
+            # An exception raised by a signal handler between here and the end of the step would
+            # lose bytes; the flag tells the next call, which then ends the connection.
+            self._mid_step = True
+            try:
+                return self._channel.recv_into(view)
+            except BlockingIOError:
+                self._mid_step = False
+            # While a request is half sent the daemon may be waiting for us to take answers, so
+            # neither direction may wait for the other.
+            came = (self._either if self._unsent else self._readable).poll(_milliseconds(deadline))
+            if self._unsent:
+                self._flush()
+            if not came and deadline is not None and time.monotonic() >= deadline:
+                return -1
+
+    def _flush(self) -> None:
+        """Send what the socket takes now; the rest leaves with the next steps."""
+        outgoing = self._unsent + self.connection.take_outgoing()
+        self._unsent = b""
+        if not outgoing or self.error is not None:
+            return
+        try:
+            sent = self._channel.send(outgoing)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.lose(error)
+            return
+        self._unsent = outgoing[sent:]
+
+
+def _milliseconds(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0) * 1000

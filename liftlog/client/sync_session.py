@@ -1,0 +1,156 @@
+"""The blocking client's way to its daemon: one connection, and another one when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from liftlog.client.buffers import BufferPool
+from liftlog.client.dialing import dial_sync
+from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reconnecting import (
+    LONGEST_PAUSE_SECONDS,
+    Backoff,
+    ReadPatience,
+    deadline_after,
+    gave_up,
+    is_interruption,
+    may_pass,
+    may_repeat,
+    undecided,
+)
+from liftlog.client.requests import unreachable
+from liftlog.client.session import Target
+from liftlog.client.sync_link import SyncLink
+from liftlog.errors import ConnectionLost, LiftlogError
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Message
+
+logger = logging.getLogger("liftlog.client")
+
+
+class SyncSession:
+    """Requests over whatever connection there is. One thread at a time."""
+
+    def __init__(self, target: Target) -> None:
+        """Connects: one attempt, whose error is raised."""
+        self.target = target
+        self._pool = BufferPool()
+        self._backoff = Backoff()
+        self._closed: LiftlogError | None = None
+        self.link = self._dial(time.monotonic() + target.connect_timeout)
+
+    def close(self, reason: str) -> None:
+        """No request from now on."""
+        if self._closed is None:
+            text = f"the connection to {self.target.address.text} is lost: {reason}"
+            self._closed = ConnectionLost(text, address=self.target.address.text)
+            self.link.lose(self._closed)
+
+    # --- requests ---
+
+    def request(self, message: Message, exchange: Exchange) -> None:
+        """Send a request of a read; without a connection `exchange` ends with its error."""
+        link = self.link
+        if link.error is None:
+            link.request(message, exchange)
+        else:
+            exchange.finish(None, self._closed or link.error)
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Cancel a request that is under way."""
+        self.link.give_up(exchange)
+
+    def wait(self) -> None:
+        """Until something was received, or the connection is lost; reads hear of either."""
+        if self.link.error is None:
+            self.link.wait()
+
+    def ask(self, message: Message, timeout: float) -> Exchange:
+        """As `Session.ask`, blocking."""
+        started = time.monotonic()
+        deadline = deadline_after(started, timeout, self.target.reconnect_for)
+        backoff = Backoff()
+        while True:
+            link = self.connected(deadline)
+            exchange = link.ask(message, started + timeout, timeout)
+            error = exchange.error
+            if error is None or not is_interruption(error) or self._closed is not None:
+                return exchange
+            refused = link.error is not error
+            if not may_repeat(message, exchange, refused=refused):
+                raise undecided(message, error, self.target.address.text) from error
+            pause = backoff.next_pause() if refused else 0.0
+            if time.monotonic() + pause >= deadline:
+                return exchange
+            time.sleep(pause)
+
+    def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
+        """As `Session.go_on`, blocking."""
+        interruption = ahead.interruption
+        assert interruption is not None
+        if self._closed is not None or self.target.reconnect_for == 0:
+            raise self._closed or interruption
+        pause, deadline = patience.interrupted(ahead.answer_count, time.monotonic())
+        if deadline is not None and time.monotonic() + pause >= deadline:
+            patience.gave_up()
+            raise interruption
+        if self.link.usable:
+            time.sleep(pause)  # the daemon refuses, but its connection lives
+        try:
+            self.connected(deadline)
+        except ConnectionLost:
+            patience.gave_up()
+            raise
+        ahead.resume()
+
+    # --- connecting ---
+
+    def connected(self, deadline: float | None) -> SyncLink:
+        """The connection, made anew if need be. `deadline` as time.monotonic().
+
+        Raises ConnectionLost at the deadline, and at once what another attempt cannot mend.
+        """
+        lost = self.link
+        if lost.usable:
+            return lost
+        if self._closed is not None or self.target.reconnect_for == 0:
+            raise self._closed or lost.error or gave_up(lost.address, None)
+        since = time.monotonic()
+        if since - lost.opened_at > LONGEST_PAUSE_SECONDS:
+            self._backoff.reset()
+        logger.warning("connection-lost address=%s reason=%s", lost.address, lost.error)
+        failure = lost.error
+        while True:
+            pause = self._backoff.next_pause()
+            if deadline is not None and time.monotonic() + pause >= deadline:
+                raise gave_up(lost.address, failure)
+            time.sleep(pause)
+            try:
+                attempt_ends = time.monotonic() + self.target.connect_timeout
+                self.link = self._dial(min(attempt_ends, deadline or attempt_ends))
+            except LiftlogError as error:
+                if not may_pass(error):
+                    raise
+                failure = error
+                continue
+            seconds = time.monotonic() - since
+            logger.info("connected-again address=%s after_seconds=%.3f", lost.address, seconds)
+            return self.link
+
+    def _dial(self, deadline: float) -> SyncLink:
+        target = self.target
+        text = target.address.text
+        try:
+            channel = dial_sync(target.address, target.context, deadline)
+            link = SyncLink(channel, text, target.request_timeout, self._pool)
+            try:
+                link.open(target.token, deadline)
+            except BaseException:
+                link.lose("it could not be opened")
+                raise
+            return link
+        except TimeoutError:
+            raise unreachable(text, f"no answer in {target.connect_timeout:g} s") from None
+        except OSError as error:
+            raise unreachable(text, error.strerror or error) from error
