@@ -29,7 +29,7 @@ from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.embedded import EmbeddedNats
 from liftlog.server.housekeeping import Housekeeping
-from liftlog.server.http import HttpServer
+from liftlog.server.http.assembly import make_http_server
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
 from liftlog.server.metrics import make_exposition
@@ -109,10 +109,15 @@ class Daemon:
             )
             stack.push_async_callback(link.close)
             broker.set_link(link)
-            pull = PullServer(broker, _pull_limits(self.settings), policy)
+            pull = PullServer(broker, _pull_limits(self.settings), policy, tls)
             pull_addresses = await pull.start(self.settings.pull.listen)
-            http = HttpServer(
-                lambda: self._problems(broker, link), make_exposition(broker, link, pull, cleaner)
+            http = make_http_server(
+                self.settings,
+                readiness=lambda: self._problems(broker, link),
+                exposition=make_exposition(broker, link, pull, cleaner),
+                broker=broker,
+                pull=pull,
+                link=link,
             )
             stack.push_async_callback(http.close)
             http_address = None

@@ -67,6 +67,13 @@ def _reserved(subject: str) -> str | None:
 def check_settings(settings: Settings) -> Iterator[Finding]:
     yield from _check_nats(settings)
     yield from _check_listening(settings)
+    if settings.http.log_api and settings.http.listen is None:
+        yield Finding(
+            ("http", "log_api"),
+            "true: expected http.listen beside it, which is null",
+            involved=(("http", "listen"),),
+        )
+    yield from _check_pull_tls(settings)
     pull = settings.pull
     for small, large in (
         ("default_fetch_bytes", "max_fetch_bytes"),

@@ -183,6 +183,26 @@ class CommitSettings(SettingsModel):
     writer_threads: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
         default=4, description="Threads that write and sync larger groups."
     )
+    log_api: Flag = Field(
+        default=False,
+        description="Serve `/api/v1/streams/...` on it: bounds, one record, append, "
+        "truncate-prefix.",
+    )
+    max_connections: Count = Field(
+        default=128,
+        description="Connections at the same time; beyond it whoever is idle longest makes room.",
+    )
+    timeout_seconds: PositiveDuration = Field(
+        default=30.0,
+        alias="timeout",
+        description="Time for a request to arrive, for its answer to be taken, and between two.",
+    )
+    max_body_bytes: Size = Field(
+        default=2 * 2**20, alias="max_body", description="Largest body of a request."
+    )
+    append_timeout_seconds: PositiveDuration = Field(
+        default=5.0, alias="append_timeout", description="Time for the ack of an appended message."
+    )
 
 
 class IngestSettings(SettingsModel):

@@ -1,7 +1,11 @@
-"""The HTTP port."""
+"""The HTTP port.
 
-from __future__ import annotations
-
-from liftlog.server.http.server import HttpServer
-
-__all__ = ["HttpServer"]
+assembly    all of it from the daemon's settings
+server      listens; `/livez`, `/readyz`, `/metrics`
+guard       what connections may cost: how many, how long
+log_api     `/api/v1/streams/...`, off by default: bounds, one record, append, truncate-prefix
+access      who asks, and whether a browser was sent by somebody else's page
+appending   a message through NATS and its ack, on a connection of its own
+bodies      records and messages <-> JSON and raw bytes
+failures    errors as JSON, and their status
+"""

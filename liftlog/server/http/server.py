@@ -1,56 +1,117 @@
-"""The HTTP port: is it alive, is it ready, how is it doing."""
+"""The HTTP port: is it alive, is it ready, how is it doing, and what else is mounted on it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from liftlog.errors import ConfigError
+from liftlog.server.http.failures import http_failure
+from liftlog.server.http.guard import ConnectionGuard
 
 Readiness = Callable[[], Mapping[str, str]]
 """What keeps the daemon from being ready, by part; empty when it is."""
 
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_SHUTDOWN_SECONDS = 1.0
+_LINGER_SECONDS = 2.0
+"""How long the rest of a body that nobody wants is read and dropped, so that its sender sees the
+answer rather than a reset."""
+
+
+class Mounted(Protocol):
+    """Routes of another part, closed with the port."""
+
+    def routes(self) -> list[web.RouteDef]: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    max_connections: int = 128
+    timeout_seconds: float = 30.0
+
 
 @web.middleware
 async def _plain_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    response = await handler(request)
-    response.headers["Cache-Control"] = "no-store"
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        if not request.path.startswith("/api/"):
+            error.headers.update(_HEADERS)
+            raise
+        response = http_failure(error)
+    response.headers.update(_HEADERS)
     return response
 
 
 class HttpServer:
-    """`/livez`, `/readyz`, `/metrics`."""
+    """`/livez`, `/readyz`, `/metrics`, and the routes of `mounted`."""
 
-    def __init__(self, readiness: Readiness, exposition: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        readiness: Readiness,
+        exposition: Callable[[], bytes],
+        *,
+        mounted: Mounted | None = None,
+        limits: HttpLimits | None = None,
+    ) -> None:
         self._readiness = readiness
         self._exposition = exposition
-        app = web.Application(middlewares=[_plain_headers])
+        self._mounted = mounted
+        limits = limits or HttpLimits()
+        self.guard = ConnectionGuard(
+            max_connections=limits.max_connections, timeout_seconds=limits.timeout_seconds
+        )
+        app = web.Application(middlewares=[self.guard.middleware, _plain_headers])
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        if mounted is not None:
+            app.router.add_routes(mounted.routes())
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            keepalive_timeout=limits.timeout_seconds,
+            lingering_time=_LINGER_SECONDS,
+            auto_decompress=False,
+        )
+        self._listening: asyncio.Server | None = None
 
     async def start(self, listen: str) -> str:
         """Listen on `HOST:PORT`; returns the real address. Raises ConfigError."""
         host, _, port = listen.rpartition(":")
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host.strip("[]"), int(port), shutdown_timeout=1.0)
+        server = self._runner.server
+        assert server is not None
+        self.guard.attach(server)
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            self._listening = await loop.create_server(
+                self.guard.make_protocol, host.strip("[]") or None, int(port)
+            )
         except OSError as error:
             raise ConfigError(
                 f"http.listen: cannot listen on {listen}: {error.strerror or error}",
                 hint="stop what uses the port, or set http.listen to another or to null",
             ) from error
-        bound = self._runner.addresses[0]
-        return f"{host}:{bound[1]}"
+        return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
+        self.guard.close()
+        if self._mounted is not None:
+            await self._mounted.close()
 
     async def _livez(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

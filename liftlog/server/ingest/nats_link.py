@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from liftlog.errors import NatsUnavailable
 from liftlog.server.ingest.batch_parser import MessageSink
+from liftlog.server.ingest.login import login_options
 from liftlog.server.ingest.seam import WideTransport, make_client
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
@@ -114,6 +114,11 @@ class NatsLink:
     @property
     def connected(self) -> bool:
         return self._client is not None and self._client.is_connected
+
+    @property
+    def servers(self) -> list[str]:
+        """What it connects to; it may find others of a cluster by itself."""
+        return list(self._servers)
 
     @property
     def server_version(self) -> str:
@@ -245,31 +250,7 @@ class NatsLink:
             "reconnected_cb": self._on_reconnected,
             "closed_cb": self._on_closed,
         }
-        if s.user is not None:
-            options["user"] = s.user
-        if s.password is not None:
-            options["password"] = s.password.get_secret_value()
-        if s.token is not None:
-            options["token"] = s.token.get_secret_value()
-        if s.credentials is not None:
-            options["user_credentials"] = str(s.credentials)
-        if s.nkey is not None:
-            options["nkeys_seed"] = str(s.nkey)
-        options |= self._tls_options()
-        return options
-
-    def _tls_options(self) -> dict[str, Any]:
-        tls = self._settings.tls
-        wanted = any((tls.ca, tls.cert, tls.hostname, tls.handshake_first))
-        if not wanted and not any(url.startswith("tls://") for url in self._servers):
-            return {}
-        context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
-        if tls.cert is not None:
-            context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
-        options: dict[str, Any] = {"tls": context, "tls_handshake_first": tls.handshake_first}
-        if tls.hostname:
-            options["tls_hostname"] = tls.hostname
-        return options
+        return options | login_options(s, self._servers)
 
     # --- callbacks of nats-py ---
 

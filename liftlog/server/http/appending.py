@@ -1,0 +1,184 @@
+"""Appending: published on NATS as by anybody else, and answered with the stream's ack.
+
+On a connection of its own, since the daemon's hears nothing of what it publishes itself. It is
+opened by the first message and kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from acl.subjects import is_literal, matches
+from liftlog.client.publisher import Publisher
+from liftlog.client.publishing.results import Ack
+from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.http.bodies import Message
+from liftlog.server.ingest.login import login_options
+from liftlog.settings import NatsSettings
+
+logger = logging.getLogger("liftlog.server.http")
+
+EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+_CLOSE_SECONDS = 1.0
+
+
+class Appender:
+    """`is_connected` tells whether the daemon has NATS at the moment."""
+
+    def __init__(
+        self,
+        settings: NatsSettings,
+        servers: Sequence[str],
+        is_connected: Callable[[], bool],
+        *,
+        ack_timeout_seconds: float,
+    ) -> None:
+        self._settings = settings
+        self._servers = list(servers)
+        self._is_connected = is_connected
+        self._ack_timeout = ack_timeout_seconds
+        self._lock = asyncio.Lock()
+        self._client: Client | None = None
+        self._publishers: dict[bool, Publisher] = {}
+
+    async def append(self, stream: StreamInfo, message: Message) -> Ack:
+        """One attempt; returns the stream's ack. After a timeout it is not known whether the
+        message was stored: PublishUnknown; with a message id it can be repeated safely.
+
+        Raises InvalidArgument, Conflict, NatsUnavailable, PublishFailed.
+        """
+        subject = subject_of(stream, message.subject)
+        if stream.acks == "off":
+            raise Conflict(
+                f"the stream {stream.name} gives no acks, so nobody could tell what became of it",
+                hint="publish on its subject, or set acks: on",
+            )
+        headers = dict(message.headers)
+        if message.expected_last_offset is not None:
+            headers[EXPECTED_LAST_SEQUENCE] = str(message.expected_last_offset)
+        # Readers of the subject that know no envelope get a plain message where one will do.
+        enveloped = stream.acks == "envelope" or not _fits_header(message.key)
+        publisher = await self._publisher(enveloped)
+        published = await publisher.publish(
+            subject,
+            message.value,
+            key=message.key,
+            headers=headers,
+            message_id=message.message_id,
+            expect=[stream.name],
+        )
+        return published.ack(stream.name)
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._drop()
+
+    async def _publisher(self, enveloped: bool) -> Publisher:
+        if not self._is_connected():
+            raise NatsUnavailable("the daemon has no connection to NATS at the moment")
+        async with self._lock:
+            if self._client is not None and _is_dead(self._client):
+                await self._drop()
+            if self._client is None:
+                self._client = await self._connect()
+            publisher = self._publishers.get(enveloped)
+            if publisher is None:
+                publisher = Publisher(
+                    self._client,
+                    use_envelope=enveloped,
+                    ack_timeout=self._ack_timeout,
+                    retry_for=0,
+                )
+                self._publishers[enveloped] = await publisher.open()
+            return publisher
+
+    async def _connect(self) -> Client:
+        settings, servers = self._settings, self._servers
+        client = Client()
+        try:
+            options: dict[str, Any] = {
+                "servers": servers,
+                "name": f"{settings.name} http",
+                "max_reconnect_attempts": -1,
+                "reconnect_time_wait": settings.reconnect_wait_seconds,
+                "connect_timeout": settings.connect_timeout_seconds,
+                "ping_interval": settings.ping_interval_seconds,
+                "max_outstanding_pings": settings.max_outstanding_pings,
+                "error_cb": _log_error,
+                **login_options(settings, servers),
+            }
+            async with asyncio.timeout(settings.connect_timeout_seconds):
+                await client.connect(**options)
+        except (nats.errors.Error, OSError, ValueError) as error:
+            await _close(client)
+            raise NatsUnavailable(f"cannot connect to NATS: {error!r}") from error
+        except BaseException:
+            await _close(client)
+            raise
+        return client
+
+    async def _drop(self) -> None:
+        publishers, self._publishers = list(self._publishers.values()), {}
+        client, self._client = self._client, None
+        for publisher in publishers:
+            await publisher.close()
+        if client is not None:
+            await _close(client)
+
+
+def subject_of(stream: StreamInfo, asked: str | None) -> str:
+    """Where to publish so that `stream` stores it; nowhere else, whatever is asked.
+
+    Raises InvalidArgument.
+    """
+    if asked is None:
+        if is_literal(stream.subject):
+            return stream.subject
+        raise InvalidArgument(
+            f"the stream {stream.name} records {stream.subject}: say which subject",
+            hint='"subject" in JSON, the header Liftlog-Subject with raw bytes',
+        )
+    if not is_literal(asked) or not matches(stream.subject, asked):
+        raise InvalidArgument(
+            f"the stream {stream.name} records {stream.subject}, which {asked[:80]!r} is no part of"
+        )
+    return asked
+
+
+def _fits_header(key: bytes | None) -> bool:
+    """Whether a key arrives unchanged in a NATS header, which loses the blanks around a value."""
+    if key is None:
+        return True
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return False
+    return text == text.strip() and not any(char in text for char in "\r\n\0")
+
+
+def _is_dead(client: Client) -> bool:
+    """Closed for good, or nobody reads what arrives although the client says that it is
+    connected: input that nats-py cannot parse ends its read loop."""
+    reading = client._reading_task
+    return bool(client.is_closed) or (
+        client.is_connected and (reading is None or bool(reading.done()))
+    )
+
+
+async def _log_error(error: Exception) -> None:
+    logger.warning("nats-error connection=http error=%r", error)
+
+
+async def _close(client: Client) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await client.close()
+    except (nats.errors.Error, OSError, TimeoutError) as error:
+        logger.warning("nats-close-failed connection=http error=%r", error)

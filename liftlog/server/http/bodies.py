@@ -1,0 +1,247 @@
+"""Records and messages <-> JSON and raw bytes. Pure: no request, no event loop."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from liftlog.errors import InvalidArgument
+from liftlog.records.decode import Record
+from liftlog.records.json_form import BASE64, Encoding, record_object, show_time
+from liftlog.records.message_headers import header_lines
+from liftlog.server.http.failures import NotRepresentable
+
+OFFSET = "Liftlog-Offset"
+TIMESTAMP = "Liftlog-Timestamp"
+SUBJECT = "Liftlog-Subject"
+KEY = "Liftlog-Key"
+TOMBSTONE = "Liftlog-Tombstone"
+EXPECTED_LAST_OFFSET = "Liftlog-Expected-Last-Offset"
+MESSAGE_ID = "Nats-Msg-Id"
+HEADER_PREFIX = "Liftlog-Header-"
+
+MAX_HEAD_BYTES = 7 * 1024
+"""Of all we add to the head of a raw answer: most HTTP clients take no line beyond 8 KiB."""
+
+_UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # what a header value carries as it is, beside letters
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FIELDS = frozenset(
+    {
+        "subject", "key", "key_encoding", "value", "value_encoding", "headers", "message_id",
+        "expected_last_offset",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is to be appended. `value` None is a tombstone; without `subject` it is the stream's."""
+
+    value: bytes | None
+    subject: str | None = None
+    key: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_id: str | None = None
+    expected_last_offset: int | None = None
+
+
+# --- records out ---
+
+
+def record_json(stream: str, record: Record, encoding: Encoding) -> dict[str, Any]:
+    """Raises NotRepresentable with `utf-8`, for bytes that are no text."""
+    try:
+        return {"stream": stream, **record_object(record, encoding)}
+    except UnicodeDecodeError:
+        raise NotRepresentable(
+            f"the record at offset {record.offset} is not UTF-8", hint="ask with encoding=base64"
+        ) from None
+
+
+def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
+    """All of a record but its value, as HTTP headers; text is percent-encoded where it must be.
+
+    Raises NotRepresentable when it does not fit.
+    """
+    found = [
+        (OFFSET, str(record.offset)),
+        (TIMESTAMP, show_time(record.timestamp_ns)),
+        (SUBJECT, _quoted(record.subject.encode())),
+    ]
+    if record.key is not None:
+        found.append((KEY, _quoted(record.key)))
+    if record.value is None:
+        found.append((TOMBSTONE, "true"))
+    for name, value in header_lines(header_block):
+        text = name.decode("latin-1")
+        if not _TOKEN.fullmatch(text):
+            raise _does_not_fit(record, f"the header name {name!r}")
+        found.append((HEADER_PREFIX + text, _quoted(value)))
+    if sum(len(name) + len(value) + 4 for name, value in found) > MAX_HEAD_BYTES:
+        raise _does_not_fit(record, "what belongs to its value")
+    return found
+
+
+def _does_not_fit(record: Record, what: str) -> NotRepresentable:
+    return NotRepresentable(
+        f"{what} of the record at offset {record.offset} does not fit the head of an HTTP answer",
+        hint="ask with format=json",
+    )
+
+
+def _quoted(raw: bytes) -> str:
+    """Percent-encoded wherever a header line could not carry it unchanged, `%` itself too."""
+    text = quote_from_bytes(raw, safe=_UNRESERVED)
+    if text[:1] == " ":
+        text = "%20" + text[1:]
+    if text[-1:] == " ":
+        text = text[:-1] + "%20"
+    return text
+
+
+def _unquoted(text: str) -> bytes:
+    return unquote_to_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+# --- messages in ---
+
+
+def message_from_json(body: bytes) -> Message:
+    """Raises InvalidArgument that names the field."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidArgument("the body is not JSON in UTF-8") from None
+    if not isinstance(found, dict):
+        raise InvalidArgument("expected a JSON object")
+    unknown = sorted(found.keys() - _FIELDS)
+    if unknown:
+        raise InvalidArgument(
+            f"unknown field {_shown(unknown[0])}", hint=f"known are {', '.join(sorted(_FIELDS))}"
+        )
+    if "value" not in found:
+        raise InvalidArgument("the field 'value' is missing", hint="null is a tombstone for a key")
+    return Message(
+        value=_bytes_of(found, "value"),
+        subject=_text_of(found, "subject"),
+        key=_bytes_of(found, "key"),
+        headers=_headers_of(found),
+        message_id=_text_of(found, "message_id"),
+        expected_last_offset=_offset_of(found, "expected_last_offset"),
+    )
+
+
+def message_from_raw(headers: Mapping[str, str], body: bytes) -> Message:
+    """The body is the value; the rest stands in the headers that an answer would have."""
+    tombstone = headers.get(TOMBSTONE, "false").lower()
+    if tombstone not in ("true", "false"):
+        raise InvalidArgument(f"{TOMBSTONE}: expected true or false")
+    if tombstone == "true" and body:
+        raise InvalidArgument("a tombstone has no value: the body must be empty")
+    key, subject = headers.get(KEY), headers.get(SUBJECT)
+    expected = headers.get(EXPECTED_LAST_OFFSET)
+    if expected is not None and not (expected.isascii() and expected.isdecimal()):
+        raise InvalidArgument(f"{EXPECTED_LAST_OFFSET}: expected a number")
+    return Message(
+        value=None if tombstone == "true" else body,
+        subject=None if subject is None else _text(SUBJECT, subject),
+        key=None if key is None else _unquoted(key),
+        headers=_prefixed(headers),
+        message_id=_checked_text(MESSAGE_ID, headers.get(MESSAGE_ID)),
+        expected_last_offset=None if expected is None else _bounded(EXPECTED_LAST_OFFSET, expected),
+    )
+
+
+def _prefixed(headers: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        if name.lower().startswith(HEADER_PREFIX.lower()):
+            own = name[len(HEADER_PREFIX) :]
+            if own in found:
+                raise InvalidArgument(f"the header {own[:80]!r} stands there twice")
+            found[own] = _text(name, value)
+    return found
+
+
+def _text(name: str, value: str) -> str:
+    try:
+        return _unquoted(value).decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{name[:80]}: not UTF-8") from None
+
+
+def _text_of(found: dict[str, Any], name: str) -> str | None:
+    value = found.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument(f"{name!r}: expected text")
+    return _checked_text(name, value)
+
+
+def _checked_text(name: str, value: str | None) -> str | None:
+    """JSON can spell half of a surrogate pair, which is no text that bytes could carry."""
+    try:
+        if value is not None:
+            value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name!r}: holds half of a surrogate pair") from None
+    return value
+
+
+def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
+    text = _text_of(found, name)
+    encoding = found.get(f"{name}_encoding", "utf-8")
+    if text is None:
+        return None
+    if encoding == BASE64:
+        try:
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidArgument(f"{name!r}: not base64") from None
+    if encoding != "utf-8":
+        raise InvalidArgument(f"'{name}_encoding': expected utf-8 or base64")
+    return text.encode()
+
+
+def _headers_of(found: dict[str, Any]) -> dict[str, str]:
+    headers = found.get("headers")
+    if headers is None:
+        return {}
+    if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
+        raise InvalidArgument("'headers': expected an object of texts")
+    for name, value in headers.items():
+        _checked_text("headers", name)
+        _checked_text("headers", value)
+    return headers
+
+
+def _offset_of(found: dict[str, Any], name: str) -> int | None:
+    value = found.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise InvalidArgument(f"{name!r}: expected a number from 0 on")
+    return value
+
+
+def _bounded(name: str, digits: str) -> int:
+    if len(digits) > 19 or int(digits) >= 2**63:
+        raise InvalidArgument(f"{name}: expected a number below 2**63")
+    return int(digits)
+
+
+def parse_offset(text: str) -> int:
+    """From a path or a query. Raises InvalidArgument."""
+    if not (text.isascii() and text.isdecimal()):
+        shown = _shown(text)
+        raise InvalidArgument(f"{shown} is not an offset", hint="a whole number from 0 on")
+    return _bounded("offset", text)
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 40 else text[:40] + "...")

@@ -1,0 +1,162 @@
+"""Errors as JSON, and their HTTP status."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from aiohttp import web
+
+from liftlog.client.publishing.results import NotPublished, PublishRefused, PublishUnknown
+from liftlog.errors import (
+    BadRequest,
+    Conflict,
+    CorruptRange,
+    DiskFull,
+    Forbidden,
+    InternalError,
+    InvalidArgument,
+    LiftlogError,
+    LimitExceeded,
+    OffsetOutOfRange,
+    RequestTimeout,
+    StreamNotFound,
+    Unauthenticated,
+    UnsupportedVersion,
+)
+from liftlog.protocol.failures import answer_for
+
+logger = logging.getLogger("liftlog.server.http")
+
+
+class NoRecord(LiftlogError):
+    """No record has that offset: compacted away, or not written yet."""
+
+    name = "NO_RECORD"
+
+
+class BodyTooLarge(LiftlogError):
+    name = "BODY_TOO_LARGE"
+
+
+class UnsupportedMedia(LiftlogError):
+    name = "UNSUPPORTED_MEDIA"
+
+
+class NotRepresentable(LiftlogError):
+    """The record does not fit the form that was asked for."""
+
+    name = "NOT_REPRESENTABLE"
+
+
+_STATUS: dict[type[LiftlogError], int] = {
+    BadRequest: 400,
+    InvalidArgument: 400,
+    UnsupportedVersion: 400,
+    Unauthenticated: 401,
+    Forbidden: 403,
+    StreamNotFound: 404,
+    OffsetOutOfRange: 404,
+    NoRecord: 404,
+    NotRepresentable: 406,
+    RequestTimeout: 408,
+    Conflict: 409,
+    CorruptRange: 410,
+    BodyTooLarge: 413,
+    UnsupportedMedia: 415,
+    LimitExceeded: 429,
+    InternalError: 500,
+    NotPublished: 503,
+    PublishUnknown: 504,
+    DiskFull: 507,
+}
+_OWN = (NoRecord, BodyTooLarge, UnsupportedMedia, NotRepresentable, NotPublished, PublishUnknown)
+"""Without a code of the pull protocol, but meant for whoever asked."""
+_PRECONDITIONS = frozenset({10060, 10070, 10071})
+_TOO_LARGE = 10054
+_RETRY_STATUS = frozenset({429, 503, 507})
+
+
+def status_of(error: LiftlogError) -> int:
+    """What is not in the table (codes of later versions): 503 if the same may succeed later, 409
+    if it will not, 500 for what is not meant for clients."""
+    if isinstance(error, PublishRefused):
+        return _status_of_refusal(error)
+    known = _STATUS.get(type(error))
+    if known is not None:
+        return known
+    if error.code:
+        return 503 if error.retriable or error.name == "STREAM_UNAVAILABLE" else 409
+    return 500
+
+
+def _status_of_refusal(error: PublishRefused) -> int:
+    refusal = error.refusal
+    if refusal.err_code in _PRECONDITIONS:
+        return 412
+    if refusal.err_code == _TOO_LARGE:
+        return 413
+    return refusal.code if 400 <= refusal.code < 600 else 500
+
+
+def failure(error: Exception) -> web.Response:
+    """The answer that carries `error`; what is not meant for clients only goes to the log."""
+    if isinstance(error, PublishRefused):
+        return _answer(status_of(error), _refusal_object(error))
+    if not isinstance(error, LiftlogError) or not (error.code or isinstance(error, _OWN)):
+        logger.error("request-failed", exc_info=error)
+        error = InternalError("the daemon failed to answer this request")
+    shown: dict[str, Any] = {
+        "name": error.name,
+        "message": error.message,
+        "retriable": error.retriable,
+        "hint": error.hint,
+        "details": error.details,
+    }
+    if error.code:
+        carried = answer_for(error)  # cuts what is too long, and what is no plain value
+        shown |= {"message": carried.message, "hint": carried.hint, "details": carried.details}
+        shown["code"] = error.code
+    return _answer(status_of(error), shown)
+
+
+def _refusal_object(error: PublishRefused) -> dict[str, Any]:
+    refusal = error.refusal
+    return {
+        "name": error.name,
+        "message": refusal.description,
+        "retriable": refusal.retriable,
+        "hint": error.hint,
+        "details": {"err_code": refusal.err_code, "code": refusal.code, "stream": refusal.stream},
+    }
+
+
+def http_failure(error: web.HTTPException) -> web.Response:
+    """What aiohttp itself refuses (no such path, no such method), in the same form."""
+    response = _answer(
+        error.status,
+        {
+            "name": error.reason.upper().replace(" ", "_"),
+            "message": f"{error.status} {error.reason}",
+            "retriable": False,
+            "hint": "docs/reference/http.md lists the paths",
+            "details": {},
+        },
+    )
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+def _answer(status: int, shown: dict[str, Any]) -> web.Response:
+    response = web.Response(
+        status=status,
+        text=json.dumps({"error": shown}, ensure_ascii=False) + "\n",
+        content_type="application/json",
+    )
+    if status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="liftlog"'
+    if status in _RETRY_STATUS:
+        response.headers["Retry-After"] = "1"
+    return response

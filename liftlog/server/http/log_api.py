@@ -1,0 +1,279 @@
+"""`/api/v1/streams/...`: a log over HTTP, for what has no client library at hand.
+
+    GET    /api/v1/streams/{stream}/bounds
+    GET    /api/v1/streams/{stream}/records/{offset}   ?format=json|raw  ?encoding=auto|utf-8|base64
+    POST   /api/v1/streams/{stream}/records
+    DELETE /api/v1/streams/{stream}/records            ?before={offset}
+
+One record at a time; the pull socket is for reading a stream. docs/reference/http.md is normative.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from aiohttp import web
+
+from liftlog.client.publishing.results import Ack
+from liftlog.errors import (
+    BadRequest,
+    CorruptBatch,
+    CorruptRange,
+    InvalidArgument,
+    LimitExceeded,
+    RequestTimeout,
+)
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.records.decode import Record, decode_batch
+from liftlog.records.json_form import Encoding
+from liftlog.server.http import bodies
+from liftlog.server.http.access import Access
+from liftlog.server.http.bodies import Message
+from liftlog.server.http.failures import BodyTooLarge, NoRecord, UnsupportedMedia, failure
+from liftlog.server.pull.seams import Operation, ReadableLog, ReadableStream
+
+_PREFIX = "/api/v1/streams/{stream}"
+_JSON = "application/json"
+_RAW = "application/octet-stream"
+_READERS = 2
+
+
+class LogBroker(Protocol):
+    """What is asked of the daemon. Errors are `LiftlogError`s."""
+
+    async def describe_stream(self, name: str) -> StreamInfo: ...
+    def stream(self, name: str) -> ReadableStream: ...
+
+
+class Appending(Protocol):
+    async def append(self, stream: StreamInfo, message: Message) -> Ack: ...
+    async def close(self) -> None: ...
+
+
+TruncatePrefix = Callable[[str, int], Awaitable[Any]]
+"""Stream and offset: everything below goes. Durable on return."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogApiLimits:
+    """`max_requests` at the same time, each of which may hold `max_body_bytes` or one batch."""
+
+    max_body_bytes: int = 2 * 2**20
+    body_timeout_seconds: float = 30.0
+    max_requests: int = 16
+
+
+class LogApi:
+    """Add its routes with `routes()`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        broker: LogBroker,
+        truncate_prefix: TruncatePrefix,
+        appender: Appending,
+        access: Access,
+        limits: LogApiLimits | None = None,
+    ) -> None:
+        self._broker = broker
+        self._truncate_prefix = truncate_prefix
+        self._appender = appender
+        self._access = access
+        self._limits = limits or LogApiLimits()
+        self._under_way = 0
+        self._readers = ThreadPoolExecutor(_READERS, "liftlog-http-read")
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get(f"{_PREFIX}/bounds", self._guarded(self._bounds)),
+            web.get(f"{_PREFIX}/records/{{offset}}", self._guarded(self._read)),
+            web.post(f"{_PREFIX}/records", self._guarded(self._append)),
+            web.delete(f"{_PREFIX}/records", self._guarded(self._truncate)),
+        ]
+
+    async def close(self) -> None:
+        await self._appender.close()
+        await asyncio.to_thread(self._readers.shutdown, cancel_futures=True)
+
+    def _guarded(
+        self, serve: Callable[[web.Request, str], Awaitable[web.Response]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Bounded in number, the caller known, and every error worded."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if self._under_way >= self._limits.max_requests:
+                return failure(LimitExceeded("too many requests at once", hint="try again"))
+            self._under_way += 1
+            try:
+                return await serve(request, request.match_info["stream"])
+            except web.HTTPException:
+                raise
+            except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
+                return failure(error)
+            finally:
+                self._under_way -= 1
+
+        return handle
+
+    async def _authorize(self, request: web.Request, operation: Operation, stream: str) -> None:
+        principal = await self._access.principal(request)
+        self._access.gate.authorize(principal, operation, stream)
+        if operation != "read" and stream.startswith("_"):
+            raise InvalidArgument(f"the stream {stream} is the system's own")
+
+    # --- reading ---
+
+    async def _bounds(self, request: web.Request, stream: str) -> web.Response:
+        await self._authorize(request, "read", stream)
+        log = self._broker.stream(stream).log
+        return _json(
+            {
+                "stream": stream,
+                "incarnation": log.incarnation,
+                "leader_epoch": log.leader_epoch,
+                "log_start_offset": log.log_start_offset,
+                "high_watermark": log.high_watermark,
+                "log_end_offset": log.log_end_offset,
+            }
+        )
+
+    async def _read(self, request: web.Request, stream: str) -> web.Response:
+        await self._authorize(request, "read", stream)
+        form = _choice(request, "format", ("json", "raw"))
+        encoding = _choice(request, "encoding", ("auto", "utf-8", "base64"))
+        offset = bodies.parse_offset(request.match_info["offset"])
+        log = self._broker.stream(stream).log
+        loop = asyncio.get_running_loop()
+        record, block = await loop.run_in_executor(self._readers, read_record, log, offset)
+        if form == "json":
+            return _json(bodies.record_json(stream, record, cast(Encoding, encoding)))
+        head = bodies.record_head(record, block)
+        # Whatever was published stays data: no browser takes it for a page of this site.
+        head.append(("Content-Disposition", f'attachment; filename="{stream}-{offset}"'))
+        return web.Response(body=record.value or b"", headers=dict(head), content_type=_RAW)
+
+    # --- writing ---
+
+    async def _append(self, request: web.Request, stream: str) -> web.Response:
+        await self._authorize(request, "admin", stream)
+        info = await self._broker.describe_stream(stream)
+        media = request.content_type
+        if "Content-Type" not in request.headers or media not in (_JSON, _RAW):
+            raise UnsupportedMedia(f"expected Content-Type {_JSON} or {_RAW}")
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise UnsupportedMedia("expected a body without Content-Encoding")
+        body = await self._body(request)
+        if media == _JSON:
+            message = bodies.message_from_json(body)
+        else:
+            message = bodies.message_from_raw(request.headers, body)
+        ack = await self._appender.append(info, message)
+        response = _json(
+            {
+                "stream": ack.stream,
+                "offset": ack.offset,
+                "duplicate": ack.duplicate,
+                "durability": ack.durability,
+            },
+            status=200 if ack.duplicate else 201,
+        )
+        response.headers["Location"] = f"/api/v1/streams/{stream}/records/{ack.offset}"
+        return response
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self._limits.max_body_bytes
+        too_large = BodyTooLarge(f"the body is larger than {limit} bytes", hint="http.max_body")
+        if (request.content_length or 0) > limit:
+            raise too_large
+        found = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_seconds):
+                async for chunk in request.content.iter_any():
+                    found += chunk
+                    if len(found) > limit:
+                        raise too_large
+        except TimeoutError:
+            seconds = self._limits.body_timeout_seconds
+            raise RequestTimeout(f"the body did not arrive within {seconds:g} s") from None
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise BadRequest(f"the body ended early or is broken: {error}"[:200]) from None
+        return bytes(found)
+
+    async def _truncate(self, request: web.Request, stream: str) -> web.Response:
+        await self._authorize(request, "admin", stream)
+        if "before" not in request.query:
+            raise InvalidArgument("before=OFFSET is missing", hint="records below it are deleted")
+        offset = bodies.parse_offset(request.query["before"])
+        await self._truncate_prefix(stream, offset)
+        log = self._broker.stream(stream).log
+        return _json(
+            {
+                "stream": stream,
+                "log_start_offset": log.log_start_offset,
+                "high_watermark": log.high_watermark,
+                "log_end_offset": log.log_end_offset,
+            }
+        )
+
+
+def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
+    """The record at `offset`, and its header block verbatim. Waits for the disk.
+
+    Raises NoRecord, OffsetOutOfRange, CorruptRange, StorageError.
+    """
+    piece = log.read(offset, 1, 1)
+    if piece is None:
+        raise NoRecord(
+            f"there is no record at offset {offset} yet", high_watermark=log.high_watermark
+        )
+    try:
+        data = _read_fully(piece.fd, piece.length, piece.position)
+        first, following = piece.first_offset, piece.next_offset
+    finally:
+        piece.release()
+    if first <= offset:
+        try:
+            batch = decode_batch(data).trim(offset, offset + 1)
+            following = batch.next_offset
+            if len(batch):
+                return batch.records()[0], batch.headers()[0]
+        except CorruptBatch as error:
+            raise CorruptRange(
+                f"the record at offset {offset} fails its checksum",
+                first_offset=first,
+                next_offset=following,
+            ) from error
+    raise NoRecord(
+        f"the record at offset {offset} was compacted away",
+        next_offset=first if first > offset else following,
+    )
+
+
+def _read_fully(fd: int, length: int, position: int) -> bytes:
+    parts = []
+    while length:
+        part = os.pread(fd, length, position)
+        if not part:
+            raise CorruptBatch("the file ends before its batch does")
+        parts.append(part)
+        length -= len(part)
+        position += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
+    """A query parameter; the first of `known` when it is not there."""
+    value = request.query.get(name, known[0])
+    if value not in known:
+        raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")
+    return value
+
+
+def _json(shown: dict[str, Any], *, status: int = 200) -> web.Response:
+    text = json.dumps(shown, ensure_ascii=False) + "\n"
+    return web.Response(status=status, text=text, content_type=_JSON)
