@@ -1,0 +1,265 @@
+"""Which records of a batch somebody wants, and which of their columns.
+
+Works on numpy columns (column_set.py): no step runs per record in Python, whatever the records
+hold. numpy is imported here, so a client does not import this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acl import subjects as patterns
+from liftlog.errors import InvalidArgument
+from liftlog.records.column_set import BinaryColumn, Bytes, Columns, Flags, Offsets
+
+OFFSET, TIMESTAMP, SUBJECT = "offset", "timestamp", "subject"
+KEY, HEADERS, VALUE = "key", "headers", "value"
+ALL_COLUMNS = frozenset((OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE))
+
+_CR, _LF, _COLON = b"\r\n:"
+_BLANKS = b" \t"
+_LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
+_NO_SUBJECT = ((b"", False),)
+
+
+class WantedHeader(NamedTuple):
+    """A header line: its name in lower case, and its value unless any will do."""
+
+    name: bytes
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """All conditions that are not None must hold; of subjects and keys any may match.
+
+    Make it with `parse_selection`, which checks what it was given.
+    """
+
+    subjects: tuple[str, ...] | None = None
+    keys: tuple[bytes, ...] | None = None
+    headers: tuple[WantedHeader, ...] | None = None
+    columns: frozenset[str] = ALL_COLUMNS
+
+    def matching(self, records: Columns) -> Flags | None:
+        """True for every record that is wanted; None: all of them are."""
+        found: Flags | None = None
+        if self.subjects is not None:
+            found = _and(found, _subjects_match(records, self.subjects))
+        if self.keys is not None and (found is None or found.any()):
+            found = _and(found, _keys_match(records, self.keys))
+        for header in self.headers or ():
+            if found is None or found.any():
+                found = _and(found, _header_matches(records, header))
+        return found
+
+    def of(self, records: Columns) -> Columns:
+        """The wanted records, and of them the wanted columns."""
+        mask = self.matching(records)
+        projected = self.project(records)
+        return projected if mask is None else projected.take(mask)
+
+    def project(self, records: Columns) -> Columns:
+        """The same records without the columns that nobody asked for.
+
+        Offsets always stay. Of the values tombstones do: nothing may look deleted that is not.
+        """
+        left_out = ALL_COLUMNS - self.columns
+        changes: dict[str, Any] = {}
+        if TIMESTAMP in left_out:
+            changes["timestamps_ns"] = np.zeros(len(records), np.int64)
+        if SUBJECT in left_out:
+            changes |= {"subjects": _NO_SUBJECT, "subject_ids": None}
+        if KEY in left_out:
+            changes["keys"] = None
+        if HEADERS in left_out:
+            changes["headers"] = None
+        if VALUE in left_out:
+            nothing = np.zeros(len(records) + 1, np.int32)
+            changes["values"] = BinaryColumn(nothing, np.empty(0, np.uint8), records.values.valid)
+        return replace(records, **changes) if changes else records
+
+
+# --- from what a client asks for ---
+
+
+def parse_selection(
+    *,
+    subjects: Sequence[str] | None = None,
+    keys: Sequence[bytes] | None = None,
+    headers: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Selection:
+    """Raises InvalidArgument for what is no pattern, header or column, and for empty lists."""
+    for name, given in (("subjects", subjects), ("keys", keys), ("headers", headers)):
+        if given is not None and not given:
+            raise InvalidArgument(
+                f"a filter with an empty list of {name} matches nothing", hint="leave it out"
+            )
+    for pattern in subjects or ():
+        wrong = patterns.why_invalid(pattern)
+        if wrong is not None:
+            raise InvalidArgument(f"{pattern!r} is not a subject pattern: {wrong}")
+    return Selection(
+        None if subjects is None else tuple(subjects),
+        None if keys is None else tuple(dict.fromkeys(keys)),
+        None if headers is None else tuple([parse_header_condition(one) for one in headers]),
+        ALL_COLUMNS if columns is None else _check_columns(columns),
+    )
+
+
+def parse_header_condition(text: str) -> WantedHeader:
+    """`Name`, or `Name=value`. Raises InvalidArgument."""
+    name, equals, value = text.partition("=")
+    raw = name.encode("utf-8", "surrogatepass")
+    if not raw or any(byte <= 0x20 or byte == 0x7F or byte == _COLON for byte in raw):
+        raise InvalidArgument(
+            f"{name!r} is not the name of a header",
+            hint="write Name, or Name=value; no blanks, control characters or colons in the name",
+        )
+    if "\r\n" in value:
+        raise InvalidArgument("the value of a header is one line")
+    wanted = value.encode("utf-8", "surrogatepass").strip(_BLANKS)
+    return WantedHeader(raw.lower(), wanted if equals else None)
+
+
+def _check_columns(columns: Iterable[str]) -> frozenset[str]:
+    wanted = frozenset(columns)
+    unknown = sorted(wanted - ALL_COLUMNS)
+    if unknown or not wanted:
+        raise InvalidArgument(
+            f"there is no column {unknown[0]!r}" if unknown else "no column was asked for",
+            hint=f"choose of {', '.join(sorted(ALL_COLUMNS))}",
+        )
+    return wanted
+
+
+# --- conditions ---
+
+
+def _and(one: Flags | None, other: Flags) -> Flags:
+    return other if one is None else one & other
+
+
+def _nobody(records: Columns) -> Flags:
+    return np.zeros(len(records), np.bool_)
+
+
+@lru_cache(maxsize=64)
+def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
+    """What `acl.subjects.matches` says for any of these patterns, asked of thousands of names."""
+    tokens = {"*": r"[^.]+", ">": r"[^.]+(?:\.[^.]+)*"}
+    ways = [
+        r"\.".join([tokens.get(token) or re.escape(token) for token in pattern.split(".")])
+        for pattern in wanted
+    ]
+    return re.compile("|".join(ways))
+
+
+def _subjects_match(records: Columns, wanted: tuple[str, ...]) -> Flags:
+    # Entries that were escaped are matched as they are shown: as the text that they are.
+    names = [raw.decode("utf-8", "replace") for raw, _ in records.subjects]
+    reaches = _regex_of(wanted).fullmatch
+    matched = [reaches(name) is not None for name in names]
+    if records.subject_ids is None:
+        return np.full(len(records), bool(matched and matched[0]))
+    found: Flags = np.array(matched, np.bool_)[records.subject_ids]
+    return found
+
+
+def _keys_match(records: Columns, wanted: Sequence[bytes]) -> Flags:
+    found = _nobody(records)
+    keys = records.keys
+    if keys is None:
+        return found
+    lengths = np.diff(keys.ends)
+    by_length: dict[int, list[bytes]] = {}
+    for key in wanted:
+        by_length.setdefault(len(key), []).append(key)
+    for length, some in by_length.items():
+        fits = lengths == length
+        if keys.valid is not None:
+            fits &= keys.valid
+        candidates = np.flatnonzero(fits)
+        if len(candidates):
+            found[candidates[_is_one_of(keys.take(candidates), length, some)]] = True
+    return found
+
+
+def _is_one_of(items: BinaryColumn, length: int, wanted: list[bytes]) -> Flags:
+    """Whether each of these items, all of one length as the wanted ones are, is wanted."""
+    if not length:
+        return np.ones(len(items), np.bool_)
+    # As numpy's text of fixed length: it drops zeros at the end, which changes nothing between
+    # items of one length.
+    kind = f"S{length}"
+    rows = np.ascontiguousarray(items.content()).view(kind)
+    return np.isin(rows, np.array(wanted, kind))
+
+
+def _header_matches(records: Columns, wanted: WantedHeader) -> Flags:
+    found = _nobody(records)
+    headers = records.headers
+    if headers is None or not headers.size_bytes:
+        return found
+    data = headers.content()
+    ends = headers.ends[1:].astype(np.int64) - int(headers.ends[0])
+    lines, owners = _lines_named(data, ends, wanted.name)
+    if wanted.value is not None and len(lines):
+        right = _value_is(data, lines, ends[owners], wanted.value)
+        owners = owners[right]
+    found[owners] = True
+    return found
+
+
+def _lines_named(data: Bytes, ends: Offsets, name: bytes) -> tuple[Offsets, NDArray[np.intp]]:
+    """Where the values of the header lines with that name begin, and whose they are.
+
+    A block is its lines with CR LF between them, the first of which is no header.
+    """
+    breaks = np.flatnonzero(data[:-1] == _CR)
+    breaks = breaks[data[breaks + 1] == _LF]
+    owners = np.searchsorted(ends, breaks, "right")
+    starts = breaks + 2
+    # A name with its colon must fit into the block that it begins in.
+    fits = starts + len(name) < ends[owners]
+    starts, owners = starts[fits], owners[fits]
+    for place, letter in enumerate(name):
+        if not len(starts):
+            break
+        same = _LOWER[data[starts + place]] == letter
+        starts, owners = starts[same], owners[same]
+    same = data[starts + len(name)] == _COLON
+    return starts[same] + len(name) + 1, owners[same]
+
+
+def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flags:
+    """Whether `value`, with or without blanks around it, is all that the line holds from there."""
+    solid = np.flatnonzero((data != _BLANKS[0]) & (data != _BLANKS[1]))
+    begins = _at_or_behind(solid, starts, ends)
+    right: Flags = begins + len(value) <= ends
+    for place, octet in enumerate(value):
+        # Where it does not fit it is wrong already; the index is only kept inside the array.
+        right &= data[np.minimum(begins + place, len(data) - 1)] == octet
+        if not right.any():
+            return right
+    stops = _at_or_behind(solid, begins + len(value), ends)
+    inside = np.minimum(stops, len(data) - 2)
+    right &= (stops == ends) | (
+        (data[inside] == _CR) & (data[inside + 1] == _LF) & (stops + 2 <= ends)
+    )
+    return right
+
+
+def _at_or_behind(solid: NDArray[np.intp], positions: Offsets, ends: Offsets) -> Offsets:
+    """The first position from there on that holds no blank; the end of the block if none does."""
+    places = np.searchsorted(solid, positions)
+    found: Offsets = np.minimum(np.append(solid, np.iinfo(np.int64).max)[places], ends)
+    return found
