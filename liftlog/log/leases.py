@@ -59,13 +59,24 @@ class Lease:
 
 
 class Leases:
-    """Of one stream. Thread-safe; blocking. The file is read when it is first needed."""
+    """Of one stream. Thread-safe.
+
+    What changes them blocks, and waits for its turn. Whoever only asks sees the state of the last
+    change that is durable, and never waits: not for the disk, nor for a change under way.
+    """
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
         self._directory = directory
         self._lock = threading.Lock()
-        self._known: dict[str, Lease] | None = None
+        self._known: dict[str, Lease] | None = None  # replaced as a whole, never changed
+
+    def load(self) -> None:
+        """Read them, if that has not been done. Blocking; raises StorageError when they cannot be
+        read."""
+        if self._known is None:
+            with self._lock:
+                self._load()
 
     def acquire(
         self, low: int, high: int, *, duration_ns: int, now_ns: int, holder: str = ""
@@ -114,9 +125,19 @@ class Leases:
             if leases.pop(lease_id, None) is not None:
                 self._store(leases)
 
+    @property
+    def are_known(self) -> bool:
+        """Whether they were read."""
+        return self._known is not None
+
+    @property
+    def may_be_void(self) -> bool:
+        """Whether there are any, or that is not known."""
+        return self._known is None or bool(self._known)
+
     def void(self, reason: str) -> int:
-        """End all leases, now; returns how many there were. Needs no room on the disk and waits
-        for nothing: after a power cut they may be back, until they expire."""
+        """End all leases, now; returns how many there were. Blocking, but needs no room on the
+        disk: after a power cut they may be back, until they expire."""
         with self._lock:
             try:
                 leases = self._load()
@@ -138,9 +159,11 @@ class Leases:
             return len(leases)
 
     def live(self, now_ns: int) -> tuple[Lease, ...]:
-        """Raises StorageError when they cannot be read."""
-        with self._lock:
-            return tuple(self._living(now_ns).values())
+        """Raises StorageError while they could not be read (`load`)."""
+        known = self._known
+        if known is None:
+            raise StorageError(f"the leases of {self._directory.name} were not read")
+        return tuple(lease for lease in known.values() if lease.is_live(now_ns))
 
     def low_bound(self, now_ns: int) -> int | None:
         """The log start must not pass this, nor may tombstones go from here on; None if free."""

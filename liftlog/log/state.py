@@ -56,6 +56,7 @@ class LogState:
         self._lock = threading.RLock()
         self._counts = RecordCounts(environment.pool)
         self.leases = Leases(environment.fs, directory)
+        self._load_leases()
         self._commit_group = commit_group
         self.fsync_count = 0
         self.last_sync_seconds = 0.0
@@ -73,6 +74,12 @@ class LogState:
         self._manifest_in_doubt = False
         self._leftover_bytes = False
         self._closed = False
+
+    def _load_leases(self) -> None:
+        try:
+            self.leases.load()
+        except StorageError as error:  # until they can be read nothing is removed or compacted
+            logger.warning("leases-not-read stream=%s error=%s", self.name, error)
 
     @property
     def log_start_offset(self) -> int:

@@ -6,8 +6,11 @@ files themselves: they get the room of the reserve.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 logger = logging.getLogger("liftlog.server")
@@ -18,10 +21,21 @@ _STEP_BYTES = 16 * 1024
 
 
 class DiskReserve:
-    """Blocking. Use it only while holding the data directory's lock."""
+    """Blocking, but for `lent`. Use it only while holding the data directory's lock."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE_NAME
+        self._lent = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def lent(self) -> AsyncIterator[None]:
+        """The room of the reserve, to one at a time, for what makes room again."""
+        async with self._lent:
+            await asyncio.to_thread(self.release)
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(self.keep)
 
     def is_disk_full(self) -> bool:
         """Whether less room is left than one group may need, the reserve not counted."""

@@ -45,7 +45,6 @@ class Housekeeping:
         self._streams = streams
         self._data_dir = data_dir
         self._reserve = reserve
-        self._reserve_in_use = asyncio.Lock()
         # Threads of its own: a decision may read from a disk that stalls.
         self._deciders = ThreadPoolExecutor(_DECIDERS, "liftlog-retention")
         self._retention = SideBySide("retention")
@@ -68,14 +67,12 @@ class Housekeeping:
         try:
             await self._retain(host, by_time=by_time)
         except DiskFull:
-            host.log.leases.void("the disk is full")
+            await asyncio.get_running_loop().run_in_executor(
+                self._deciders, host.log.leases.void, "the disk is full"
+            )
             # Deleting needs a little room first, for the new manifest.
-            async with self._reserve_in_use:
-                await asyncio.to_thread(self._reserve.release)
-                try:
-                    await self._retain(host, by_time=by_time, at_once=True)
-                finally:
-                    await asyncio.to_thread(self._reserve.keep)
+            async with self._reserve.lent():
+                await self._retain(host, by_time=by_time, at_once=True)
 
     async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
         """With `at_once` files go also from under a compaction pass, which then begins anew."""
@@ -149,6 +146,8 @@ def _may_be_due(host: StreamHost) -> bool:
         return False
     log, limits = host.log, host.settings.retention
     if limits.max_age_seconds or limits.max_bytes or limits.max_messages:
+        return True
+    if not log.leases.are_known:  # a look reads them, without which nothing is compacted either
         return True
     # Files that the log start has passed may wait for the end of the dedupe window or a lease.
     return log.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset

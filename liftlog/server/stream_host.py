@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from liftlog.errors import DiskFull, LiftlogError, StreamUnavailable, SyncFailed
 from liftlog.log import EncodedBatch, Log
 from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.stream_opening import log_config, sequencer_config, window_ns
 from liftlog.server.writer_pool import CommitJob, WriterPool
 from liftlog.settings import StreamSettings
 from liftlog.stream import CommitGroup, MessageRun, Sequencer
@@ -33,6 +34,14 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _STALL_SECONDS = 1.0
 """A commit that takes longer no longer keeps the daemon from reading for other streams."""
+
+
+class Maintenance(NamedTuple):
+    """A log call that must not meet a commit; see `run_exclusive`."""
+
+    call: Callable[[], object]
+    then: Callable[[], None] | None
+    future: asyncio.Future[object]
 
 
 class Committers(Protocol):
@@ -84,7 +93,7 @@ class StreamHost:
         self._idle: asyncio.Future[None] | None = None
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._maintenance: list[tuple[Callable[[], object], asyncio.Future[object]]] = []
+        self._maintenance: list[Maintenance] = []
         self._closed = False
         self._observed_syncs = log.fsync_count
         self._acks_early = settings.durability != "fsync"
@@ -254,8 +263,6 @@ class StreamHost:
             return
         refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
         logger.error("commit-failed stream=%s records=%d error=%s", self.name, len(group), error)
-        if isinstance(error, DiskFull):
-            self.log.leases.void("the disk is full")  # retention must be able to make room
         if isinstance(error, SyncFailed):
             try:
                 self.log.abandon_tail(keep_offsets=self.settings.durability != "fsync")
@@ -266,6 +273,9 @@ class StreamHost:
         self._shared.send(nacks)
         self._shared.pending_changed()
         self._wake_waiters()
+        if isinstance(error, DiskFull) and self.log.leases.may_be_void and not self._closed:
+            # Retention must be able to make room.
+            self.run_exclusive(partial(self.log.leases.void, "the disk is full"))
 
     def _fail(self, reason: str, group: CommitGroup | None = None) -> None:
         """Stop this stream for good; the others go on."""
@@ -336,16 +346,20 @@ class StreamHost:
 
     # --- maintenance: log calls that must not meet a commit ---
 
-    def run_exclusive(self, call: Callable[[], object]) -> asyncio.Future[object]:
+    def run_exclusive(
+        self, call: Callable[[], object], then: Callable[[], None] | None = None
+    ) -> asyncio.Future[object]:
         """Run a blocking log call in a writer thread while no commit of the stream is in flight.
 
-        Refused once the stream is closed: another stream may live under its name by then.
+        If it succeeds, `then` is called on the event loop before the next commit begins, also when
+        nobody waits for the future any more. Refused once the stream is closed: another stream may
+        live under its name by then.
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         if self._closed:
             future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
             return future
-        self._maintenance.append((call, future))
+        self._maintenance.append(Maintenance(call, then, future))
         if self.failure or not self._in_flight:
             self._start_maintenance()
         return future
@@ -353,33 +367,56 @@ class StreamHost:
     def _start_maintenance(self) -> None:
         if not self._maintenance or self._in_flight:
             return
-        call, future = self._maintenance.pop(0)
+        work = self._maintenance.pop(0)
         self._in_flight = True
         self._in_flight_since = time.monotonic()
         loop = asyncio.get_running_loop()
         outcome: list[object] = []
         self._shared.pool.submit(
             CommitJob(
-                write=lambda: outcome.append(call()),
+                write=lambda: outcome.append(work.call()),
                 sync=None,
-                done=lambda error: _call_loop(loop, self._maintenance_done, future, outcome, error),
+                done=lambda error: _call_loop(loop, self._maintenance_done, work, outcome, error),
             )
         )
 
     def _maintenance_done(
-        self, future: asyncio.Future[object], outcome: list[object], error: Exception | None
+        self, work: Maintenance, outcome: list[object], error: Exception | None
     ) -> None:
         self._in_flight = False
         if isinstance(error, SyncFailed):
             self._undo_waiting(error)
         elif self.settings.durability == "interval":
             self._after_interval_append(0)  # a roll has synced what waited for the next flush
+        if error is None and work.then is not None:
+            work.then()
+        future = work.future
         if not future.done():
             if error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(outcome[0])
         self.kick()
+
+    # --- other settings ---
+
+    def adopt(self, settings: StreamSettings) -> None:
+        """From the next message on these settings hold.
+
+        Call it while no commit is in flight (`run_exclusive`), and when `durability` changes with
+        everything synced. What was judged before keeps what it was promised.
+        """
+        self.settings = settings
+        self._acks_early = settings.durability != "fsync"
+        self.sequencer.configure(
+            sequencer_config(self.name, settings), window_ns(settings), settings.dedupe.max_ids
+        )
+        self.log.config = log_config(settings)
+        if self._refuse_with in (None, PAUSED, READ_ONLY):
+            self._refuse_with = _standing_refusal(settings)
+        if self._flush_timer is not None:  # what waits must not wait longer than is said now
+            self._stop_flush_timer()
+            self._after_interval_append(0)
 
     # --- readers ---
 
@@ -433,9 +470,9 @@ class StreamHost:
         """Readers that wait are let go; the log is closed by the broker, off the loop."""
         self._closed = True
         self._stop_flush_timer()
-        for _, future in self._maintenance:
-            if not future.done():
-                future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
+        for work in self._maintenance:
+            if not work.future.done():
+                work.future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
         self._maintenance.clear()
         self._wake_waiters(all_of_them=True)
 

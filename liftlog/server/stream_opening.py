@@ -33,17 +33,13 @@ def log_config(settings: StreamSettings) -> LogConfig:
     )
 
 
-def make_sequencer(
-    name: str, settings: StreamSettings, log: Log, ack_subjects: AckSubjects, now_ns: int
-) -> Sequencer:
-    """A sequencer that goes on where the log ends."""
-    window_ns = int(settings.dedupe_window_seconds * _SECOND_NS)
-    dedupe = DedupeWindow(window_ns, settings.dedupe.max_ids)
-    if window_ns:
-        if not _restore_snapshot(log, dedupe):
-            _rebuild(log, dedupe, now_ns - window_ns)
-        dedupe.expire(now_ns)
-    config = SequencerConfig(
+def window_ns(settings: StreamSettings) -> int:
+    """How long message ids are remembered."""
+    return int(settings.dedupe_window_seconds * _SECOND_NS)
+
+
+def sequencer_config(name: str, settings: StreamSettings) -> SequencerConfig:
+    return SequencerConfig(
         stream=name,
         acks=settings.acks,
         durability=settings.durability,
@@ -52,8 +48,19 @@ def make_sequencer(
         recognise_liftbridge=settings.liftbridge,
         subject=settings.subject,
     )
+
+
+def make_sequencer(
+    name: str, settings: StreamSettings, log: Log, ack_subjects: AckSubjects, now_ns: int
+) -> Sequencer:
+    """A sequencer that goes on where the log ends."""
+    dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
+    if dedupe.window_ns:
+        if not _restore_snapshot(log, dedupe):
+            _rebuild(log, dedupe, now_ns - dedupe.window_ns)
+        dedupe.expire(now_ns)
     return Sequencer(
-        config,
+        sequencer_config(name, settings),
         dedupe,
         ack_subjects,
         next_offset=log.log_end_offset,

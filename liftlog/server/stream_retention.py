@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from compaction.retention import RetentionDecision, RetentionPolicy, decide
-from liftlog.errors import OffsetOutOfRange, StorageError
+from liftlog.errors import Conflict, OffsetOutOfRange, StorageError
 from liftlog.log import Log
 from liftlog.log.leases import Lease
 from liftlog.log.segment import Segment
@@ -28,10 +28,12 @@ def _nanoseconds(seconds: float | None) -> int | None:
 def decide_retention(
     log: Log, settings: StreamSettings, now_ns: int, *, by_time: bool = True
 ) -> RetentionDecision | None:
-    """What to remove now, or None when nothing is to be done. May read batch headers.
+    """What to remove now, or None when nothing is to be done. May read batch headers, and leases
+    that could not be read so far.
 
     Raises StorageError when the leases cannot be read: what they hold must not go for that.
     """
+    log.leases.load()
     retention = settings.retention
     policy = RetentionPolicy(
         max_age_ns=_nanoseconds(retention.max_age_seconds) if by_time else None,
@@ -99,7 +101,52 @@ def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
         decision = decide_retention(log, settings, now_ns)
     except StorageError:  # then nothing will be removed
         return False
+    return decision is not None and is_large(log, decision)
+
+
+def is_large(log: Log, decision: RetentionDecision) -> bool:
+    """Whether it removes more than a tenth of what can be read."""
     readable = log.high_watermark - log.log_start_offset
-    if decision is None or not readable:
-        return False
-    return (decision.log_start_offset - log.log_start_offset) * 10 > readable
+    return readable > 0 and (decision.log_start_offset - log.log_start_offset) * 10 > readable
+
+
+def truncate_before(
+    log: Log, offset: int, settings: StreamSettings, now_ns: int, *, delete_files: bool = True
+) -> int:
+    """Make `offset` the log start; returns the bytes freed. Durable on return.
+
+    Files that are still needed to recognise duplicates stay for as long, and all of them without
+    `delete_files`: retention removes them later. Up to the log start it does nothing. Raises
+    OffsetOutOfRange above the high watermark, Conflict while a lease holds what would go,
+    StorageError, DiskFull.
+    """
+    if offset <= log.log_start_offset:
+        return 0
+    if offset > log.high_watermark:
+        raise OffsetOutOfRange(
+            f"offset {offset} is above the high watermark {log.high_watermark} of stream "
+            f"{log.name}",
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+    log.leases.load()
+    holding = [lease for lease in log.leases.live(now_ns) if lease.low < offset]
+    if holding:
+        holders = ", ".join(sorted({lease.holder or lease.lease_id for lease in holding}))
+        raise Conflict(
+            f"leases hold records of stream {log.name} below {offset}: {holders}",
+            hint="wait until they end, or release them (`liftlog stream lease`)",
+            leases=len(holding),
+            low=min(lease.low for lease in holding),
+        )
+    if offset == log.log_end_offset:
+        log.roll()  # or the file of records that nobody can read would stay
+    decision = decide(
+        log.segments,
+        RetentionPolicy(protect_newer_than_ns=int(settings.dedupe_window_seconds * _SECOND_NS)),
+        log_start_offset=offset,
+        log_end_offset=log.high_watermark,
+        now_ns=now_ns,
+    )
+    count = decision.delete_segments if delete_files else 0
+    return log.remove_before(offset, count, delete_below=decision.delete_below)

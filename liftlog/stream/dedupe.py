@@ -25,6 +25,14 @@ class DedupeWindow:
         self._offsets: dict[bytes, int] = {}
         self._order: deque[tuple[int, bytes]] = deque()
 
+    def resize(self, window_ns: int, max_ids: int) -> None:
+        """Other limits from now on. Ids that a smaller window had let go do not come back, so a
+        larger one is full only after it has passed once."""
+        self.window_ns = window_ns
+        self.max_ids = max_ids
+        while self._order and (not window_ns or len(self._order) > max_ids):
+            self._drop_oldest()
+
     def __len__(self) -> int:
         return len(self._offsets)
 

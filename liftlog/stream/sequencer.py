@@ -71,6 +71,13 @@ class Sequencer:
         self._groups: deque[CommitGroup] = deque()
         self._open = self._new_group()
 
+    def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
+        """Judge by these settings from the next message on; what was judged stays judged. Call it
+        while no group is out whose answers are not worded."""
+        self.config = config
+        self.format = AckFormat(config.stream, config.durability)
+        self.dedupe.resize(window_ns, max_ids)
+
     def _new_group(self) -> CommitGroup:
         return CommitGroup(self.next_offset, self.last_message_id)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +34,13 @@ def fs() -> SimFileSystem:
 
 @pytest.fixture
 def leases(fs: SimFileSystem) -> Leases:
-    return Leases(fs, directory(fs))
+    return opened(fs, directory(fs))
+
+
+def opened(fs: SimFileSystem, where: Path = DIRECTORY) -> Leases:
+    leases = Leases(fs, where)
+    leases.load()
+    return leases
 
 
 def acquire(leases: Leases, low: int, high: int, *, at: int = BASE_NS) -> Lease:
@@ -104,7 +112,7 @@ def test_every_change_is_durable_when_it_returns(fs: SimFileSystem, leases: Leas
     first, second = acquire(leases, 1, 9), acquire(leases, 2, 9)
     renewed = renew(leases, first, at=BASE_NS + 1, low=5)
     leases.release(second.lease_id, now_ns=BASE_NS + 1)
-    after = Leases(fs.power_cut("none"), DIRECTORY)
+    after = opened(fs.power_cut("none"))
     assert after.live(BASE_NS + 1) == (renewed,)
     assert renew(after, renewed, at=BASE_NS + 2) == replace(
         renewed, expires_ns=BASE_NS + 2 + MINUTE_NS
@@ -117,7 +125,7 @@ def test_the_machine_stops_at_every_operation() -> None:
     for keep in ("none", "all", "some"):
         for stop_at in range(1000):
             fs = SimFileSystem()
-            leases = Leases(fs, directory(fs))
+            leases = opened(fs, directory(fs))
             kept, given_back = acquire(leases, 1, 9), acquire(leases, 2, 9)
             fs.stop_at = fs.operations + stop_at
             states = [(kept, given_back)]
@@ -129,7 +137,7 @@ def test_the_machine_stops_at_every_operation() -> None:
                 operations += 1
             else:
                 break
-            found = Leases(fs.power_cut(keep, seed=stop_at), DIRECTORY).live(BASE_NS)
+            found = opened(fs.power_cut(keep, seed=stop_at)).live(BASE_NS)
             lows = [(one.low for one in state) for state in states]
             possible = [tuple(low) for low in [*lows, (4, 2), (4,)]]
             assert tuple(one.low for one in found) in possible
@@ -164,7 +172,7 @@ def test_void_needs_no_room(fs: SimFileSystem, leases: Leases) -> None:
     assert leases.void("the disk is full") == 0
     with pytest.raises(LeaseGone):
         renew(leases, lease, at=BASE_NS)
-    assert Leases(fs, DIRECTORY).live(BASE_NS) == ()
+    assert opened(fs).live(BASE_NS) == ()
 
 
 def test_void_does_not_depend_on_the_disk(fs: SimFileSystem, leases: Leases) -> None:
@@ -186,16 +194,43 @@ def test_a_damaged_file_stops_nobody_and_an_unreadable_one_is_no_empty_one(
     fs.faults = [Fault("pread", errno.EIO)]
     again = Leases(fs, DIRECTORY)
     with pytest.raises(StorageError):
+        again.load()
+    with pytest.raises(StorageError, match="not read"):
         again.live(BASE_NS)
+    again.load()
     assert again.live(BASE_NS) == (lease,), "the next attempt reads it"
     raw = bytearray(fs.read(PATH))
     raw[-3] ^= 1
     fs.replace(PATH, bytes(raw))
-    damaged = Leases(fs, DIRECTORY)
+    damaged = opened(fs)
     assert damaged.live(BASE_NS) == ()
     assert len(damaged.live(BASE_NS)) == 0
     new = acquire(damaged, 3, 4)
-    assert Leases(fs, DIRECTORY).live(BASE_NS) == (new,)
+    assert opened(fs).live(BASE_NS) == (new,)
+
+
+def test_who_asks_waits_for_no_change(
+    fs: SimFileSystem, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop asks; a change holds its lock for as long as the disk takes to sync."""
+    lease = acquire(leases, 5, 9)
+    syncing, go_on = threading.Event(), threading.Event()
+
+    def stalled(path: Path) -> None:
+        syncing.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(fs, "fsync_directory", stalled)
+    with ThreadPoolExecutor(2) as threads:
+        renewal = threads.submit(renew, leases, lease, at=BASE_NS + 1)
+        try:
+            assert syncing.wait(10)
+            assert threads.submit(leases.live, BASE_NS + 1).result(10) == (lease,)
+            assert (leases.low_bound(BASE_NS + 1), leases.may_be_void) == (5, True)
+        finally:
+            go_on.set()
+        renewed = renewal.result(10)
+        assert leases.live(BASE_NS + 1) == (renewed,)
 
 
 def test_they_live_in_the_directory_of_the_log(fs: SimFileSystem) -> None:

@@ -110,6 +110,7 @@ async def test_a_full_disk_nacks_and_goes_on(
     harness.log.leases.acquire(1, 1, duration_ns=10**10, now_ns=now_ns)
     monkeypatch.setattr(harness.log, "append", failing_once(DiskFull("full"), harness.log.append))
     assert seqs(await harness.publish(b"1")) == [10077]
+    await harness.host.drained()
     assert harness.log.leases.live(now_ns) == (), "no reader keeps publishers waiting for room"
     assert harness.host.sequencer.refused == {"disk_full": 1}
     assert seqs(await harness.publish(b"2")) == [1]

@@ -182,7 +182,7 @@ def test_unreadable_leases_hold_up_retention_and_compaction() -> None:
     grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
     log.leases._known = None  # as after a restart
     limits = settings(**KEEP_5, compaction={"min_dirty_ratio": 0})
-    fs.faults = [Fault("pread", errno.EIO, path="leases", times=3)]
+    fs.faults = [Fault("pread", errno.EIO, path="leases", times=2)]
     with pytest.raises(StorageError):
         decide_retention(log, limits, BASE_NS)
     assert not removes_too_much(log, limits, BASE_NS)
