@@ -10,11 +10,13 @@ import click
 
 if TYPE_CHECKING:
     from liftlog.client import SyncClient
+    from liftlog.tls.contexts import ClientTls
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 DEFAULT_SERVER = "tcp://127.0.0.1:9292"
 OUTPUTS = ("table", "json", "jsonl")
+TLS_FILES = ("ca", "cert", "key")
 
 
 def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
@@ -47,8 +49,18 @@ def output_option(command: Decorated) -> Decorated:
 
 
 def server_options(command: Decorated) -> Decorated:
-    """--server, --token and --output."""
+    """--server, --token, --output, and --tls-... for addresses tls://HOST:PORT."""
     command = output_option(command)
+    for name, what in (
+        ("key", "Private key file of that certificate."),
+        ("cert", "Client certificate file, for a daemon that asks for one."),
+        ("ca", "File of the CA certificates to trust; default: those of the system."),
+    ):
+        command = _shared(
+            f"--tls-{name}",
+            metavar="FILE",
+            help=f"{what} [env: LIFTLOG_TLS_{name.upper()}]",
+        )(command)
     command = _shared(
         "--token",
         metavar="TOKEN",
@@ -58,7 +70,7 @@ def server_options(command: Decorated) -> Decorated:
     return _shared(
         "--server",
         metavar="URL",
-        help="The daemon's pull address, tcp://HOST:PORT or unix:///PATH. "
+        help="The daemon's pull address, tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH. "
         f"[env: LIFTLOG_SERVER; default: {DEFAULT_SERVER}]",
     )(command)
 
@@ -87,4 +99,20 @@ def connect_to_server() -> SyncClient:
     from liftlog.client.synchronous import connect_sync
 
     address = str(_kept("server", "LIFTLOG_SERVER") or DEFAULT_SERVER)
-    return connect_sync(address, token=_kept("token", "LIFTLOG_TOKEN"))
+    return connect_sync(address, token=_kept("token", "LIFTLOG_TOKEN"), tls=_tls_for(address))
+
+
+def _tls_for(address: str) -> ClientTls:
+    context = click.get_current_context()
+    if not address.startswith("tls://"):
+        # A variable of the environment may be there for other addresses; an option is not.
+        given = [name for name in TLS_FILES if f"liftlog.tls_{name}" in context.meta]
+        if given:
+            raise click.UsageError(
+                f"--tls-{given[0]} is for a server tls://HOST:PORT, not {address!r}.", context
+            )
+        return None
+    from liftlog.tls.contexts import client_context
+
+    ca, cert, key = (_kept(f"tls_{name}", f"LIFTLOG_TLS_{name.upper()}") for name in TLS_FILES)
+    return client_context(ca, cert=cert, key=key)

@@ -34,6 +34,7 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
 from liftlog.server.metrics import make_exposition
 from liftlog.server.pull import PullLimits, PullServer
+from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.settings import Settings
 
 logger = logging.getLogger("liftlog.server")
@@ -79,6 +80,7 @@ class Daemon:
     async def run(self, *, assume_yes: bool) -> int:
         self._watch_signals()
         policy = _load_policy(self.settings)
+        tls = load_pull_tls(self.settings.pull.tls)
         seam = choose_seam(self.settings.nats.seam)
         logger.info(
             "starting version=%s data_dir=%s seam=%s", __version__, self._data_dir.path, seam

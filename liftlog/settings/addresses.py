@@ -14,15 +14,17 @@ _MAX_UNIX_PATH_BYTES = 107
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(\d{1,5})", re.ASCII)
 _NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
-LISTEN_HELP = "expected tcp://HOST:PORT or unix:///PATH"
+LISTEN_HELP = "expected tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH"
 
 
 class ListenAddress(NamedTuple):
-    """`path` is set for a Unix socket, `host` and `port` for TCP (port 0: any free one)."""
+    """`path` is set for a Unix socket, `host` and `port` for TCP (port 0: any free one), `tls` for
+    TCP with TLS."""
 
     host: str
     port: int
     path: str | None = None
+    tls: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -38,10 +40,10 @@ class ListenAddress(NamedTuple):
 def parse_listen(url: str) -> ListenAddress:
     """`tcp://127.0.0.1:9292`, `tcp://[::1]:0`, `unix:///run/liftlog.sock`. Raises ValueError."""
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in ("tcp", "unix"):
+    if not separator or scheme not in ("tcp", "tls", "unix"):
         raise ValueError(LISTEN_HELP)
-    if scheme == "tcp":
-        return parse_host_port(rest)
+    if scheme != "unix":
+        return parse_host_port(rest)._replace(tls=scheme == "tls")
     if not rest.startswith("/") or "\0" in rest or rest.endswith("/"):
         raise ValueError("expected an absolute path to a socket file: unix:///PATH")
     if len(rest.encode()) > _MAX_UNIX_PATH_BYTES:

@@ -122,6 +122,27 @@ def _check_nats(settings: Settings) -> Iterator[Finding]:
         )
 
 
+def _check_pull_tls(settings: Settings) -> Iterator[Finding]:
+    tls = settings.pull.tls
+    secured = [i for i, url in enumerate(settings.pull.listen) if parse_listen(url).tls]
+    for key, given in (("cert", tls.cert), ("key", tls.key)):
+        if given is None and secured:
+            yield Finding(
+                ("pull", "tls", key),
+                f"expected a file, since pull.listen names {settings.pull.listen[secured[0]]!r}",
+                involved=(("pull", "listen", secured[0]),),
+            )
+    if not secured:
+        for key in ("cert", "key", "client_ca"):
+            if getattr(tls, key) is not None:
+                # Whoever sets this believes that connections are encrypted.
+                yield Finding(
+                    ("pull", "tls", key),
+                    "expected an address tls://HOST:PORT in pull.listen, else nothing uses it",
+                    involved=(("pull", "listen"),),
+                )
+
+
 def _check_listening(settings: Settings) -> Iterator[Finding]:
     seen: set[str] = set()
     for index, url in enumerate(settings.pull.listen):

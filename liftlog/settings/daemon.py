@@ -45,6 +45,11 @@ def _path_text(value: Any) -> Any:
     return value
 
 
+def _version_text(value: Any) -> Any:
+    # YAML reads 1.2 as a number.
+    return str(value) if isinstance(value, float) else value
+
+
 def _enough_memory(value: int) -> int:
     if value < MIN_CLEANER_MEMORY_BYTES:
         raise ValueError("expected at least 1MiB")
@@ -113,13 +118,35 @@ class NatsSettings(SettingsModel):
     )
 
 
+class PullTlsSettings(SettingsModel):
+    """For addresses `tls://HOST:PORT` in `pull.listen`."""
+
+    cert: FilePath | None = Field(
+        default=None,
+        description="Certificate file (PEM): the daemon's, then those that signed it.",
+    )
+    key: FilePath | None = Field(
+        default=None, description="Private key file of the certificate, without a password."
+    )
+    client_ca: FilePath | None = Field(
+        default=None,
+        description="File of CA certificates; with it clients need a certificate that one of "
+        "them has signed.",
+    )
+    min_version: Annotated[Literal["1.2", "1.3"], BeforeValidator(_version_text)] = Field(
+        default="1.2", description="Oldest TLS version that is accepted: `1.2` or `1.3`."
+    )
+
+
 class PullSettings(SettingsModel):
     """The socket that consumers read from."""
 
     listen: ListenUrls = Field(
         default=["tcp://127.0.0.1:9292"],
-        description="Addresses: `tcp://HOST:PORT` (port 0: any free one), `unix:///PATH`.",
+        description="Addresses: `tcp://HOST:PORT` (port 0: any free one), `tls://HOST:PORT` (see "
+        "`pull.tls`), `unix:///PATH`.",
     )
+    tls: PullTlsSettings = PullTlsSettings()
     max_connections: Count = Field(default=1024, description="Connections at the same time.")
     hello_timeout_seconds: PositiveDuration = Field(
         default=5.0, alias="hello_timeout", description="Time to say hello and authenticate."
@@ -152,6 +179,26 @@ class HttpSettings(SettingsModel):
         default="127.0.0.1:8292",
         description="`HOST:PORT` for /livez, /readyz and /metrics; `null` switches it off.",
     )
+    log_api: Flag = Field(
+        default=False,
+        description="Serve `/api/v1/streams/...` on it: bounds, one record, append, "
+        "truncate-prefix.",
+    )
+    max_connections: Count = Field(
+        default=128,
+        description="Connections at the same time; beyond it whoever is idle longest makes room.",
+    )
+    timeout_seconds: PositiveDuration = Field(
+        default=30.0,
+        alias="timeout",
+        description="Time for a request to arrive, for its answer to be taken, and between two.",
+    )
+    max_body_bytes: Size = Field(
+        default=2 * 2**20, alias="max_body", description="Largest body of a request."
+    )
+    append_timeout_seconds: PositiveDuration = Field(
+        default=5.0, alias="append_timeout", description="Time for the ack of an appended message."
+    )
 
 
 class AclSettings(SettingsModel):
@@ -182,26 +229,6 @@ class CommitSettings(SettingsModel):
     )
     writer_threads: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
         default=4, description="Threads that write and sync larger groups."
-    )
-    log_api: Flag = Field(
-        default=False,
-        description="Serve `/api/v1/streams/...` on it: bounds, one record, append, "
-        "truncate-prefix.",
-    )
-    max_connections: Count = Field(
-        default=128,
-        description="Connections at the same time; beyond it whoever is idle longest makes room.",
-    )
-    timeout_seconds: PositiveDuration = Field(
-        default=30.0,
-        alias="timeout",
-        description="Time for a request to arrive, for its answer to be taken, and between two.",
-    )
-    max_body_bytes: Size = Field(
-        default=2 * 2**20, alias="max_body", description="Largest body of a request."
-    )
-    append_timeout_seconds: PositiveDuration = Field(
-        default=5.0, alias="append_timeout", description="Time for the ack of an appended message."
     )
 
 

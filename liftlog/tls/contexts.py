@@ -68,6 +68,8 @@ def client_context(
             f"{fspath(tls or '')} holds no CA certificate as PEM: {problem(error)}"
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if key is not None and cert is None:
+        raise InvalidArgument(f"{fspath(key)}: a key needs its certificate beside it")
     if cert is not None:
         try:
             context.load_cert_chain(cert, key, password=_no_password)

@@ -52,7 +52,7 @@ class TlsSession:
         try:
             while filled < len(view):
                 # At most one TLS record, 16 KiB, at a time.
-                filled += cast(int, self._tls.read(len(view) - filled, view[filled:]))  # type: ignore[arg-type]
+                filled += cast(int, self._tls.read(len(view) - filled, view[filled:]))
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

@@ -28,6 +28,7 @@ class TlsSocket:
         self._session = session
         self._unsent = memoryview(b"")  # ciphertext
         self._owed = 0  # plaintext bytes that it stands for
+        self._ended = False
         self.has_input = False
         """Whether `recv_into` has more to give though the socket may have nothing to read."""
 
@@ -45,6 +46,9 @@ class TlsSocket:
 
     def recv_into(self, view: memoryview) -> int:
         """Bytes received; 0 when the peer has ended. Goes on with the handshake first."""
+        self.has_input = False
+        if self._ended:
+            return self._sock.recv_into(view)  # only to be dropped
         if not self._session.established:
             self._go_on_with_handshake()
         received = self._session.read_into(view)
@@ -75,7 +79,8 @@ class TlsSocket:
         return self._settle()
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing more comes. What the socket does not take is dropped."""
+        """Tell the peer that nothing more comes; what it sends from now on is not decrypted."""
+        self._ended = True
         self._session.end()
         try:
             self._push()

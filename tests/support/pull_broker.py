@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -211,9 +212,10 @@ async def pull_server(
     listen: str = "tcp://127.0.0.1:0",
     limits: PullLimits | None = None,
     policy: Policy | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[PullServer, str]]:
     """A server on a free port and its address; closed at the end."""
-    server = PullServer(broker, limits, policy)
+    server = PullServer(broker, limits, policy, tls)
     (address,) = await server.start([listen])
     try:
         yield server, address

@@ -38,6 +38,7 @@ from liftlog.server.pull.outbox import Outbox
 from liftlog.server.pull.requests import Caller, perform
 from liftlog.server.pull.seams import LogSlice, ReadableStream
 from liftlog.server.pull.transport import Transport
+from liftlog.tls.contexts import problem
 
 if TYPE_CHECKING:
     from liftlog.server.pull.server import PullServer
@@ -80,6 +81,13 @@ class PullConnection:
         if not self._reading and not self._closed:
             self._reading = True
             self.loop.add_reader(self._transport.fileno(), self._on_readable)
+            if self._transport.has_input:
+                self.loop.call_soon(self._read_again)
+
+    def _read_again(self) -> None:
+        """TLS has more of what was received already: the loop would not call for that."""
+        if self._reading and self._transport.has_input:
+            self._on_readable()
 
     def _stop_reading(self) -> None:
         if self._reading:
@@ -95,12 +103,16 @@ class PullConnection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
+            if not self._transport.established:
+                log.warning("TLS handshake failed peer=%s reason=%s", self.peer, problem(error))
             self._close(f"receiving failed: {error}")
             return
         if received == 0:
             self._close("closed by the client")
             return
         self._protocol.buffer_updated(received)
+        if self._transport.has_input:
+            self.loop.call_soon(self._read_again)
         self.settle()
 
     def settle(self) -> None:
@@ -297,6 +309,9 @@ class PullConnection:
                 error.message,
             )
         self._server.counters.refusal(error)
+        if not self._transport.established:
+            self._close("its TLS handshake was not complete")
+            return
         for queue in self._fetches.values():
             queue.close()
         self._outbox.put(self._protocol.error(request_id, error))

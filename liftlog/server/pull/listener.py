@@ -1,4 +1,5 @@
-"""Addresses (`tcp://host:port`, `unix:///path`) and the sockets that listen on them."""
+"""Addresses (`tcp://host:port`, `tls://host:port`, `unix:///path`) and the sockets that listen on
+them."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ class Listener:
 
     sock: socket.socket
     address: str
+    tls: bool = False
     socket_file: Path | None = None
     inode: int = 0
 
@@ -39,17 +41,17 @@ def open_listener(address: str) -> Listener:
     try:
         if parts.scheme == "unix" and parts.path and not parts.netloc:
             return _listen_unix(Path(parts.path))
-        if parts.scheme == "tcp" and parts.hostname is not None and parts.port is not None:
-            return _listen_tcp(parts.hostname, parts.port)
+        if parts.scheme in ("tcp", "tls") and parts.hostname is not None and parts.port is not None:
+            return _listen_tcp(parts.scheme, parts.hostname, parts.port)
     except (OSError, ValueError) as error:
         raise ConfigError(f"pull.listen: cannot listen on {address}: {error}") from error
     raise ConfigError(
         f"pull.listen: {address!r} is not an address",
-        hint="use tcp://host:port or unix:///path",
+        hint="use tcp://host:port, tls://host:port or unix:///path",
     )
 
 
-def _listen_tcp(host: str, port: int) -> Listener:
+def _listen_tcp(scheme: str, host: str, port: int) -> Listener:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, where = found[0]
     sock = socket.socket(family, kind, protocol)
@@ -63,7 +65,7 @@ def _listen_tcp(host: str, port: int) -> Listener:
         raise
     name, actual = sock.getsockname()[:2]
     shown = f"[{name}]" if family == socket.AF_INET6 else name
-    return Listener(sock, f"tcp://{shown}:{actual}")
+    return Listener(sock, f"{scheme}://{shown}:{actual}", tls=scheme == "tls")
 
 
 def _listen_unix(path: Path) -> Listener:
@@ -79,7 +81,7 @@ def _listen_unix(path: Path) -> Listener:
     except BaseException:
         sock.close()
         raise
-    return Listener(sock, f"unix://{path}", path, path.stat().st_ino)
+    return Listener(sock, f"unix://{path}", socket_file=path, inode=path.stat().st_ino)
 
 
 def _remove_stale(path: Path) -> None:

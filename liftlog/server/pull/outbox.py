@@ -106,7 +106,7 @@ class Outbox:
             return  # the owner put more in while we were telling it about progress
         self._sending = True
         try:
-            self._send_items(TURN_BYTES)
+            self._send_items(self._transport.turn_bytes)
         except (OSError, ShortFile) as error:
             self._fail(error)
             return

@@ -6,11 +6,12 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from liftlog.errors import LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
+from liftlog.errors import ConfigError, LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
 from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import encode_frame
 from liftlog.protocol.messages import ANONYMOUS
@@ -20,7 +21,7 @@ from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
 from liftlog.server.pull.seams import Broker, Policy
-from liftlog.server.pull.transport import SocketTransport
+from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
 
 log = logging.getLogger("liftlog.pull")
 
@@ -34,15 +35,20 @@ class PullServer:
     """Serves the streams of `broker`. All methods belong to the loop that called `start`.
 
     `policy` None means that no ACL is configured. `set_policy` swaps it for connections and
-    requests to come.
+    requests to come, `set_tls` the certificates for connections to come.
     """
 
     def __init__(
-        self, broker: Broker, limits: PullLimits | None = None, policy: Policy | None = None
+        self,
+        broker: Broker,
+        limits: PullLimits | None = None,
+        policy: Policy | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.broker = broker
         self.limits = limits or PullLimits()
         self.gate = Gate(policy)
+        self.tls = tls
         self.counters = PullCounters()
         self.loop: asyncio.AbstractEventLoop
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
@@ -62,13 +68,20 @@ class PullServer:
     def set_policy(self, policy: Policy | None) -> None:
         self.gate = Gate(policy)
 
+    def set_tls(self, context: ssl.SSLContext) -> None:
+        self.tls = context
+
     async def start(self, listen: Sequence[str]) -> list[str]:
         """Listen on every address or none; returns the real ones. Raises ConfigError."""
         self.loop = asyncio.get_running_loop()
         opened: list[Listener] = []
         try:
             for address in listen:
-                opened.append(open_listener(address))  # noqa: PERF401 - closed if one fails
+                opened.append(open_listener(address))
+                if opened[-1].tls and self.tls is None:
+                    raise ConfigError(
+                        f"pull.listen: {address} needs pull.tls.cert and pull.tls.key"
+                    )
         except LiftlogError:
             for listener in opened:
                 listener.close()
@@ -151,7 +164,7 @@ class PullServer:
             except OSError as error:
                 self._pause_accepting(listener, error)
                 return
-            self._admit(sock, _peer_name(listener, where))
+            self._admit(sock, _peer_name(listener, where), self.tls if listener.tls else None)
 
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
         """Out of file descriptors, most likely: the same error would come at once again."""
@@ -164,7 +177,7 @@ class PullServer:
         if listener in self._listeners:
             self._listen(listener)
 
-    def _admit(self, sock: socket.socket, peer: str) -> None:
+    def _admit(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None) -> None:
         self.counters.connections_total += 1
         limit = self.limits.max_connections
         if self._closing or len(self._connections) >= limit:
@@ -176,12 +189,14 @@ class PullServer:
             with sock:
                 sock.setblocking(False)
                 try:
-                    sock.send(encode_frame(answer_for(refusal).to_map(0)))
+                    if tls is None:  # else a handshake would have to come first, for nothing
+                        sock.send(encode_frame(answer_for(refusal).to_map(0)))
                 except OSError:
                     pass
             return
+        transport: Transport
         try:
-            transport = SocketTransport(sock)
+            transport = SocketTransport(sock) if tls is None else TlsTransport(sock, tls)
         except OSError:
             sock.close()  # gone before it was served
             return
