@@ -173,6 +173,15 @@ class LeaseGone(LiftlogError):
     default_hint = "take a new lease, and look again where the stream begins"
 
 
+class CheckpointMoved(LiftlogError):
+    """The checkpoint is not what the caller expected; `details["offset"]` is what is stored, 0 for
+    none."""
+
+    code = 22
+    name = "CHECKPOINT_MOVED"
+    default_hint = "another process commits as the same consumer, or did since"
+
+
 # --- errors that stay inside one process -------------------------------------
 
 

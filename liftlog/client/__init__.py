@@ -18,11 +18,13 @@ from liftlog.client.read_options import ReadOptions
 from liftlog.client.resets import OnReset, Reset
 from liftlog.client.selecting import Column, Filter
 from liftlog.client.synchronous import SyncClient, connect_sync
+from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.messages import StreamInfo
 from liftlog.records.decode import Record, RecordBatch
 
 __all__ = [
     "BatchReader",
+    "Checkpoint",
     "Client",
     "Column",
     "FetchAnswer",

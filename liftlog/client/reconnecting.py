@@ -73,7 +73,7 @@ def may_repeat(message: Message, exchange: Exchange, *, refused: bool) -> bool:
 
     `refused`: the daemon answered it, rather than that the connection ended under it.
     """
-    return message.REPEATABLE or refused or not exchange.sent
+    return message.is_repeatable or refused or not exchange.sent
 
 
 def may_pass(error: LiftlogError) -> bool:

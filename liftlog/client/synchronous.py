@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 
 from liftlog.client.address import DEFAULT_ADDRESS, Address
 from liftlog.client.batches import FetchAnswer
+from liftlog.client.checkpoints import SyncCheckpoints
 from liftlog.client.compaction import PassWatch
 from liftlog.client.dialing import context_for
 from liftlog.client.positions import Start, Until
@@ -46,7 +47,7 @@ from liftlog.records.decode import Record, RecordBatch
 from liftlog.tls.contexts import ClientTls
 
 
-class SyncClient:
+class SyncClient(SyncCheckpoints):
     """A daemon, as its callers see it, blocking. Made by `connect_sync`.
 
     Not thread-safe: one thread at a time. Connects again, and raises errors, as the async client.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from liftlog.protocol import administration
+from liftlog.protocol import administration, checkpoints
 from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, MAX_NAME_CHARS, WireLimits
 from liftlog.protocol.stream_info import StreamInfo as StreamInfo
 from liftlog.protocol.wire import BOOL, MAP, MAX_UINT, array_of, one_of, raw, text, uint
@@ -252,6 +252,7 @@ _REQUESTS: tuple[type[Message], ...] = (
     CompactStream,
     Cancel,
     *administration.REQUESTS,
+    *checkpoints.REQUESTS,
 )
 
 REQUESTS: dict[str, type[Message]] = {cls.KIND: cls for cls in _REQUESTS}
@@ -266,6 +267,7 @@ _ANSWERS: tuple[type[Message], ...] = (
     Done,
     ErrorAnswer,
     *administration.ANSWERS,
+    *checkpoints.ANSWERS,
 )
 
 ANSWERS: dict[str, type[Message]] = {cls.KIND: cls for cls in _ANSWERS}

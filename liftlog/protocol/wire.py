@@ -116,6 +116,11 @@ class Message:
     """Of a request: asked twice it does what it does once, so it may be asked again when the
     connection was lost before the answer came."""
 
+    @property
+    def is_repeatable(self) -> bool:
+        """The same, where it depends on what is asked."""
+        return self.REPEATABLE
+
     def to_map(self, request_id: int) -> dict[str, Any]:
         """The map of this message's frame; absent and empty optional fields are left out.
 

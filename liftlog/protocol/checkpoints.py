@@ -1,0 +1,144 @@
+"""Requests about checkpoints, with their answers. Registered in `messages.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from liftlog.protocol.described import Described
+from liftlog.protocol.limits import MAX_NAME_CHARS
+from liftlog.protocol.wire import BOOL, MAP, Message, array_of, text, uint
+from liftlog.protocol.wire import wire as key
+
+MAX_METADATA_CHARS = 4096
+
+PAGE_CHECKPOINTS = 1000
+"""At most so many are told in one answer."""
+
+_NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
+_LABEL = text(256)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Described):
+    """Where a consumer goes on in a stream: `offset` is the next one to read.
+
+    `incarnation` and `epoch` are those of the stream when it was committed, at `time_ns` by the
+    daemon's clock. `lag` is how many offsets are left to read, None when nothing can be read from
+    here; `problem` then is the name of the error that a reader gets: STREAM_NOT_FOUND,
+    STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE.
+    """
+
+    consumer: str = ""
+    stream: str = ""
+    offset: int = 0
+    epoch: int = 0
+    incarnation: str = ""
+    time_ns: int = 0
+    metadata: str = ""
+    lag: int | None = None
+    problem: str = ""
+
+    @classmethod
+    def from_wire(cls, received: Mapping[str, Any]) -> Self:
+        lag = received.get("lag")
+        found = super(Checkpoint, cls).from_wire(received)
+        return dataclasses.replace(found, lag=lag if type(lag) is int else None)
+
+
+# --- requests -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint(Message):
+    """Durable once it is answered. `expected` 0: there must be none yet."""
+
+    KIND: ClassVar[str] = "commit"
+    stream: str = key("s", _NAME)
+    consumer: str = key("c", _NAME)
+    offset: int = key("o", uint())
+    expected: int | None = key("p", uint(), default=None)
+    metadata: str = key("m", text(MAX_METADATA_CHARS), default="")
+    incarnation: str | None = key("x", _LABEL, default=None)
+    epoch: int | None = key("e", uint(2**32 - 1), default=None)
+
+    @property
+    def is_repeatable(self) -> bool:
+        # Where a first try has taken effect, `expected` would no longer hold.
+        return self.expected is None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCheckpoint(Message):
+    """With `unchecked` a checkpoint from which nothing can be read is told, not an error."""
+
+    KIND: ClassVar[str] = "checkpoint"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", _NAME)
+    consumer: str = key("c", _NAME)
+    unchecked: bool = key("u", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ListCheckpoints(Message):
+    """Page by page: `after` is what the page before gave."""
+
+    KIND: ClassVar[str] = "checkpoints"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str | None = key("s", _NAME, default=None)
+    consumer: str | None = key("c", _NAME, default=None)
+    after: str | None = key("a", text(4 * MAX_NAME_CHARS), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCheckpoint(Message):
+    """One that is not there is no error, unless `expected` says otherwise."""
+
+    KIND: ClassVar[str] = "forget"
+    stream: str = key("s", _NAME)
+    consumer: str = key("c", _NAME)
+    expected: int | None = key("p", uint(), default=None)
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self.expected is None
+
+
+# --- answers --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAnswer(Message):
+    """Answer to checkpoint; empty when there is none."""
+
+    KIND: ClassVar[str] = "position"
+    checkpoint: dict[str, Any] = key("d", MAP, default_factory=dict)
+
+    @property
+    def info(self) -> Checkpoint | None:
+        return Checkpoint.from_wire(self.checkpoint) if self.checkpoint else None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsAnswer(Message):
+    """Answer to checkpoints. `after` is there when there may be more."""
+
+    KIND: ClassVar[str] = "positions"
+    checkpoints: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_CHECKPOINTS))
+    after: str | None = key("n", text(4 * MAX_NAME_CHARS), default=None)
+
+    @property
+    def infos(self) -> list[Checkpoint]:
+        return [Checkpoint.from_wire(one) for one in self.checkpoints]
+
+
+REQUESTS: tuple[type[Message], ...] = (
+    CommitCheckpoint,
+    FetchCheckpoint,
+    ListCheckpoints,
+    DeleteCheckpoint,
+)
+
+ANSWERS: tuple[type[Message], ...] = (CheckpointAnswer, CheckpointsAnswer)
