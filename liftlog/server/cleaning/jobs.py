@@ -65,6 +65,7 @@ class JobRunner:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait({future}, timeout=_STALL_SECONDS)
+            future.add_done_callback(_is_of_no_interest)
             raise
 
     # --- compaction ---
@@ -219,6 +220,12 @@ class JobRunner:
             raise
         finally:
             state.progress = None
+
+
+def _is_of_no_interest(future: asyncio.Future[_T]) -> None:
+    """Its caller is gone; asyncio would report an error that nobody asked for."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
