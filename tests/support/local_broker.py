@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ class FailingFileSystem(OsFileSystem):
 
     def __init__(self) -> None:
         self.failing: dict[str, str] = {}
+        self.error_number = errno.EIO
 
     def _check(self, call: str, path: Path) -> None:
         if self.failing.get(call, "\0") in str(path):
-            raise OSError(5, f"{call} failed on purpose")
+            raise OSError(self.error_number, f"{call} failed on purpose")
 
     def rename(self, source: Path, target: Path) -> None:
         self._check("rename", target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,6 +38,13 @@ async def streams(running: Running, *names: str, **settings: object) -> None:
     for name in names:
         await running.broker.create_stream(name, {"subject": "in", **settings})
         await running.publish(name, *[b"x" * 1000] * 20)
+
+
+async def retain(housekeeping: Housekeeping) -> None:
+    """To its end, however slow the machine is at the moment."""
+    await housekeeping.apply_retention(by_time=True)
+    while housekeeping._retention.stalled:
+        await asyncio.sleep(0.01)
 
 
 async def test_a_stalled_stream_does_not_hold_up_recovery_points(
@@ -113,9 +121,43 @@ async def test_leases_hold_retention_until_the_disk_is_full(
     broker = running.broker
     log = broker.hosts["s"].log
     grant_lease(log, 4, duration_ns=60 * 10**9, now_ns=broker.now_ns())
-    await housekeeping.apply_retention(by_time=True)
+    await retain(housekeeping)
     assert log.log_start_offset == 4
     monkeypatch.setattr(broker.reserve, "is_disk_full", lambda: True)
-    await housekeeping.apply_retention(by_time=True)
+    await retain(housekeeping)
     assert log.log_start_offset == 16
     assert log.leases.live(broker.now_ns()) == ()
+
+
+async def test_leases_end_when_retention_itself_finds_no_room(
+    running: Running, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the file system says that there is some: a quota, blocks kept for root."""
+    await streams(running, "s", retention={"max_messages": 5}, dedupe_window="0s")
+    broker, fs = running.broker, running.fs
+    log = broker.hosts["s"].log
+    grant_lease(log, 4, duration_ns=60 * 10**9, now_ns=broker.now_ns())
+    monkeypatch.setattr(broker.reserve, "is_disk_full", lambda: False)
+    monkeypatch.setattr(broker.reserve, "release", fs.failing.clear)
+    fs.failing["rename"], fs.error_number = "manifest", errno.ENOSPC
+    await retain(housekeeping)
+    assert not fs.failing, "the reserve was not given back"
+    assert log.log_start_offset == 16
+    assert log.leases.live(broker.now_ns()) == ()
+
+
+async def test_leases_outlive_a_failure_that_is_not_for_want_of_room(
+    running: Running, housekeeping: Housekeeping, caplog: pytest.LogCaptureFixture
+) -> None:
+    await streams(running, "s", retention={"max_messages": 5}, dedupe_window="0s")
+    broker, fs = running.broker, running.fs
+    log = broker.hosts["s"].log
+    lease = grant_lease(log, 4, duration_ns=60 * 10**9, now_ns=broker.now_ns())
+    fs.failing["rename"] = "manifest"
+    await retain(housekeeping)
+    assert "failed on purpose" in caplog.text
+    assert log.log_start_offset == 1
+    fs.failing.clear()
+    await retain(housekeeping)
+    assert log.log_start_offset == 4
+    assert log.leases.live(broker.now_ns()) == (lease,)
