@@ -51,11 +51,14 @@ class TlsSession:
         filled = 0
         try:
             while filled < len(view):
-                # At most one TLS record, 16 KiB, at a time.
-                filled += cast(int, self._tls.read(len(view) - filled, view[filled:]))
+                # At most one TLS record, 16 KiB, at a time; 0 when the peer said that it has ended.
+                count = cast(int, self._tls.read(len(view) - filled, view[filled:]))
+                if not count:
+                    return filled or None
+                filled += count
         except ssl.SSLWantReadError:
             pass
-        except ssl.SSLZeroReturnError:
+        except ssl.SSLZeroReturnError:  # the same, when we have ended as well
             return filled or None
         return filled
 
