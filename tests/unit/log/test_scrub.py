@@ -83,8 +83,25 @@ def test_a_cut_file_lacks_its_end() -> None:
     log = sealed(fs)
     path = log.segments[0].path
     fs.replace(path, fs.read(path)[: border(log, fs, 7) + 100])
-    (bad,) = scrubbed(log, fs).damaged
+    result = scrubbed(log, fs)
+    (bad,) = result.damaged
     assert (bad.first_offset, bad.next_offset) == (22, 1 + 3 * BATCHES)
+    assert (result.batches, result.bytes_read) == (7, border(log, fs, 7) + 100)
+
+
+def test_what_lies_behind_the_end_of_a_segment_is_nobodys() -> None:
+    """A truncation whose last step failed leaves the batches that it cut off, or half of one."""
+    fs = SimFileSystem()
+    log = sealed(fs)
+    whole, size = fs.read(log.segments[0].path), border(log, fs, 5)
+    fs.faults = [Fault("truncate", path=".log")]
+    assert log.truncate_suffix(16) == 16
+    path = log.segments[0].path
+    for behind in (whole[size:], whole[size : size + 300], bytes(300), b"\xff" * 300):
+        fs.replace(path, whole[:size] + behind)
+        result = scrubbed(log, fs)
+        assert (result.damaged, result.index_damaged) == ((), False)
+        assert (result.batches, result.bytes_read) == (5, size)
 
 
 def test_a_missing_file_is_an_error() -> None:
