@@ -37,7 +37,7 @@ class Link:
         self._unsent = b""
         self._opening: asyncio.Future[None] | None = None
         self._silence_seconds = silence_seconds
-        self._heard_at = self._looked_at = self.opened_at = self._loop.time()
+        self._heard_at = self._looked_at = self._loop.time()
         self._watch = self._loop.call_later(LOOK_SECONDS, self._look)
         self._loop.add_reader(self._fd, self._on_readable)
 

@@ -13,7 +13,6 @@ from liftlog.client.dialing import dial
 from liftlog.client.link import Link
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.reconnecting import (
-    LONGEST_PAUSE_SECONDS,
     Backoff,
     ReadPatience,
     deadline_after,
@@ -173,7 +172,7 @@ class Session:
         if lost.usable:
             return lost  # somebody else has
         address, since = lost.address, self._loop.time()
-        if since - lost.opened_at > LONGEST_PAUSE_SECONDS:
+        if lost.connection.answered:
             self._backoff.reset()
         self._failure = None
         logger.warning("connection-lost address=%s reason=%s", address, lost.error)

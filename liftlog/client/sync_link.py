@@ -27,7 +27,6 @@ class SyncLink:
         self.connection = ClientConnection(
             nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
         )
-        self.opened_at = time.monotonic()
         self._channel = channel
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)

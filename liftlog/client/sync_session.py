@@ -9,7 +9,6 @@ from liftlog.client.buffers import BufferPool
 from liftlog.client.dialing import dial_sync
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.reconnecting import (
-    LONGEST_PAUSE_SECONDS,
     Backoff,
     ReadPatience,
     deadline_after,
@@ -117,7 +116,7 @@ class SyncSession:
         if self._closed is not None or self.target.reconnect_for == 0:
             raise self._closed or lost.error or gave_up(lost.address, None)
         since = time.monotonic()
-        if since - lost.opened_at > LONGEST_PAUSE_SECONDS:
+        if lost.connection.answered:
             self._backoff.reset()
         logger.warning("connection-lost address=%s reason=%s", lost.address, lost.error)
         failure = lost.error

@@ -99,6 +99,8 @@ class ClientConnection:
     ) -> None:
         options: dict[str, Any] = {} if allocate is None else {"allocate": allocate}
         self.state = State.NEW
+        self.answered = False
+        """Whether any request was."""
         self.welcome = Welcome()
         self.challenge: Challenge | None = None
         self._nonce = nonce
@@ -253,6 +255,7 @@ class ClientConnection:
         if request_id not in self._exchanges:
             raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
         exchange = self._exchanges[request_id]
+        self.answered = True
         if header.body_length:
             self._awaiting_body = (request_id, header)
         if exchange is not None:
@@ -285,6 +288,7 @@ class ClientConnection:
         if request_id not in self._exchanges:
             raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
         exchange = self._exchanges.pop(request_id)
+        self.answered = True
         if self._backlog:
             waiting, frame = self._backlog.popleft()
             self._exchanges[waiting.request_id] = waiting

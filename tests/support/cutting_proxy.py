@@ -1,0 +1,98 @@
+"""A proxy before a pull server, which cuts or freezes connections where a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+
+class CuttingProxy:
+    """`budgets` holds, for each connection to come, how many bytes of answers it lives for; those
+    beyond the list live for ever. `target` can be set anew, None refuses connections."""
+
+    def __init__(self, target: str | None) -> None:
+        self.target = target
+        self.budgets: deque[int] = deque()
+        self.connection_count = 0
+        self.address = ""
+        self._open: set[asyncio.StreamWriter] = set()
+        self._frozen: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def cut(self) -> None:
+        """Every connection, now."""
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    def freeze(self) -> None:
+        """The connections that there are carry nothing from now on, and stay open."""
+        self._frozen |= self._open
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection_count += 1
+        budget = self.budgets.popleft() if self.budgets else None
+        if self.target is None:
+            writer.transport.abort()
+            return
+        where = urlsplit(self.target)
+        try:
+            upstream_reader, upstream = await asyncio.open_connection(where.hostname, where.port)
+        except OSError:
+            writer.transport.abort()
+            return
+        ends = {writer, upstream}
+        self._open |= ends
+        try:
+            forth = asyncio.create_task(self._pump(reader, upstream, None))
+            self._tasks.add(forth)
+            forth.add_done_callback(self._tasks.discard)
+            await self._pump(upstream_reader, writer, budget)
+            forth.cancel()
+        finally:
+            for end in ends:
+                end.transport.abort()
+            self._open -= ends
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int | None
+    ) -> None:
+        try:
+            while budget is None or budget > 0:
+                data = await reader.read(65536 if budget is None else min(budget, 65536))
+                if not data:
+                    break
+                if writer in self._frozen:
+                    await asyncio.Event().wait()
+                writer.write(data)
+                await writer.drain()
+                budget = None if budget is None else budget - len(data)
+        except OSError:
+            pass
+        if writer.can_write_eof() and not writer.is_closing():
+            writer.write_eof()
+
+
+@asynccontextmanager
+async def cutting_proxy(target: str | None) -> AsyncIterator[CuttingProxy]:
+    proxy = CuttingProxy(target)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(proxy.serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    proxy.address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield proxy
+    finally:
+        server.close()
+        pending = tasks | proxy._tasks
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        proxy.cut()
