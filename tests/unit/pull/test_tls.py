@@ -86,6 +86,27 @@ class Secured:
         return got
 
 
+async def test_more_requests_at_once_than_one_read_takes(
+    broker: LogBroker, authority: Authority
+) -> None:
+    """What was decrypted and not yet handled does not wait for more to come from the socket."""
+    count = 12_000
+    async with tls_server(broker, authority) as (_, port):
+        peer = await raw(port)
+        client = Secured(peer, authority)
+        await client.shake()
+        client.send(HELLO, AUTH)
+        greeted = b""
+        while b"welcome" not in greeted:
+            greeted += await client.receive(1)
+        pings = [{"k": "ping", "i": i} for i in range(1, count + 1)]
+        client.send(*pings)
+        pongs = sum(len(frame({"k": "pong", "i": ping["i"]})) for ping in pings)
+        answered = await client.receive(pongs)
+        assert answered.count(b"pong") == count
+        await peer.close()
+
+
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])
 async def test_a_handshake_that_does_not_come_ends_with_the_time_for_the_hello(
     broker: LogBroker, authority: Authority, sent: bytes
