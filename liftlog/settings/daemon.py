@@ -172,6 +172,12 @@ class PullSettings(SettingsModel):
     max_wait_seconds: PositiveDuration = Field(
         default=60.0, alias="max_wait", description="Longest time a fetch can wait for new records."
     )
+    linger_seconds: Duration = Field(
+        default=0.005,
+        alias="linger",
+        description="A consumer that waits at the end of a stream is answered at most once in this "
+        "time; the first commit after a pause reaches it at once.",
+    )
 
 
 class HttpSettings(SettingsModel):

@@ -33,10 +33,16 @@ from liftlog.protocol.messages import (
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.protocol.states import State
 from liftlog.server.pull.fetches import FetchQueue
-from liftlog.server.pull.limits import LAST_WORDS_SECONDS, LINGER_BYTES, LINGER_SECONDS
+from liftlog.server.pull.limits import (
+    ENCODED_UNSENT_BYTES,
+    LAST_WORDS_SECONDS,
+    LINGER_BYTES,
+    LINGER_SECONDS,
+)
 from liftlog.server.pull.outbox import Outbox
 from liftlog.server.pull.requests import Caller, perform
 from liftlog.server.pull.seams import LogSlice, ReadableStream
+from liftlog.server.pull.tailing import MAX_TAIL_BYTES, TailGroup
 from liftlog.server.pull.transport import Transport
 from liftlog.tls.contexts import problem
 
@@ -54,6 +60,7 @@ class PullConnection:
     def __init__(self, server: PullServer, transport: Transport, peer: str) -> None:
         self.loop = server.loop
         self.cold_readers: Executor = server.cold_readers
+        self.scanners: Executor = server.scanners
         self.peer = peer
         self.principal: str | None = None
         self._server = server
@@ -240,17 +247,32 @@ class PullConnection:
     def may_produce(self) -> bool:
         return self._outbox.unsent_bytes < self._limits.max_unsent_bytes
 
+    @property
+    def may_encode(self) -> bool:
+        return self._outbox.unsent_bytes < ENCODED_UNSENT_BYTES
+
     def open_stream(self, name: str) -> ReadableStream:
         return self._server.broker.stream(name)
 
-    def answer_fetch(self, request_id: int, header: FetchHeader, piece: LogSlice | None) -> None:
+    def tail_group(self, stream: ReadableStream) -> TailGroup:
+        return self._server.tail_group(stream)
+
+    def answer_fetch(
+        self, request_id: int, header: FetchHeader, body: LogSlice | bytes | None
+    ) -> None:
         if self._closed or self._last_words:
-            if piece is not None:
-                piece.release()
+            if body is not None and not isinstance(body, bytes):
+                body.release()
             return
-        self._outbox.put(self._protocol.answer(request_id, header))
-        if piece is not None:
-            self._outbox.put_slice(piece)
+        frame = self._protocol.answer(request_id, header)
+        if isinstance(body, bytes) and len(body) <= MAX_TAIL_BYTES:
+            self._outbox.put(frame + body)
+        else:
+            self._outbox.put(frame)
+            if isinstance(body, bytes):
+                self._outbox.put(body)
+            elif body is not None:
+                self._outbox.put_slice(body)
         self._server.counters.fetch(header)
 
     # --- answers ---

@@ -1,7 +1,9 @@
 """The fetches of one connection on one stream: answered in order, the first may wait.
 
 A fetch that finds too little waits for the high watermark to move or for its time to be up.
-Nothing polls: the stream's future and one timer wake it.
+Nothing polls: the group of those who wait at the end of the stream (`tailing`) and one timer wake
+it. One with a filter has a thread look into the records (`filtering`); whether to answer is
+decided here as for the others.
 """
 
 from __future__ import annotations
@@ -10,12 +12,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from liftlog.errors import BadRequest, Cancelled, Diverged, LiftlogError, StaleIncarnation
 from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
+from liftlog.records.selection import Selection, parse_selection
+from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.seams import LogSlice, ReadableLog, ReadableStream
+from liftlog.server.pull.tailing import Tail, TailGroup, Waiter
+
+Result = TypeVar("Result")
 
 
 class FetchHost(Protocol):
@@ -23,15 +31,22 @@ class FetchHost(Protocol):
 
     loop: asyncio.AbstractEventLoop
     cold_readers: Executor
+    scanners: Executor
 
     @property
     def may_produce(self) -> bool:
         """False while too many bytes wait to be sent; `pump` is called when that is over."""
         ...
 
+    @property
+    def may_encode(self) -> bool:
+        """False while answers that lie in memory wait to be sent; `pump` is called likewise."""
+        ...
+
     def open_stream(self, name: str) -> ReadableStream: ...
+    def tail_group(self, stream: ReadableStream) -> TailGroup: ...
     def answer_fetch(
-        self, request_id: int, header: FetchHeader, piece: LogSlice | None
+        self, request_id: int, header: FetchHeader, body: LogSlice | bytes | None
     ) -> None: ...
     def refuse(self, request_id: int, error: Exception) -> None: ...
     def settle(self) -> None:
@@ -40,13 +55,26 @@ class FetchHost(Protocol):
 
 
 class _Waiting:
-    __slots__ = ("deadline", "fetch", "offset", "request_id")
+    __slots__ = (
+        "deadline",
+        "fetch",
+        "lingered",
+        "offset",
+        "request_id",
+        "scan_from",
+        "scanned",
+        "selection",
+    )
 
     def __init__(self, request_id: int, fetch: Fetch) -> None:
         self.request_id = request_id
         self.fetch = fetch
         self.offset: int | None = None  # once known
         self.deadline: float | None = None  # once it is this fetch's turn
+        self.lingered = False
+        self.selection: Selection | None = None
+        self.scan_from: int | None = None  # nothing that is wanted lies between offset and here
+        self.scanned: Scanned | None = None  # to be judged
 
 
 class FetchQueue:
@@ -56,10 +84,12 @@ class FetchQueue:
         self._default_bytes = limits.default_fetch_bytes
         self._max_bytes = limits.wire.max_fetch_bytes
         self._max_wait_ms = limits.wire.max_wait_ms
+        self._linger = limits.linger_seconds
         self._queue: deque[_Waiting] = deque()
-        self._parked: asyncio.Future[None] | None = None
+        self._parked: tuple[TailGroup, Waiter] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._lookup: asyncio.Future[int] | None = None
+        self._job: asyncio.Future[Any] | None = None  # a thread works for the first in the queue
+        self._tail_answered_at = -self._linger
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -84,7 +114,7 @@ class FetchQueue:
 
     def pump(self) -> None:
         """Answer what can be answered now."""
-        while self._queue and self._parked is None and self._lookup is None:
+        while self._queue and self._parked is None and self._job is None:
             if not self._host.may_produce:
                 return
             waiting = self._queue[0]
@@ -118,37 +148,125 @@ class FetchQueue:
                 assert fetch.timestamp_ns is not None
                 self._look_up(waiting, log, fetch.timestamp_ns)
                 return False
-        offset = waiting.offset
-        if type(fetch.start) is not int and offset < log.log_start_offset:
-            offset = waiting.offset = log.log_start_offset  # retention moved it meanwhile
+        if type(fetch.start) is not int and waiting.offset < log.log_start_offset:
+            waiting.offset = log.log_start_offset  # retention moved it meanwhile
+        if fetch.selects:
+            return self._serve_selected(waiting, stream, waiting.offset)
+        return self._serve_whole(waiting, stream, waiting.offset)
+
+    def _serve_whole(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> bool:
+        fetch, log = waiting.fetch, stream.log
         asked_bytes = self._default_bytes if fetch.max_bytes is None else fetch.max_bytes
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
         high_watermark = log.high_watermark  # before reading: what is not found is not there
-        piece = log.read(offset, max_bytes, fetch.max_records)
-        next_offset = max(offset, high_watermark) if piece is None else piece.next_offset
-        if piece is None:
+        # Who does not wait is not there for the tail: whole slices, straight from the file.
+        group = self._host.tail_group(stream) if fetch.max_wait_ms else None
+        if group is not None and self._too_soon(waiting, offset < high_watermark):
+            self._park(waiting, stream, offset)
+            return False
+        found: LogSlice | Tail | None = None
+        question = (offset, max_bytes, fetch.max_records)
+        if group is not None and offset >= log.log_start_offset:
+            found = group.recall(high_watermark, *question)
+        if found is None:
+            found = log.read(*question)
+            if group is not None and found is not None:
+                found = group.take(found, high_watermark, *question)
+        if found is None:
+            next_offset = max(offset, high_watermark)
             enough = offset < high_watermark  # a hole that ends at the high watermark
         else:
-            full = piece.length >= min(fetch.min_bytes, max_bytes)
+            next_offset = found.next_offset
+            full = found.length >= min(fetch.min_bytes, max_bytes)
             enough = full or next_offset < high_watermark
-        if not enough and self._host.loop.time() < waiting.deadline:
-            if piece is not None:
-                piece.release()
-            self._park(stream, max(offset, high_watermark), waiting.deadline)
+        if not enough and self._may_wait(waiting):
+            if found is not None:
+                found.release()
+            self._park(waiting, stream, max(offset, high_watermark))
             return False
-        self._host.answer_fetch(waiting.request_id, _header(log, offset, next_offset, piece), piece)
+        if next_offset >= high_watermark:
+            self._tail_answered_at = self._host.loop.time()
+        header = _header(log, offset, next_offset)
+        if found is not None:
+            header = replace(
+                header,
+                first_offset=found.first_offset,
+                record_count=found.record_count,
+                body_length=found.length,
+            )
+        self._host.answer_fetch(
+            waiting.request_id, header, found.body if isinstance(found, Tail) else found
+        )
         return True
 
-    def _park(self, stream: ReadableStream, offset: int, deadline: float) -> None:
-        self._parked = stream.wait_high_watermark(offset)
-        self._parked.add_done_callback(self._moved)
-        self._timer = self._host.loop.call_at(deadline, self._expired)
+    def _serve_selected(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> bool:
+        log, scanned = stream.log, waiting.scanned
+        waiting.scanned = None
+        if scanned is None or scanned.incarnation != log.incarnation:
+            position = max(offset, waiting.scan_from or 0)
+            if self._too_soon(waiting, position < log.high_watermark):
+                self._park(waiting, stream, position)
+            elif self._host.may_encode:
+                self._scan(waiting, log, offset, position)
+            return False
+        next_offset = scanned.next_offset
+        nothing_yet = not scanned.record_count and scanned.caught_up
+        if nothing_yet and waiting.fetch.min_bytes and self._may_wait(waiting):
+            waiting.scan_from = next_offset
+            self._park(waiting, stream, next_offset)
+            return False
+        if scanned.caught_up:
+            self._tail_answered_at = self._host.loop.time()
+        header = replace(
+            _header(log, offset, next_offset),
+            first_offset=scanned.first_offset if scanned.record_count else offset,
+            record_count=scanned.record_count,
+            body_length=len(scanned.body),
+            selected=True,
+        )
+        self._host.answer_fetch(waiting.request_id, header, scanned.body or None)
+        return True
 
-    def _moved(self, future: asyncio.Future[None]) -> None:
-        if future is not self._parked:
-            return  # given up since
-        if not future.cancelled():
-            future.exception()  # whatever ended the wait: serving again says what is the matter
+    def _scan(self, waiting: _Waiting, log: ReadableLog, offset: int, position: int) -> None:
+        fetch = waiting.fetch
+        if waiting.selection is None:
+            waiting.selection = parse_selection(
+                subjects=fetch.filter_subjects,
+                keys=fetch.filter_keys,
+                headers=fetch.filter_headers,
+                columns=fetch.columns,
+            )
+        asked_bytes = MAX_ANSWER_BYTES if fetch.max_bytes is None else fetch.max_bytes
+        stop = None if fetch.max_records is None else offset + max(fetch.max_records, 1)
+        scan = Scan(position, stop, min(asked_bytes, MAX_ANSWER_BYTES), waiting.selection)
+
+        def found(scanned: Scanned) -> None:
+            waiting.scanned = scanned
+
+        self._start_job(waiting, found, self._host.scanners, scan_log, log, scan)
+
+    def _may_wait(self, waiting: _Waiting) -> bool:
+        return waiting.deadline is not None and self._host.loop.time() < waiting.deadline
+
+    def _too_soon(self, waiting: _Waiting, has_news: bool) -> bool:
+        """Whether little would be answered so soon after the last answer; more comes meanwhile."""
+        now = self._host.loop.time()
+        return (
+            has_news
+            and not waiting.lingered
+            and now < self._tail_answered_at + self._linger
+            and self._may_wait(waiting)
+        )
+
+    def _park(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> None:
+        """Wait until the high watermark is above `offset`."""
+        group = self._host.tail_group(stream)
+        self._parked = group, group.wait(stream, offset, self._woken)
+        assert waiting.deadline is not None
+        self._timer = self._host.loop.call_at(waiting.deadline, self._expired)
+
+    def _woken(self) -> None:
+        self._parked = None
         self._resume()
 
     def _expired(self) -> None:
@@ -156,27 +274,40 @@ class FetchQueue:
 
     def _resume(self) -> None:
         self._unpark()
+        for waiting in self._queue:
+            waiting.lingered = True
         self.pump()
         self._host.settle()
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, None
         if parked is not None:
-            parked.cancel()
+            group, waiter = parked
+            group.leave(waiter)
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
     def _look_up(self, waiting: _Waiting, log: ReadableLog, timestamp_ns: int) -> None:
-        job = self._host.loop.run_in_executor(
-            self._host.cold_readers, log.offset_for_timestamp, timestamp_ns
-        )
-        self._lookup = job
-        job.add_done_callback(self._found(waiting))
+        def found(offset: int) -> None:
+            waiting.offset = offset
 
-    def _found(self, waiting: _Waiting) -> Callable[[asyncio.Future[int]], None]:
-        def found(job: asyncio.Future[int]) -> None:
-            self._lookup = None
+        self._start_job(
+            waiting, found, self._host.cold_readers, log.offset_for_timestamp, timestamp_ns
+        )
+
+    def _start_job(
+        self,
+        waiting: _Waiting,
+        found: Callable[[Result], None],
+        executor: Executor,
+        function: Callable[..., Result],
+        *arguments: Any,
+    ) -> None:
+        """Have a thread work for the fetch that is the first in the queue; serve it again then."""
+
+        def done(job: asyncio.Future[Result]) -> None:
+            self._job = None
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
                 pass  # cancelled or closed meanwhile
@@ -184,11 +315,12 @@ class FetchQueue:
                 self._queue.popleft()
                 self._host.refuse(waiting.request_id, error)
             elif not job.cancelled():
-                waiting.offset = job.result()
+                found(job.result())
             self.pump()
             self._host.settle()
 
-        return found
+        self._job = self._host.loop.run_in_executor(executor, function, *arguments)
+        self._job.add_done_callback(done)
 
 
 def _check_identity(fetch: Fetch, log: ReadableLog) -> None:
@@ -232,16 +364,16 @@ def _known_offset(fetch: Fetch, log: ReadableLog) -> int | None:
     raise BadRequest(f"the start must be an offset, {EARLIEST!r} or {LATEST!r}")
 
 
-def _header(log: ReadableLog, offset: int, next_offset: int, piece: LogSlice | None) -> FetchHeader:
+def _header(log: ReadableLog, offset: int, next_offset: int) -> FetchHeader:
+    """Of an answer without a body."""
     return FetchHeader(
         offset=offset,
-        first_offset=offset if piece is None else piece.first_offset,
+        first_offset=offset,
         next_offset=next_offset,
-        record_count=0 if piece is None else piece.record_count,
+        record_count=0,
         high_watermark=log.high_watermark,
         log_start_offset=log.log_start_offset,
         log_end_offset=log.log_end_offset,
         leader_epoch=log.leader_epoch,
         incarnation=log.incarnation,
-        body_length=0 if piece is None else piece.length,
     )

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from liftlog.errors import ConfigError, LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
 from liftlog.protocol.failures import answer_for
@@ -20,7 +21,8 @@ from liftlog.server.pull.counters import PullCounters
 from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
-from liftlog.server.pull.seams import Broker, Policy
+from liftlog.server.pull.seams import Broker, Policy, ReadableStream
+from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
 
 log = logging.getLogger("liftlog.pull")
@@ -29,6 +31,7 @@ _ACCEPTS_PER_TURN = 32
 _ACCEPT_PAUSE_SECONDS = 0.5
 _COLD_READERS = 4
 _AUTH_THREADS = 2
+_SCANNERS = 1  # more would only take turns with each other, and with the event loop
 
 
 class PullServer:
@@ -52,6 +55,8 @@ class PullServer:
         self.counters = PullCounters()
         self.loop: asyncio.AbstractEventLoop
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
+        self.scanners = ThreadPoolExecutor(_SCANNERS, "liftlog-scan")
+        self._tails: WeakKeyDictionary[ReadableStream, TailGroup] = WeakKeyDictionary()
         self._authenticators = ThreadPoolExecutor(_AUTH_THREADS, "liftlog-auth")
         self._pending_auths = 0
         self._listeners: list[Listener] = []
@@ -113,10 +118,17 @@ class PullServer:
         await asyncio.gather(*self._jobs, return_exceptions=True)
         if self._sweep is not None:
             self._sweep.cancel()
-        for pool in (self.cold_readers, self._authenticators):
+        for pool in (self.cold_readers, self.scanners, self._authenticators):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     # --- for the connections ---
+
+    def tail_group(self, stream: ReadableStream) -> TailGroup:
+        """Of those who wait at the end of this stream."""
+        group = self._tails.get(stream)
+        if group is None:
+            group = self._tails[stream] = TailGroup(self.loop, self.limits.linger_seconds)
+        return group
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(job)

@@ -1,0 +1,156 @@
+"""The consumers that wait at the end of one stream: woken together, and not too often.
+
+However often a stream commits, there is at most one round of waking per `linger`; after a pause
+the first commit begins one at once. All who are woken in a round read up to the same high
+watermark, so most of them ask for the same bytes the next time too: these are read once and kept
+for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from liftlog.protocol.limits import KIB
+from liftlog.server.pull.seams import LogSlice, ReadableStream
+
+MAX_TAIL_BYTES = 64 * KIB
+_WAKES_PER_TURN = 64
+_KEPT_TAILS = 8
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+class Waiter:
+    """Somebody in the group. `leave` it when the wait is given up."""
+
+    __slots__ = ("offset", "wake")
+
+    def __init__(self, offset: int, wake: Callable[[], None]) -> None:
+        self.offset = offset
+        self.wake: Callable[[], None] | None = wake
+
+
+class Tail(NamedTuple):
+    """The last batches of a stream, as bytes."""
+
+    first_offset: int
+    next_offset: int
+    record_count: int
+    body: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.body)
+
+    def release(self) -> None:
+        """Bytes hold on to nothing; slices of files do."""
+
+
+class TailGroup:
+    """Of one stream. Belongs to the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, linger_seconds: float) -> None:
+        self._loop = loop
+        self._linger = linger_seconds
+        self._waiting: dict[Waiter, None] = {}
+        self._future: asyncio.Future[None] | None = None
+        self._future_offset = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_round = -linger_seconds
+        self._kept: dict[tuple[int, int, int | None], Tail] = {}
+        self._kept_at = -1  # the high watermark that they end at
+
+    def wait(self, stream: ReadableStream, offset: int, wake: Callable[[], None]) -> Waiter:
+        """`wake` runs, once, when the high watermark is above `offset` or the stream has ended,
+        but not within the linger of the last round. It may run too early."""
+        waiter = Waiter(offset, wake)
+        self._waiting[waiter] = None
+        if self._timer is None and (self._future is None or offset < self._future_offset):
+            self._watch(stream, offset)
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        """Not to be woken any more. Does nothing for one who was."""
+        waiter.wake = None
+        self._waiting.pop(waiter, None)
+        if not self._waiting:
+            self._stop_watching()
+
+    # --- waking ---
+
+    def _watch(self, stream: ReadableStream, offset: int) -> None:
+        self._stop_watching()
+        self._future_offset = offset
+        self._future = stream.wait_high_watermark(offset)
+        self._future.add_done_callback(self._moved)
+
+    def _stop_watching(self) -> None:
+        future, self._future = self._future, None
+        if future is not None:
+            future.cancel()
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _moved(self, future: asyncio.Future[None]) -> None:
+        if future is not self._future:
+            return  # given up since
+        self._future = None
+        if not future.cancelled():
+            future.exception()  # whatever ended the wait: who is woken finds out
+        due = self._last_round + self._linger
+        if self._loop.time() >= due:
+            self._begin_round()
+        else:
+            self._timer = self._loop.call_at(due, self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._timer = None
+        self._last_round = self._loop.time()
+        woken, self._waiting = list(self._waiting), {}
+        self._wake(woken)
+
+    def _wake(self, woken: list[Waiter]) -> None:
+        for waiter in woken[:_WAKES_PER_TURN]:
+            wake, waiter.wake = waiter.wake, None
+            if wake is not None:
+                wake()
+        if len(woken) > _WAKES_PER_TURN:
+            self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:])
+
+    # --- what they read ---
+
+    def recall(
+        self, high_watermark: int, offset: int, max_bytes: int, max_records: int | None
+    ) -> Tail | None:
+        """What somebody else has just read for the same question."""
+        if high_watermark != self._kept_at:
+            return None
+        return self._kept.get((offset, max_bytes, max_records))
+
+    def take(
+        self,
+        piece: LogSlice,
+        high_watermark: int,
+        offset: int,
+        max_bytes: int,
+        max_records: int | None,
+    ) -> LogSlice | Tail:
+        """A short slice that is in memory as bytes, kept for the others; else the slice itself."""
+        if piece.length > MAX_TAIL_BYTES or piece.next_offset != high_watermark:
+            return piece
+        body = bytearray(piece.length)
+        try:
+            if os.preadv(piece.fd, [body], piece.position, _NOWAIT) != len(body):
+                return piece
+        except OSError:
+            return piece  # not in memory, or the file system cannot say: sent as any slice is
+        piece.release()
+        tail = Tail(piece.first_offset, piece.next_offset, piece.record_count, bytes(body))
+        if high_watermark != self._kept_at or len(self._kept) >= _KEPT_TAILS:
+            self._kept_at = high_watermark
+            self._kept.clear()
+        self._kept[offset, max_bytes, max_records] = tail
+        return tail
