@@ -10,12 +10,16 @@ longest makes room, so that idle connections never lock out a health check.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 _SETTLING_SECONDS = 1.0
 """A connection that was accepted has its transport one turn of the loop later, not before."""
+
+_RESET = struct.pack("ii", 1, 0)  # struct linger: on, no seconds
 
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
@@ -108,9 +112,15 @@ class ConnectionGuard:
         return False
 
     def _abort(self, connection: web.RequestHandler) -> None:
+        """With a reset: a polite end would leave what the client does not take in the kernel."""
         del self._waiting[connection]
-        if connection.transport is not None:
-            connection.transport.abort()
+        transport = connection.transport
+        if transport is None:
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.abort()
 
 
 class _Refused(asyncio.Protocol):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -23,6 +25,26 @@ _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
 """How long the rest of a body that nobody wants is read and dropped, so that its sender sees the
 answer rather than a reset."""
+
+
+class _ClientErrors(logging.Filter):
+    """Whatever a client sends that is no HTTP is a warning, without a traceback and without its
+    bytes; aiohttp would log it like a defect of ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.exc_info = "http-input-refused error=%s", None
+            record.args = (type(error).__name__,)
+        return True
+
+
+def _protocol_logger() -> logging.Logger:
+    logger = logging.getLogger("liftlog.server.http.protocol")
+    if not any(isinstance(one, _ClientErrors) for one in logger.filters):
+        logger.addFilter(_ClientErrors())
+    return logger
 
 
 class Mounted(Protocol):
@@ -78,6 +100,7 @@ class HttpServer:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_protocol_logger(),
             handle_signals=False,
             shutdown_timeout=_SHUTDOWN_SECONDS,
             keepalive_timeout=limits.timeout_seconds,
