@@ -1,0 +1,321 @@
+"""Fetches with filters and columns, frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, LoggedStream, pull_server
+from support.raw_pull import RawPull
+
+from liftlog.log import Log
+from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.records.header import parse_header
+from liftlog.server.pull import filtering
+
+BLOCK = b"NATS/1.0\r\nKind: %b\r\n\r\n"
+
+
+def fetch(request_id: int, start: int | str = 1, **more: Any) -> dict[str, Any]:
+    return {"k": "fetch", "i": request_id, "s": "orders", "o": start, **more}
+
+
+def batches(answer: dict[str, Any]) -> list[RecordBatch]:
+    assert answer["k"] == "data", answer
+    assert answer["q"] is True
+    found = list(iter_batches(answer.get("body", b"")))
+    # Whole batches that tile from `f` to `n`, as every answer has them.
+    reached = answer["f"]
+    for batch in found:
+        assert batch.header.base_offset == reached
+        reached = batch.next_offset
+    assert reached == answer["n"] or not found
+    assert answer["c"] == sum(len(batch) for batch in found)
+    return found
+
+
+def offsets(answer: dict[str, Any]) -> list[int]:
+    return [offset for batch in batches(answer) for offset in batch.offsets()]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def add_keyed(stream: LoggedStream, first: int, stop: int, *, step: int = 10) -> None:
+    """Record n has the key n % 7, the subject orders.eu or orders.us, and a header Kind."""
+    for start in range(first, stop, step):
+        numbers = range(start, min(start + step, stop))
+        stream.append(
+            [b"value %d" % n for n in numbers],
+            subject=b"orders.eu" if start // step % 2 else b"orders.us",
+            keys=[b"%d" % (n % 7) for n in numbers],
+            headers=[BLOCK % (b"odd" if n % 2 else b"even") for n in numbers],
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"fk": [b"3"]}, lambda n: n % 7 == 3),
+        ({"fk": [b"3", b"6", b"none"]}, lambda n: n % 7 in (3, 6)),
+        ({"fs": ["*.eu"]}, lambda n: n // 10 % 2 == 1),
+        ({"fs": ["orders.us", "none.>"]}, lambda n: n // 10 % 2 == 0),
+        ({"fh": ["kind=odd"]}, lambda n: n % 2 == 1),
+        ({"fh": ["KIND"], "fk": [b"0"]}, lambda n: n % 7 == 0),
+        ({"fs": ["*.eu"], "fk": [b"1"], "fh": ["kind=even"]},
+         lambda n: n // 10 % 2 == 1 and n % 7 == 1 and n % 2 == 0),
+        ({"p": ["offset"]}, lambda n: True),
+    ],
+)  # fmt: skip
+async def test_only_what_matches_is_sent(
+    broker: LogBroker, asked: dict[str, Any], wanted: Any
+) -> None:
+    stream = broker.streams["orders"]
+    add_keyed(stream, 110, 510)  # at offsets 101 to 500
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 101, m=1 << 20, **asked))
+        answer = await peer.receive()
+        assert (answer["o"], answer["n"], answer["h"]) == (101, 501, 501)
+        assert offsets(answer) == [n - 9 for n in range(110, 510) if wanted(n)]
+        # From inside a batch, and up to inside one: exactly those.
+        peer.send(fetch(2, 255, c=100, **asked))
+        answer = await peer.receive()
+        assert answer["n"] == 355
+        assert offsets(answer) == [n - 9 for n in range(264, 364) if wanted(n)]
+
+
+async def test_columns_left_out_are_not_sent(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    stream.append([b"x" * 10_000, None], keys=[b"a", b"b"], headers=[BLOCK % b"one"] * 2)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 101, p=["offset", "key"]))
+        answer = await peer.receive()
+        (batch,) = batches(answer)
+        assert answer["b"] < 300
+        assert batch.keys() == [b"a", b"b"]
+        assert batch.values() == [b"", None]
+        assert (batch.subjects(), batch.headers()) == (["", ""], [b"", b""])
+        assert batch.timestamps_ns() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"fs": []},
+        {"fk": []},
+        {"fh": []},
+        {"p": []},
+        {"fs": ["a..b"]},
+        {"fh": ["a b"]},
+        {"p": ["x"]},
+    ],
+)
+async def test_what_is_no_filter_is_refused(broker: LogBroker, asked: dict[str, Any]) -> None:
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 1, **asked))
+        answer = await peer.receive()
+        assert (answer["k"], answer["n"]) == ("error", "INVALID_ARGUMENT")
+        peer.send({"k": "ping", "i": 2})
+        assert (await peer.receive())["k"] == "pong"
+
+
+async def test_an_answer_is_bounded_and_says_where_to_go_on(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    for _ in range(20):
+        stream.append([b"x" * 1000] * 50, keys=[b"k"] * 50)  # 101 to 1100
+    stream.append([b"y" * 50_000], keys=[b"k"])
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        position, seen = 101, []
+        while position < 1102:
+            peer.send(fetch(1, position, m=30_000, fk=[b"k"]))
+            answer = await peer.receive()
+            found = offsets(answer)
+            assert found
+            assert answer["b"] <= 30_000 or len(found) == 1
+            assert answer["n"] > position
+            position = answer["n"]
+            seen += found
+        assert seen == list(range(101, 1102))
+
+
+async def test_a_bounded_amount_is_looked_at_for_one_answer(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = broker.streams["orders"]
+    for _ in range(40):
+        stream.append([b"x" * 1000] * 10)
+    stream.append([b"wanted"], keys=[b"k"])  # offset 501
+    monkeypatch.setattr(filtering, "SCAN_BYTES", 100_000)
+    monkeypatch.setattr(filtering, "_READ_BYTES", 20_000)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        position, answers = 1, 0
+        while True:
+            peer.send(fetch(1, position, fk=[b"k"], w=60_000))
+            answer = await peer.receive()
+            answers += 1
+            assert answer["n"] > position, "no progress"
+            position = answer["n"]
+            if answer["c"]:
+                break
+            assert answer["b"] == 0
+        assert offsets(answer) == [501]
+        assert 4 <= answers <= 8
+
+
+async def test_a_filtered_long_poll_sleeps_through_what_does_not_match(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 101, fk=[b"k"], w=60_000))
+        for number in range(5):
+            await until(lambda: stream.waiters)
+            reads = stream.log.reads
+            stream.append([b"no"], keys=[b"other %d" % number])
+            await until(lambda reads=reads: stream.log.reads > reads)
+        await until(lambda: stream.waiters)
+        assert server.counters.fetches_total == 0
+        stream.append([b"no", b"yes"], keys=[b"other", b"k"])
+        answer = await peer.receive()
+        assert (answer["o"], answer["n"]) == (101, 108)
+        assert offsets(answer) == [107]
+
+
+async def test_a_filtered_long_poll_ends_with_what_it_has_passed(broker: LogBroker) -> None:
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        began = time.monotonic()
+        peer.send(fetch(1, 1, fk=[b"k"], w=80))
+        answer = await peer.receive()
+        assert 0.07 < time.monotonic() - began < 5
+        assert (answer["o"], answer["f"], answer["n"], answer["c"]) == (1, 1, 101, 0)
+
+
+async def test_cancel_and_close_while_a_thread_looks(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    began, go_on = asyncio.Event(), asyncio.Event()
+    real = filtering.scan_log
+
+    def slow(*arguments: Any) -> Any:
+        loop.call_soon_threadsafe(began.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
+        return real(*arguments)
+
+    monkeypatch.setattr("liftlog.server.pull.fetches.scan_log", slow)
+    async with pull_server(broker) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(fetch(1, 1, fk=[b"k"], w=60_000))
+            await began.wait()
+            peer.send({"k": "cancel", "i": 1})
+            assert (await peer.receive())["n"] == "CANCELLED"
+            peer.send(fetch(2, 1, p=["offset"]))
+            peer.send({"k": "ping", "i": 3})
+            assert (await peer.receive())["k"] == "pong", "the loop waits for the thread"
+            go_on.set()
+            assert offsets(await peer.receive()) == list(range(1, 101))
+            began.clear()
+            go_on.clear()
+            peer.send(fetch(4, 1, fk=[b"k"]))
+            await began.wait()
+        go_on.set()  # the client is gone
+
+
+def flip(stream: LoggedStream, offset: int, *, at: int) -> None:
+    """Damage the batch of `offset`: the byte `at` of its header, or of its body from 64 on."""
+    log = stream.real_log
+    with log.read(offset, 1) or pytest.fail("nothing") as piece:
+        position = piece.position
+        assert parse_header(piece.pread()).base_offset == offset
+    (path,) = log.directory.glob("*.log")
+    with path.open("r+b") as file:
+        file.seek(position + at)
+        byte = file.read(1)[0]
+        file.seek(position + at)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("at", [70, 20, 60, 0])
+async def test_damage_ends_an_answer_and_begins_the_next(broker: LogBroker, at: int) -> None:
+    stream = broker.streams["orders"]
+    flip(stream, 31, at=at)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        for asked in ({"p": ["offset"]}, {"fs": ["nothing"]}):
+            peer.send(fetch(1, 1, **asked))
+            answer = await peer.receive()
+            assert answer["n"] == 31
+            assert offsets(answer) == (list(range(1, 31)) if "p" in asked else [])
+            for start in (31, 35):
+                peer.send(fetch(2, start, **asked))
+                error = await peer.receive()
+                assert (error["k"], error["n"]) == ("error", "CORRUPT_RANGE")
+                bounds = error["d"]
+                assert (bounds["first_offset"], bounds["next_offset"]) == (start, 41)
+            peer.send(fetch(3, 41, **asked))
+            assert (await peer.receive())["n"] == 101
+
+
+async def test_a_file_that_ends_early_is_damage(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log would stumble too; here only the scan's own read comes out short."""
+    monkeypatch.setattr(filtering, "os", SimpleNamespace(pread=lambda fd, length, position: b""))
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 1, p=["offset"]))
+        error = await peer.receive()
+        assert (error["n"], error["d"]) == (
+            "CORRUPT_RANGE",
+            {"first_offset": 1, "next_offset": 11},
+        )
+
+
+async def test_a_disk_that_cannot_read_is_damage(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(fd: int, length: int, position: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(filtering, "os", SimpleNamespace(pread=fails))
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 1, p=["offset"]))
+        assert (await peer.receive())["n"] == "CORRUPT_RANGE"
+
+
+async def test_epochs_are_not_mixed(broker: LogBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = broker.streams["orders"]
+    monkeypatch.setattr(Log, "leader_epoch", 2)
+    stream.append([b"a", b"b"])
+    monkeypatch.setattr(Log, "leader_epoch", 3)
+    stream.append([b"c", b"d"])
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 95, fs=[">"]))
+        found = batches(await peer.receive())
+        assert [batch.header.leader_epoch for batch in found] == [1, 2, 3]
+        assert [list(batch.offsets()) for batch in found] == [
+            list(range(95, 101)), [101, 102], [103, 104],
+        ]  # fmt: skip
+
+
+async def test_what_lies_in_memory_unsent_is_bounded(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    for _ in range(30):
+        stream.append([b"x" * 10_000] * 50)
+    async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
+        for request_id in range(1, 41):
+            peer.send(fetch(request_id, 101, m=8 << 20, fs=[">"]))
+        answered = server.counters
+        await until(lambda: answered.fetches_total >= 3)
+        (connection,) = server._connections
+        most = 0
+        for _ in range(2000):
+            await asyncio.sleep(0)
+            most = max(most, connection._outbox.unsent_bytes)
+        assert most <= 2 * filtering.MAX_ANSWER_BYTES + 10_000
+        for request_id in range(1, 41):  # and all are answered once the client reads
+            answer = await peer.receive()
+            assert answer["i"] == request_id
+            assert 900_000 < answer["b"] <= filtering.MAX_ANSWER_BYTES
