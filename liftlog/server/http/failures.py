@@ -75,6 +75,7 @@ _OWN = (NoRecord, BodyTooLarge, UnsupportedMedia, NotRepresentable, NotPublished
 """Without a code of the pull protocol, but meant for whoever asked."""
 _PRECONDITIONS = frozenset({10060, 10070, 10071})
 _TOO_LARGE = 10054
+_READ_ONLY = 10109
 _RETRY_STATUS = frozenset({429, 503, 507})
 
 
@@ -97,7 +98,10 @@ def _status_of_refusal(error: PublishRefused) -> int:
         return 412
     if refusal.err_code == _TOO_LARGE:
         return 413
-    return refusal.code if 400 <= refusal.code < 600 else 500
+    if refusal.err_code == _READ_ONLY:
+        return 409
+    # JetStream answers some headers with a 500; they are the sender's mistake all the same.
+    return refusal.code if refusal.code in (400, 429, 503) else 400
 
 
 def failure(error: Exception) -> web.Response:

@@ -1,0 +1,82 @@
+"""One record out of a log: found, compacted away, not there yet, damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.pull_broker import LogBroker
+
+from liftlog.errors import CorruptRange, OffsetOutOfRange
+from liftlog.records.encode import encode_batch
+from liftlog.server.http.failures import NoRecord
+from liftlog.server.http.log_api import read_record
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LogBroker]:
+    """Offsets 1 to 30 in batches of ten."""
+    broker = LogBroker(tmp_path)
+    stream = broker.add("orders", subject="orders.>")
+    for first in (1, 11, 21):
+        stream.append([b"value %d" % offset for offset in range(first, first + 10)])
+    yield broker
+    assert broker.unreleased == 0
+    broker.close()
+
+
+def test_every_record(broker: LogBroker) -> None:
+    log = broker.streams["orders"].log
+    for offset in range(1, 31):
+        record, block = read_record(log, offset)
+        assert (record.offset, record.value, block) == (offset, b"value %d" % offset, b"")
+
+
+def test_what_is_not_there(broker: LogBroker) -> None:
+    log = broker.streams["orders"].log
+    with pytest.raises(NoRecord) as caught:
+        read_record(log, 31)
+    assert caught.value.details == {"high_watermark": 31}
+    for offset in (0, 32):
+        with pytest.raises(OffsetOutOfRange):
+            read_record(log, offset)
+
+
+def test_a_record_that_was_compacted_away(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    log = stream.real_log
+    whole = bytearray(
+        encode_batch(
+            base_offset=31,
+            leader_epoch=log.leader_epoch,
+            commit_group=log.commit_group,
+            stamps=[(1, 2)],
+            subjects=[b"orders.new"] * 2,
+            values=[b"31", b"34"],
+            offsets=[31, 34],
+            last_offset=35,
+        )
+    )
+    log.append_raw(whole)
+    log.sync()
+    stream.commit()
+    stream.append([b"36"])
+    assert read_record(stream.log, 34)[0].value == b"34"
+    for offset in (32, 33, 35):
+        with pytest.raises(NoRecord) as caught:
+            read_record(stream.log, offset)
+        assert caught.value.details == {"next_offset": 36}
+
+
+def test_a_damaged_record(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    (path,) = stream.real_log.directory.glob("*.log")
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(data.index(b"value 15"))
+        file.write(b"VALUE")
+    with pytest.raises(CorruptRange) as caught:
+        read_record(stream.log, 15)
+    assert (caught.value.first_offset, caught.value.next_offset) == (11, 21)
+    assert read_record(stream.log, 21)[0].value == b"value 21"
