@@ -295,6 +295,25 @@ class CleanerSettings(SettingsModel):
     )
 
 
+class CheckpointSettings(SettingsModel):
+    """Where consumers go on, which the daemon stores for them."""
+
+    over_nats: Flag | None = Field(
+        default=None,
+        description="Take checkpoints from `liftlog.<name>.offsets.<stream>.<consumer>` on NATS. "
+        "`null`: only without `acl.file`, since NATS does not tell who publishes.",
+    )
+    expire_after_seconds: PositiveDuration | None = Field(
+        default=None,
+        alias="expire_after",
+        description="A checkpoint goes when nothing was committed for this long although records "
+        "waited. `null`: never.",
+    )
+    max_count: Count = Field(
+        default=100_000, description="Checkpoints at most, of all consumers and streams."
+    )
+
+
 class Settings(SettingsModel):
     """The whole configuration. Build it with `load_settings`, which also checks across fields."""
 
@@ -318,5 +337,6 @@ class Settings(SettingsModel):
     ingest: IngestSettings = IngestSettings()
     log: LogSettings = LogSettings()
     cleaner: CleanerSettings = CleanerSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
     logging: LoggingSettings = LoggingSettings()
     streams: dict[Name, StreamSettings] = Field(default={}, description="Streams by name.")

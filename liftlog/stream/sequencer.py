@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from acl.subjects import matches
 from envelope.liftbridge import Ack
@@ -85,10 +85,7 @@ class Sequencer:
 
     def judge(self, run: MessageRun, now_ns: int) -> None:
         """Number what is to be stored, word what is to be answered. Order is kept."""
-        if self._open.memory_bytes >= self.config.group_max_bytes:
-            self._groups.append(self._open)
-            self._open = self._new_group()
-        group = self._open
+        group = self._group_with_room()
         before = group.size_bytes
         group.received += len(run)
         stamp = self._stamp(now_ns)
@@ -101,6 +98,36 @@ class Sequencer:
             for subject, reply, block, payload in rows:
                 self._judge_one(group, subject, reply, block, payload, stamp)
         self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * len(run)
+
+    def store_own(
+        self,
+        subjects: Sequence[bytes],
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        now_ns: int,
+    ) -> int:
+        """Number records that the daemon itself writes: nothing is judged, nobody is acked.
+        Returns the offset behind them."""
+        group = self._group_with_room()
+        before, count = group.size_bytes, len(values)
+        group.received += count
+        group.pad_keys().extend(keys)
+        group.subjects += subjects
+        group.values += values
+        group.has_tombstones |= None in values
+        group.ack_replies += [_NO_REPLY] * count
+        group.add_stamp(self._stamp(now_ns), count)
+        group.size_bytes += sum(map(len, filter(None, [*subjects, *keys, *values])))
+        self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * count
+        self.next_offset += count
+        self.last_message_id = b""
+        return self.next_offset
+
+    def _group_with_room(self) -> CommitGroup:
+        if self._open.memory_bytes >= self.config.group_max_bytes:
+            self._groups.append(self._open)
+            self._open = self._new_group()
+        return self._open
 
     def _stamp(self, now_ns: int) -> int:
         """max(previous, now), unless the previous one lies more than a minute ahead: then the

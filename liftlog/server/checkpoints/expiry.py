@@ -1,0 +1,82 @@
+"""Forgetting the checkpoints of consumers that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from liftlog.errors import CheckpointMoved, LiftlogError, StreamNotFound
+from liftlog.server.checkpoints.layout import CheckpointKey, Stored
+from liftlog.server.checkpoints.service import Checkpoints
+
+logger = logging.getLogger("liftlog.server.checkpoints")
+
+_AT_ONCE = 1000
+
+
+class TimedLog(Protocol):
+    @property
+    def incarnation(self) -> str: ...
+    def offset_for_timestamp(self, timestamp_ns: int, /) -> int: ...
+
+
+class TimedStream(Protocol):
+    @property
+    def log(self) -> TimedLog: ...
+
+
+async def expire(
+    checkpoints: Checkpoints,
+    find_stream: Callable[[str], TimedStream],
+    before_ns: int,
+) -> int:
+    """Forget what was committed before `before_ns` and has had something to read ever since: a
+    consumer of a quiet stream has nothing to commit, and is not gone for that. Returns how many.
+
+    A checkpoint of a stream that is gone, or was created anew, needs only the age.
+    """
+    old = [(key, stored) for key, stored in checkpoints.table.items() if stored.time_ns < before_ns]
+    waited: dict[str, tuple[str, int] | None] = {}
+    count = 0
+    for start in range(0, len(old), _AT_ONCE):
+        due = []
+        for key, stored in old[start : start + _AT_ONCE]:
+            stream = key[1]
+            if stream not in waited:
+                waited[stream] = await _unread_since(find_stream, stream, before_ns)
+            known = waited[stream]
+            if known is not None and (stored.incarnation != known[0] or stored.offset < known[1]):
+                due.append((key, stored))
+        done = await asyncio.gather(*(_forget(checkpoints, key, stored) for key, stored in due))
+        count += sum(done)
+    if count:
+        logger.info("checkpoints-expired count=%d", count)
+    return count
+
+
+async def _unread_since(
+    find_stream: Callable[[str], TimedStream], name: str, before_ns: int
+) -> tuple[str, int] | None:
+    """Incarnation of the stream, and the first offset that is not older than `before_ns`. None: it
+    is there, but cannot be looked at."""
+    try:
+        log = find_stream(name).log
+        return log.incarnation, await asyncio.to_thread(log.offset_for_timestamp, before_ns)
+    except StreamNotFound:
+        return "", 0
+    except LiftlogError as error:
+        logger.warning("checkpoints-not-expired stream=%s error=%s", name, error)
+        return None
+
+
+async def _forget(checkpoints: Checkpoints, key: CheckpointKey, stored: Stored) -> bool:
+    try:
+        await checkpoints.deleted(*key, only_if=stored)
+    except CheckpointMoved:
+        return False  # the consumer is back
+    except LiftlogError as error:
+        logger.warning("checkpoint-not-expired consumer=%s stream=%s error=%s", *key, error)
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""Whether a stream can be read on from a position, by what is known of the stream now. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from liftlog.errors import (
+    Diverged,
+    InvalidArgument,
+    LiftlogError,
+    OffsetOutOfRange,
+    StaleIncarnation,
+)
+
+
+class Bounds(Protocol):
+    """What is asked of a stream's log."""
+
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    @property
+    def log_end_offset(self) -> int: ...
+    def epoch_end(self, epoch: int) -> int: ...
+
+
+def why_not_readable(
+    log: Bounds, stream: str, offset: int, incarnation: str, epoch: int
+) -> LiftlogError | None:
+    """The error of whoever goes on at `offset`, having read that incarnation and epoch.
+
+    Too low counts here: what the reader has not read is gone.
+    """
+    error = why_not_storable(log, stream, offset, incarnation, epoch)
+    if error is None and offset < log.log_start_offset:
+        return _out_of_range(log, stream, offset)
+    return error
+
+
+def why_not_storable(
+    log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
+) -> LiftlogError | None:
+    """The error of whoever says that it has read the stream up to `offset`. None as incarnation or
+    epoch: those of now."""
+    if offset < 1:
+        return InvalidArgument("a checkpoint is the offset to read next, which is 1 at least")
+    if incarnation not in (None, log.incarnation):
+        return StaleIncarnation(
+            f"stream {stream} was deleted and created anew since it was read",
+            incarnation=log.incarnation,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+    if epoch is not None:
+        if epoch > log.leader_epoch:
+            return Diverged(
+                f"stream {stream} has not reached the leader epoch {epoch}",
+                leader_epoch=log.leader_epoch,
+            )
+        end = log.epoch_end(epoch)
+        if offset > end and epoch < log.leader_epoch:
+            return Diverged(
+                f"leader epoch {epoch} of stream {stream} ended at offset {end}, before {offset}",
+                leader_epoch=log.leader_epoch,
+                epoch_end_offset=end,
+            )
+    if offset > log.log_end_offset:
+        return _out_of_range(log, stream, offset)
+    return None
+
+
+def _out_of_range(log: Bounds, stream: str, offset: int) -> OffsetOutOfRange:
+    start, end = log.log_start_offset, log.log_end_offset
+    return OffsetOutOfRange(
+        f"the checkpoint {offset} is outside [{start}, {end}] of stream {stream}",
+        hint="decide where to go on, `earliest` or `latest`, and commit that",
+        log_start_offset=start,
+        log_end_offset=end,
+    )

@@ -1,0 +1,94 @@
+"""How a checkpoint is stored: the key and the value of a record of the stream `_offsets`.
+
+`docs/reference/checkpoints.md` is normative for both.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from liftlog.errors import CorruptBatch, InvalidArgument
+from liftlog.protocol.names import check_stream_name
+
+OFFSETS_STREAM = "_offsets"
+
+VERSION = 1
+_SEPARATOR = "/"  # neither name can hold it
+_MAX_EPOCH = 2**32 - 1
+_MAX_OFFSET = 2**63 - 1
+
+CheckpointKey = tuple[str, str]
+"""(consumer, stream)"""
+
+
+class Stored(NamedTuple):
+    """What is stored about one consumer in one stream. `offset` is the next one to read."""
+
+    offset: int
+    epoch: int
+    incarnation: str
+    time_ns: int
+    metadata: str = ""
+
+
+def encode_key(key: CheckpointKey) -> bytes:
+    return _SEPARATOR.join(key).encode("ascii")
+
+
+def decode_key(raw: bytes | None) -> CheckpointKey:
+    """Raises CorruptBatch: nothing else is written to the stream."""
+    try:
+        consumer, stream = (raw or b"").decode("ascii").split(_SEPARATOR)
+        check_stream_name(consumer)
+        check_stream_name(stream, may_be_system=True)
+    except (ValueError, InvalidArgument) as error:
+        raise CorruptBatch(f"{raw!r} is not the key of a checkpoint") from error
+    return consumer, stream
+
+
+def encode_value(stored: Stored) -> bytes:
+    content = {
+        "v": VERSION,
+        "offset": stored.offset,
+        "epoch": stored.epoch,
+        "incarnation": stored.incarnation,
+        "time_ns": stored.time_ns,
+    }
+    if stored.metadata:
+        content["metadata"] = stored.metadata
+    return _ENCODE(content).encode("ascii")
+
+
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def decode_value(raw: bytes) -> Stored:
+    """Keys that are not known are ignored. Raises CorruptBatch for what is no checkpoint, or one
+    of another version."""
+    try:
+        content = json.loads(raw)
+        if not isinstance(content, dict) or content["v"] != VERSION:
+            raise ValueError("not of version 1")
+        found = Stored(
+            _whole(content["offset"], 1, _MAX_OFFSET),
+            _whole(content["epoch"], 0, _MAX_EPOCH),
+            _text(content["incarnation"]),
+            _whole(content["time_ns"], 0, _MAX_OFFSET),
+            _text(content.get("metadata", "")),
+        )
+    except (ValueError, KeyError, RecursionError) as error:
+        raise CorruptBatch(f"{raw[:200]!r} is not the value of a checkpoint: {error}") from error
+    return found
+
+
+def _whole(value: object, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{value!r} is not a number from {low} to {high}")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} is not text")
+    return value

@@ -1,0 +1,86 @@
+"""Opening the checkpoints: the stream `_offsets`, made where it is missing, and the table."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from liftlog.server.checkpoints.layout import OFFSETS_STREAM
+from liftlog.server.checkpoints.over_nats import CheckpointIntake
+from liftlog.server.checkpoints.rebuilding import load_table
+from liftlog.server.checkpoints.service import Checkpoints
+from liftlog.server.ingest.nats_link import RunHandler
+from liftlog.server.stream_host import StreamHost
+from liftlog.settings import Settings, StreamSettings, parse_stream_settings
+from liftlog.stream import AckSubjects
+
+logger = logging.getLogger("liftlog.server.checkpoints")
+
+
+class Streams(Protocol):
+    """What the broker does for us."""
+
+    settings: Settings
+
+    @property
+    def ack_subjects(self) -> AckSubjects: ...
+    def stream(self, name: str) -> StreamHost: ...
+    def now_ns(self) -> int: ...
+    def send(self, commands: bytes) -> None: ...
+    async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost: ...
+    def receive_for(self, name: str, receive: RunHandler) -> None: ...
+
+
+def subject_prefix(settings: Settings) -> str:
+    return f"liftlog.{settings.name}.offsets"
+
+
+def offsets_settings(settings: Settings) -> StreamSettings:
+    """Small segments, so that compaction, which leaves the active one alone, keeps what a start has
+    to read near the number of checkpoints."""
+    return parse_stream_settings(
+        {
+            "subject": f"{subject_prefix(settings)}.*.*",
+            "acks": "off",  # no ack of the stream's own: see `over_nats`
+            "durability": "fsync",
+            "dedupe_window": 0,
+            "envelope": False,
+            "compaction": {"enabled": True, "tombstone_retention": "1d"},
+            "segment": {"max_bytes": "16MiB", "max_age": "1d"},
+        }
+    )
+
+
+def is_open_to_nats(settings: Settings) -> bool:
+    """Core NATS does not tell who publishes, so with an ACL somebody has to say that it may."""
+    chosen = settings.checkpoints.over_nats
+    return settings.acl.file is None if chosen is None else chosen
+
+
+async def open_checkpoints(
+    streams: Streams, wall_clock: Callable[[], int] = time.time_ns
+) -> Checkpoints:
+    """Raises StreamUnavailable, StorageError and DiskFull when there can be none; whatever is on
+    disk is then left as it is."""
+    settings = streams.settings
+    host = await streams.open_system_stream(OFFSETS_STREAM, offsets_settings(settings))
+    started = time.monotonic()
+    table = await asyncio.to_thread(load_table, host.log)
+    checkpoints = Checkpoints(
+        streams,
+        host,
+        table,
+        subject_prefix=subject_prefix(settings),
+        max_count=settings.checkpoints.max_count,
+        now_ns=wall_clock,
+    )
+    if is_open_to_nats(settings):
+        intake = CheckpointIntake(
+            checkpoints, subject_prefix(settings), streams.send, lambda: streams.ack_subjects
+        )
+        streams.receive_for(OFFSETS_STREAM, intake.receive)
+    logger.info("checkpoints-opened count=%d seconds=%.2f", len(table), time.monotonic() - started)
+    return checkpoints

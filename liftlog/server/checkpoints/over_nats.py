@@ -1,0 +1,132 @@
+"""Commits that come as plain NATS messages on `liftlog.<daemon name>.offsets.<stream>.<consumer>`.
+
+The payload is the offset in decimal digits, or a JSON object with `offset` and, as in the pull
+protocol's `commit`, `expected`, `metadata`, `incarnation` and `epoch`. A reply subject is answered
+when the checkpoint is durable, or with an error. Nothing here raises for what a publisher sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from liftlog.errors import InvalidArgument, LiftlogError
+from liftlog.protocol.checkpoints import MAX_METADATA_CHARS
+from liftlog.server.checkpoints.service import Checkpoints
+from liftlog.stream import AckSubjects, MessageRun
+from liftlog.stream.acks import publish_commands
+
+logger = logging.getLogger("liftlog.server.checkpoints")
+
+_MAX_PAYLOAD_BYTES = 32 * 1024
+_MAX_DIGITS = 19
+_MAX_OFFSET = 2**63 - 1
+_MAX_EPOCH = 2**32 - 1
+_MAX_INCARNATION_CHARS = 256
+
+
+class CheckpointIntake:
+    """The handler of the subscription."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        prefix: str,
+        send: Callable[[bytes], None],
+        ack_subjects: Callable[[], AckSubjects],
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._skipped = prefix.count(".") + 1
+        self._send = send
+        self._ack_subjects = ack_subjects
+        self._silent_refusals = 0
+
+    def receive(self, run: MessageRun) -> None:
+        for subject, reply, payload in zip(run.subjects, run.replies, run.payloads, strict=True):
+            self._take(subject, reply, payload)
+
+    def _take(self, subject: bytes, reply: bytes, payload: bytes) -> None:
+        # What is not ASCII is no name; the check of names says so.
+        names = subject.decode("ascii", "replace").split(".")[self._skipped :]
+        stream, consumer = names if len(names) == 2 else ("", "")
+        answer = partial(self._answer, reply, stream, consumer)
+        try:
+            wish = parse_payload(payload)
+            self._checkpoints.commit(consumer, stream, told=partial(answer, wish["offset"]), **wish)
+        except LiftlogError as error:
+            answer(0, error)
+
+    def _answer(
+        self, reply: bytes, stream: str, consumer: str, offset: int, error: LiftlogError | None
+    ) -> None:
+        body: dict[str, Any] = {"stream": stream, "consumer": consumer}
+        if error is None:
+            body["offset"] = offset
+        else:
+            self._note(stream, consumer, error, answered=bool(reply))
+            body["error"] = {
+                "code": error.code,
+                "name": error.name,
+                "description": error.message,
+            }
+            if "offset" in error.details:
+                body["error"]["offset"] = error.details["offset"]
+        if reply and self._ack_subjects().allows(reply):
+            text = json.dumps(body, separators=(",", ":")).encode("ascii")
+            self._send(publish_commands([(reply, text)]))
+
+    def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
+        """Nobody else hears of a refusal without a reply subject; but a publisher that does it
+        again and again must not fill the log."""
+        if answered:
+            return
+        self._silent_refusals += 1
+        count = self._silent_refusals
+        if count & (count - 1) == 0:
+            logger.warning(
+                "checkpoint-refused stream=%.128r consumer=%.128r error=%s count=%d",
+                stream,
+                consumer,
+                error.name,
+                count,
+            )
+
+
+def parse_payload(payload: bytes) -> dict[str, Any]:
+    """The arguments of `Checkpoints.commit`. Raises InvalidArgument."""
+    if payload.isdigit() and len(payload) <= _MAX_DIGITS:
+        return {"offset": _whole("offset", int(payload), _MAX_OFFSET)}
+    if len(payload) > _MAX_PAYLOAD_BYTES:
+        raise InvalidArgument("the payload is too long")
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or "offset" not in content:
+        raise InvalidArgument(
+            "the payload is not an offset",
+            hint='decimal digits, or a JSON object such as {"offset": 42}',
+        )
+    wish: dict[str, Any] = {"offset": _whole("offset", content["offset"], _MAX_OFFSET)}
+    for name, limit in (("expected", _MAX_OFFSET), ("epoch", _MAX_EPOCH)):
+        if content.get(name) is not None:
+            wish[name] = _whole(name, content[name], limit)
+    for name, limit in (
+        ("metadata", MAX_METADATA_CHARS),
+        ("incarnation", _MAX_INCARNATION_CHARS),
+    ):
+        if content.get(name) is not None:
+            value = content[name]
+            if type(value) is not str or len(value) > limit:
+                raise InvalidArgument(f"{name} is not text of at most {limit} characters")
+            wish[name] = value
+    return wish
+
+
+def _whole(name: str, value: object, limit: int) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise InvalidArgument(f"{name} is not a whole number from 0 to {limit}")
+    return value

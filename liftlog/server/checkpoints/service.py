@@ -1,0 +1,328 @@
+"""The checkpoints of the daemon: judged one by one, stored many at a time.
+
+Belongs to the event loop. One *flight* at a time is on its way to the disk; what is asked meanwhile
+waits for the next one and is judged by what the disk then holds. So nothing that is answered ever
+depends on something that may yet fail, and the price of an fsync is shared by all who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from liftlog.errors import CheckpointMoved, LiftlogError, LimitExceeded, StreamUnavailable
+from liftlog.log import Log
+from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
+from liftlog.protocol.names import check_stream_name
+from liftlog.server.checkpoints.judging import why_not_readable, why_not_storable
+from liftlog.server.checkpoints.layout import (
+    CheckpointKey,
+    Stored,
+    encode_key,
+    encode_value,
+)
+from liftlog.server.checkpoints.table import CheckpointTable
+
+logger = logging.getLogger("liftlog.server.checkpoints")
+
+_MAX_WAITING = 100_000
+_MAX_LOOKED_AT = 10_000
+"""Checkpoints looked at for one page, which is done on the event loop."""
+
+Told = Callable[[LiftlogError | None], None]
+"""Told on the event loop that a change is durable, or why it did not happen."""
+
+
+class LoggedStream(Protocol):
+    @property
+    def log(self) -> Log: ...
+
+
+class Streams(Protocol):
+    def stream(self, name: str) -> LoggedStream:
+        """Raises StreamNotFound, StreamUnavailable."""
+        ...
+
+
+class OffsetsStream(Protocol):
+    """The stream `_offsets`."""
+
+    @property
+    def failure(self) -> str: ...
+    def store(
+        self,
+        subjects: list[bytes],
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        done: Told,
+    ) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """One wish. `stored` None: forget the checkpoint."""
+
+    key: CheckpointKey
+    stored: Stored | None
+    told: Told
+    expected: int | None = None
+    only_if: Stored | None = None
+    """Only while exactly this is stored."""
+
+
+class Checkpoints:
+    """Made by `opening.open_checkpoints`."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        offsets: OffsetsStream,
+        table: CheckpointTable,
+        *,
+        subject_prefix: str,
+        max_count: int,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.table = table
+        self.commits = 0
+        self.refused: Counter[str] = Counter()
+        self._streams = streams
+        self._offsets = offsets
+        self._subject_prefix = subject_prefix
+        self._max_count = max_count
+        self._now_ns = now_ns
+        self._waiting: list[Change] = []
+        self._in_flight = False
+        self._scheduled = False
+
+    # --- changes ---
+
+    def commit(
+        self,
+        consumer: str,
+        stream: str,
+        offset: int,
+        told: Told,
+        *,
+        expected: int | None = None,
+        metadata: str = "",
+        incarnation: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Store a checkpoint; `told` hears of it later, never within this call.
+
+        Raises InvalidArgument, StreamNotFound, StreamUnavailable, OffsetOutOfRange,
+        StaleIncarnation, Diverged, LimitExceeded; `told` may hear CheckpointMoved, LimitExceeded,
+        DiskFull, StreamUnavailable, ShuttingDown.
+        """
+        try:
+            check_stream_name(consumer)
+            log = self._streams.stream(stream).log
+            error = why_not_storable(log, stream, offset, incarnation, epoch)
+            if error is not None:
+                raise error
+            # The time is filled in when it is stored.
+            stored = Stored(
+                offset,
+                log.leader_epoch if epoch is None else epoch,
+                log.incarnation,
+                0,
+                metadata,
+            )
+            self._add(Change((consumer, stream), stored, told, expected))
+        except LiftlogError as error:
+            self.refused[error.name] += 1
+            raise
+
+    def delete(
+        self,
+        consumer: str,
+        stream: str,
+        told: Told,
+        *,
+        expected: int | None = None,
+        only_if: Stored | None = None,
+    ) -> None:
+        """Forget a checkpoint, also of a stream that is gone; as `commit`."""
+        check_stream_name(consumer)
+        check_stream_name(stream, may_be_system=True)
+        self._add(Change((consumer, stream), None, told, expected, only_if))
+
+    async def deleted(self, consumer: str, stream: str, *, only_if: Stored | None = None) -> None:
+        """`delete`, and wait until it is durable."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.delete(consumer, stream, partial(settle, future), only_if=only_if)
+        await future
+
+    def _add(self, change: Change) -> None:
+        if self._offsets.failure:
+            raise StreamUnavailable(f"checkpoints cannot be stored: {self._offsets.failure}")
+        if len(self._waiting) >= _MAX_WAITING:
+            raise LimitExceeded("too many checkpoints wait for the disk", hint="try again")
+        self._waiting.append(change)
+        if not self._in_flight and not self._scheduled:
+            # Not at once: what else came with the same turn of the loop shares the flight.
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin_flight)
+
+    # --- flights ---
+
+    def _begin_flight(self) -> None:
+        self._scheduled = False
+        changes, self._waiting = self._waiting, []
+        now_ns = self._now_ns()
+        found: dict[CheckpointKey, Stored | None] = {}
+        verdicts: list[tuple[Told, LiftlogError | None]] = []
+        count = len(self.table)
+        for change in changes:
+            key, stored = change.key, change.stored
+            present = found[key] if key in found else self.table.get(key)
+            error = self._why_refused(change, present, count)
+            verdicts.append((change.told, error))
+            if error is None and (stored is not None or present is not None):
+                found[key] = stored and stored._replace(time_ns=now_ns)
+                count += (present is None) - (stored is None)
+        if not found:
+            self._tell(verdicts)
+            return
+        self._in_flight = True
+        self._offsets.store(
+            [self._subject(key) for key in found],
+            [encode_key(key) for key in found],
+            [stored and encode_value(stored) for stored in found.values()],
+            partial(self._landed, found, verdicts),
+        )
+
+    def _subject(self, key: CheckpointKey) -> bytes:
+        consumer, stream = key
+        return f"{self._subject_prefix}.{stream}.{consumer}".encode("ascii")
+
+    def _why_refused(
+        self, change: Change, present: Stored | None, count: int
+    ) -> LiftlogError | None:
+        offset = 0 if present is None else present.offset
+        if change.expected not in (None, offset) or (
+            change.only_if is not None and change.only_if is not present
+        ):
+            consumer, stream = change.key
+            return CheckpointMoved(
+                f"the checkpoint of {consumer} in stream {stream} is {offset or 'not set'}, "
+                f"not {change.expected or 'unset'}",
+                offset=offset,
+            )
+        if present is None and change.stored is not None and count >= self._max_count:
+            return LimitExceeded(
+                f"there are {count} checkpoints already",
+                hint="delete some (liftlog offsets rm), or raise checkpoints.max_count",
+            )
+        return None
+
+    def _landed(
+        self,
+        found: dict[CheckpointKey, Stored | None],
+        verdicts: list[tuple[Told, LiftlogError | None]],
+        error: LiftlogError | None,
+    ) -> None:
+        """The flight is durable, or lost as a whole: then also the refusals in it may have been
+        judged by what was never stored."""
+        self._in_flight = False
+        if error is None:
+            self.table.apply(found)
+        else:
+            verdicts = [(told, error) for told, _ in verdicts]
+        self._tell(verdicts)
+        if self._waiting and not self._scheduled:
+            self._begin_flight()
+
+    def _tell(self, verdicts: list[tuple[Told, LiftlogError | None]]) -> None:
+        for told, error in verdicts:
+            if error is None:
+                self.commits += 1
+            else:
+                self.refused[error.name] += 1
+            try:
+                told(error)
+            except Exception:  # a supervisor: one who is told must not keep it from the others
+                logger.exception("checkpoint-answer-failed")
+
+    # --- look-ups ---
+
+    def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
+        """The durable one, None if there is none. With `check` raises the error of its reader."""
+        check_stream_name(consumer)
+        stored = self.table.get((consumer, stream))
+        if stored is None:
+            self._streams.stream(stream)  # a stream that is not there is an error, not "none"
+            return None
+        found, error = self._describe((consumer, stream), stored)
+        if check and error is not None:
+            raise error
+        return found
+
+    def page(
+        self,
+        may_read: Callable[[str], bool],
+        *,
+        consumer: str | None = None,
+        stream: str | None = None,
+        after: str | None = None,
+    ) -> tuple[list[Checkpoint], str | None]:
+        """Some checkpoints, and what to pass as `after` for more."""
+        behind: CheckpointKey | None = None
+        if after is not None:
+            first, _, second = after.partition("/")
+            behind = (first, second)
+        found: list[Checkpoint] = []
+        allowed: dict[str, bool] = {}
+        for looked_at, (key, stored) in enumerate(self.table.after(behind, consumer), 1):
+            name = key[1]
+            if stream is None or name == stream:
+                if name not in allowed:
+                    allowed[name] = may_read(name)
+                if allowed[name]:
+                    found.append(self._describe(key, stored)[0])
+            if len(found) == PAGE_CHECKPOINTS or looked_at == _MAX_LOOKED_AT:
+                return found, "/".join(key)
+        return found, None
+
+    def _describe(
+        self, key: CheckpointKey, stored: Stored
+    ) -> tuple[Checkpoint, LiftlogError | None]:
+        consumer, stream = key
+        lag: int | None = None
+        error: LiftlogError | None
+        try:
+            log = self._streams.stream(stream).log
+        except LiftlogError as unknown:
+            error = unknown
+        else:
+            error = why_not_readable(log, stream, stored.offset, stored.incarnation, stored.epoch)
+            if error is None:
+                lag = max(log.high_watermark - stored.offset, 0)
+        described = Checkpoint(
+            consumer,
+            stream,
+            stored.offset,
+            stored.epoch,
+            stored.incarnation,
+            stored.time_ns,
+            stored.metadata,
+            lag,
+            "" if error is None else error.name,
+        )
+        return described, error
+
+
+def settle(future: asyncio.Future[None], error: LiftlogError | None) -> None:
+    """For futures: tell whoever still waits."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
