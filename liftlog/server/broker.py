@@ -25,6 +25,7 @@ from liftlog.errors import (
 from liftlog.log import Clock, DataDir, Log, RecoveryReport
 from liftlog.log.recovery import ActiveState
 from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.administration import Administration
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
@@ -33,7 +34,7 @@ from liftlog.server.stream_description import describe, describe_broken
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
 from liftlog.server.stream_retention import removes_too_much
-from liftlog.server.stream_settings import check_same, rivals, share_messages
+from liftlog.server.stream_settings import check_same, rivals, share_messages, with_switches
 from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, parse_stream_settings
 from liftlog.stream import AckSubjects
 
@@ -49,6 +50,7 @@ class Compactor(Protocol):
     def describe(self, host: StreamHost) -> dict[str, Any]: ...
     def request(self, host: StreamHost) -> None: ...
     async def forget(self, host: StreamHost) -> None: ...
+    async def interrupt(self, host: StreamHost) -> None: ...
 
 
 class Broker:
@@ -70,6 +72,7 @@ class Broker:
         self._subscriptions: dict[str, LinkSubscription] = {}
         self._ack_subjects = AckSubjects()
         self.compactor: Compactor | None = None
+        self.administration = Administration(self)
         self._closing = False
         self._background: set[asyncio.Task[None]] = set()
 
@@ -92,7 +95,7 @@ class Broker:
         for name, settings in self.settings.streams.items():
             if name not in self.hosts and name not in self.broken:
                 await self._create_host(name, settings, origin="config")
-        self._streams_changed()
+        self.streams_changed()
 
     async def keep_disk_reserve(self) -> None:
         """Set room aside for the day when the disk is full. Call it before messages come in, and
@@ -114,7 +117,7 @@ class Broker:
         changed = host.settings != _stored_settings(name, log)
         if host.origin == "config" and changed and not assume_yes:
             self._refuse_large_deletion(log, host.settings)
-        if self._metadata(host) != log.metadata:
+        if self.metadata_of(host) != log.metadata:
             await self._save_metadata(host)
         logger.info(
             "stream-opened stream=%s clean=%s log_start=%d log_end=%d scanned_bytes=%d",
@@ -133,12 +136,18 @@ class Broker:
             self._data_dir.open_log, name, log_config(configured or _DEFAULTS)
         )
         try:
-            settings = configured or _stored_settings(name, log)
+            switches: dict[str, list[bool]] = {}
+            if configured is not None:
+                settings, switches = with_switches(configured, log.metadata.get("switches"))
+            else:
+                settings = _stored_settings(name, log)
             log.config = log_config(settings)
             origin = "config" if configured is not None else str(log.metadata.get("origin", "api"))
             if configured is None and origin == "config":
                 origin = "api"  # no longer in the file: from now on the API may change it
-            return await self._make_host(name, settings, log, origin), report
+            host = await self._make_host(name, settings, log, origin)
+            host.switches = switches
+            return host, report
         except Exception:
             await asyncio.to_thread(log.close)
             raise
@@ -186,12 +195,14 @@ class Broker:
             logger.warning("stream-warning stream=%s %s", name, warning)
         return host
 
-    def _metadata(self, host: StreamHost) -> dict[str, Any]:
-        return {
+    def metadata_of(self, host: StreamHost) -> dict[str, Any]:
+        """What the manifest of a stream says beside the log's own."""
+        metadata = {
             "settings": host.settings.to_yaml_dict(),
             "origin": host.origin,
             "possible_losses": host.possible_losses,
         }
+        return metadata | ({"switches": host.switches} if host.switches else {})
 
     # --- NATS ---
 
@@ -209,6 +220,10 @@ class Broker:
         )
         self._subscriptions[host.name] = wanted
         return wanted
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
 
     @property
     def attached(self) -> bool:
@@ -238,7 +253,7 @@ class Broker:
 
     async def _save_metadata(self, host: StreamHost) -> None:
         try:
-            await host.run_exclusive(lambda: host.log.set_metadata(self._metadata(host)))
+            await host.run_exclusive(lambda: host.log.set_metadata(self.metadata_of(host)))
         except LiftlogError as error:
             logger.warning("metadata-not-saved stream=%s error=%s", host.name, error)
 
@@ -247,7 +262,7 @@ class Broker:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _streams_changed(self) -> None:
+    def streams_changed(self) -> None:
         """Subjects that acks must not go to, and who is a neighbour of whom."""
         hosts = list(self.hosts.values())
         self._ack_subjects = AckSubjects(
@@ -286,10 +301,10 @@ class Broker:
                 check_same(name, host.origin, host.settings, wanted_settings)
             else:
                 host = await self._create_host(name, wanted_settings, origin="api")
-                self._streams_changed()
+                self.streams_changed()
                 self._want(host)
         await self._attach(host)
-        return self._describe(host)
+        return self.describe(host)
 
     async def _attach(self, host: StreamHost) -> None:
         wanted = self._subscriptions.get(host.name)
@@ -299,7 +314,7 @@ class Broker:
     async def describe_stream(self, name: str) -> StreamInfo:
         if name in self.broken:
             return describe_broken(name, self.broken[name])
-        return self._describe(self._host(name))
+        return self.describe(self._host(name))
 
     async def list_streams(self) -> list[StreamInfo]:
         return [await self.describe_stream(name) for name in sorted({*self.hosts, *self.broken})]
@@ -336,7 +351,7 @@ class Broker:
         host.close()
         if self.compactor is not None:
             await self.compactor.forget(host)
-        self._streams_changed()
+        self.streams_changed()
         await asyncio.to_thread(host.log.close)
 
     async def _remove_files(self, name: str) -> None:
@@ -356,7 +371,7 @@ class Broker:
         if self.compactor is None:
             raise ShuttingDown("nothing is compacted at the moment")
         self.compactor.request(host)
-        return self._describe(host)
+        return self.describe(host)
 
     def stream(self, name: str) -> StreamHost:
         host = self._host(name)
@@ -372,7 +387,7 @@ class Broker:
             raise StreamNotFound(f"there is no stream {name!r}")
         return host
 
-    def _describe(self, host: StreamHost) -> StreamInfo:
+    def describe(self, host: StreamHost) -> StreamInfo:
         compaction = self.compactor.describe(host) if self.compactor is not None else {}
         return describe(host, self.state_of(host), self._warnings(host), compaction)
 
@@ -380,8 +395,20 @@ class Broker:
         if host.failure:
             return "failed"
         wanted = self._subscriptions.get(host.name)
-        connected = self._link is not None and self._link.connected
-        return "attached" if connected and wanted and wanted.confirmed else "detached"
+        if not (self.nats_connected and wanted and wanted.confirmed):
+            return "detached"
+        if host.settings.read_only:
+            return "read-only"
+        return "paused" if host.settings.paused else "attached"
+
+    @property
+    def nats_connected(self) -> bool:
+        return self._link is not None and self._link.connected
+
+    @property
+    def nats_version(self) -> str:
+        """Of the server; empty without a connection."""
+        return self._link.server_version if self._link is not None else ""
 
     def _warnings(self, host: StreamHost) -> list[str]:
         others = {other.name: other.settings for other in self.hosts.values()}

@@ -78,6 +78,8 @@ class StreamHost:
         self.origin = origin
         self.failure = ""
         self.possible_losses: list[dict[str, Any]] = []
+        self.switches: dict[str, list[bool]] = {}
+        """Of a stream of the configuration file; see `stream_settings.with_switches`."""
         self.checkpointed_offset = log.log_end_offset
         self.commits = 0
         self.inline_commits = 0

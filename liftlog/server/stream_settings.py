@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from acl.subjects import overlaps
-from liftlog.errors import Conflict
-from liftlog.settings import StreamSettings
+from liftlog.errors import Conflict, InvalidArgument
+from liftlog.settings import StreamSettings, parse_stream_settings
+
+Difference = tuple[str, Any, Any]
+"""(dotted setting, existing value, requested value)"""
+
+SWITCHES = ("paused", "read_only")
+"""Thrown while a stream runs, also one of the configuration file."""
+
+_FIXED = {
+    "subject": "what is recorded belongs to the identity of a stream",
+    "queue_group": "what is recorded belongs to the identity of a stream",
+    "initial_offset": "the first offset was given away when the stream was created",
+    "replicas": "replication is reserved",
+    "min_isr": "replication is reserved",
+}
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -20,8 +34,8 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differences(have: StreamSettings, want: StreamSettings) -> list[tuple[str, Any, Any]]:
-    """(dotted setting, existing value, requested value) of every setting that differs."""
+def differences(have: StreamSettings, want: StreamSettings) -> list[Difference]:
+    """Every setting that differs."""
     left, right = _flatten(have.to_yaml_dict()), _flatten(want.to_yaml_dict())
     return [
         (path, left.get(path), right.get(path))
@@ -31,15 +45,22 @@ def differences(have: StreamSettings, want: StreamSettings) -> list[tuple[str, A
 
 
 def check_same(name: str, origin: str, have: StreamSettings, want: StreamSettings) -> None:
-    """Creating a stream again is idempotent; with other settings it raises Conflict."""
-    found = differences(have, want)
+    """Creating a stream again is idempotent; with other settings it raises Conflict.
+
+    Whoever creates a stream does not ask for it not to be paused: that is for its operator.
+    """
+    found = [
+        (path, old, new)
+        for path, old, new in differences(have, want)
+        if not (path in SWITCHES and old is True)
+    ]
     if not found:
         return
     text = "; ".join(f"{path}: {old} here, {new} asked" for path, old, new in found)
     hint = (
         "the stream comes from the configuration file; change it there"
         if origin == "config"
-        else "delete the stream first, or ask for the settings that it has"
+        else "update the stream, or ask for the settings that it has"
     )
     raise Conflict(
         f"stream {name} exists with other settings: {text}",
@@ -48,6 +69,59 @@ def check_same(name: str, origin: str, have: StreamSettings, want: StreamSetting
             {"setting": path, "existing": old, "requested": new} for path, old, new in found
         ],
     )
+
+
+# --- other settings for a stream that is there ---
+
+
+def merged_settings(have: StreamSettings, changes: Mapping[str, Any]) -> StreamSettings:
+    """`have` with `changes` on top: a mapping changes the keys in it, anything else replaces.
+
+    Raises InvalidArgument with every finding.
+    """
+    if not isinstance(changes, Mapping):
+        raise InvalidArgument("the settings of a stream must be a mapping with text as keys")
+    return parse_stream_settings(_merge(have.to_yaml_dict(), changes))
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def check_changeable(name: str, found: Sequence[Difference]) -> None:
+    """Raises InvalidArgument naming every setting that cannot be changed."""
+    fixed = [path for path, _, _ in found if path in _FIXED]
+    if fixed:
+        reasons = dict.fromkeys(_FIXED[path] for path in fixed)
+        raise InvalidArgument(
+            f"{' and '.join(fixed)} of stream {name} cannot be changed: {'; '.join(reasons)}",
+            hint="create another stream, on the same subject if need be",
+            settings=fixed,
+        )
+
+
+def with_switches(
+    configured: StreamSettings, stored: object
+) -> tuple[StreamSettings, dict[str, list[bool]]]:
+    """The settings of the file, with what was switched over the API while the file said the same
+    as now; and those switches. `stored` comes from the manifest."""
+    kept: dict[str, list[bool]] = {}
+    for name, pair in stored.items() if isinstance(stored, Mapping) else ():
+        if name in SWITCHES and isinstance(pair, list) and len(pair) == 2:
+            said, holds = pair
+            if said is getattr(configured, name) and isinstance(holds, bool) and holds != said:
+                kept[name] = [said, holds]
+    return configured.model_copy(update={name: pair[1] for name, pair in kept.items()}), kept
+
+
+# --- streams beside each other ---
 
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:

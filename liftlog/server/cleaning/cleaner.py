@@ -102,12 +102,19 @@ class Cleaner:
         state.not_before = 0.0
         self._poke.set()
 
-    async def forget(self, host: StreamHost) -> None:
-        """The stream goes: on return nothing is done for it any more."""
+    async def interrupt(self, host: StreamHost) -> None:
+        """The stream has other settings: what is done for it by the old ones has ended on return,
+        and is planned anew."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
             await asyncio.wait({task})
+        if host in self._states:
+            self._states[host].look_again_at = 0.0
+
+    async def forget(self, host: StreamHost) -> None:
+        """The stream goes: on return nothing is done for it any more."""
+        await self.interrupt(host)
         self._states.pop(host, None)
         self._small.pop(host, None)
 
@@ -163,7 +170,9 @@ class Cleaner:
         self._poke.clear()
         now = time.monotonic()
         for host, state in list(self._states.items()):
-            if state.is_requested and state.not_before <= now and not host.failure:
+            if compaction_of(host.settings) is None:  # any more
+                state.finished = state.requested
+            elif state.is_requested and state.not_before <= now and not host.failure:
                 await self._work(host, "compact", self._compact(host, on_demand=True))
 
     def _may_work_on(self, host: StreamHost) -> bool:
@@ -251,7 +260,7 @@ class Cleaner:
             await host.run_exclusive(log.roll)
         forced = on_demand
         dropped = 0
-        while True:
+        while compaction_of(host.settings) is not None:
             now_ns, segments = self._streams.now_ns(), log.segments
             plan = plan_pass(
                 log,

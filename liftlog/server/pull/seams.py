@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
+from liftlog.errors import LiftlogError
+from liftlog.protocol.administration import StreamUpdate
+from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.described import DaemonInfo, LeaseInfo
 from liftlog.protocol.messages import StreamInfo
 
 
@@ -64,6 +68,41 @@ class ReadableStream(Protocol):
         ...
 
 
+class Administration(Protocol):
+    """See `liftlog.server.administration`."""
+
+    async def update_stream(
+        self,
+        name: str,
+        settings: Mapping[str, object],
+        *,
+        dry_run: bool = False,
+        allow_deletion: bool = False,
+    ) -> StreamUpdate: ...
+    async def pause(self, name: str) -> StreamInfo: ...
+    async def resume(self, name: str) -> StreamInfo: ...
+    async def set_read_only(self, name: str, on: bool) -> StreamInfo: ...
+    async def truncate_prefix(
+        self, name: str, offset: int, *, incarnation: str | None = None
+    ) -> StreamInfo: ...
+    async def acquire_lease(
+        self,
+        name: str,
+        start: int | str,
+        *,
+        ttl_ms: int,
+        holder: str = "",
+        incarnation: str | None = None,
+    ) -> LeaseInfo: ...
+    async def renew_lease(
+        self, name: str, lease_id: str, *, ttl_ms: int, low: int | None = None
+    ) -> LeaseInfo: ...
+    async def release_lease(self, name: str, lease_id: str) -> None: ...
+    def list_leases(self, name: str) -> list[LeaseInfo]: ...
+    def streams_for(self, subject: str) -> list[StreamInfo]: ...
+    def daemon_info(self, may_read: Callable[[str], bool] = ...) -> DaemonInfo: ...
+
+
 class Broker(Protocol):
     """The streams of the daemon. Errors are `LiftlogError`s."""
 
@@ -78,6 +117,50 @@ class Broker(Protocol):
         ...
 
     def stream(self, name: str) -> ReadableStream: ...
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Raises StreamUnavailable when there are none."""
+        ...
+
+    @property
+    def administration(self) -> Administration: ...
+
+
+class Checkpoints(Protocol):
+    """Where consumers go on. Raises LiftlogErrors."""
+
+    def commit(
+        self,
+        consumer: str,
+        stream: str,
+        offset: int,
+        told: Callable[[LiftlogError | None], None],
+        *,
+        expected: int | None = None,
+        metadata: str = "",
+        incarnation: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """`told` hears later, on the loop, that it is durable or why it is not."""
+        ...
+
+    def delete(
+        self,
+        consumer: str,
+        stream: str,
+        told: Callable[[LiftlogError | None], None],
+        *,
+        expected: int | None = None,
+    ) -> None: ...
+    def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None: ...
+    def page(
+        self,
+        may_read: Callable[[str], bool],
+        *,
+        consumer: str | None = None,
+        stream: str | None = None,
+        after: str | None = None,
+    ) -> tuple[list[Checkpoint], str | None]: ...
 
 
 Operation = Literal["create", "delete", "read", "commit", "admin"]

@@ -1,0 +1,109 @@
+"""Requests that change streams, hold them, or ask about the daemon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftlog.protocol.administration import (
+    AcquireLease,
+    DaemonAnswer,
+    LeaseAnswer,
+    LeasesAnswer,
+    ListLeases,
+    Metadata,
+    PauseStream,
+    ReleaseLease,
+    RenewLease,
+    ResumeStream,
+    SetReadOnly,
+    StreamsFor,
+    TruncateStream,
+    UpdateStream,
+)
+from liftlog.protocol.messages import Done, Message, StreamAnswer, StreamsAnswer
+from liftlog.server.pull.requests import Caller, handles
+
+
+@handles(UpdateStream, "admin")
+async def _update(caller: Caller, message: UpdateStream) -> Message:
+    update = await caller.broker.administration.update_stream(
+        message.stream,
+        message.settings,
+        dry_run=message.dry_run,
+        allow_deletion=message.allow_deletion,
+    )
+    return update.to_answer()
+
+
+@handles(PauseStream, "admin")
+async def _pause(caller: Caller, message: PauseStream) -> Message:
+    return StreamAnswer((await caller.broker.administration.pause(message.stream)).to_wire())
+
+
+@handles(ResumeStream, "admin")
+async def _resume(caller: Caller, message: ResumeStream) -> Message:
+    return StreamAnswer((await caller.broker.administration.resume(message.stream)).to_wire())
+
+
+@handles(SetReadOnly, "admin")
+async def _read_only(caller: Caller, message: SetReadOnly) -> Message:
+    administration = caller.broker.administration
+    info = await administration.set_read_only(message.stream, message.read_only)
+    return StreamAnswer(info.to_wire())
+
+
+@handles(TruncateStream, "admin")
+async def _truncate(caller: Caller, message: TruncateStream) -> Message:
+    info = await caller.broker.administration.truncate_prefix(
+        message.stream, message.offset, incarnation=message.incarnation
+    )
+    return StreamAnswer(info.to_wire())
+
+
+# Whoever reads takes leases, and gives back its own: nobody else is told its id.
+
+
+@handles(AcquireLease, "read")
+async def _lease(caller: Caller, message: AcquireLease) -> Message:
+    lease = await caller.broker.administration.acquire_lease(
+        message.stream,
+        message.start,
+        ttl_ms=message.ttl_ms,
+        holder=": ".join(filter(None, (caller.principal, message.holder))),
+        incarnation=message.incarnation,
+    )
+    return LeaseAnswer(lease.to_wire())
+
+
+@handles(RenewLease, "read")
+async def _renew(caller: Caller, message: RenewLease) -> Message:
+    lease = await caller.broker.administration.renew_lease(
+        message.stream, message.lease_id, ttl_ms=message.ttl_ms, low=message.low
+    )
+    return LeaseAnswer(lease.to_wire())
+
+
+@handles(ReleaseLease, "read")
+async def _release(caller: Caller, message: ReleaseLease) -> Message:
+    await caller.broker.administration.release_lease(message.stream, message.lease_id)
+    return Done()
+
+
+@handles(ListLeases, "read")
+async def _leases(caller: Caller, message: ListLeases) -> Message:
+    leases = caller.broker.administration.list_leases(message.stream)
+    if not caller.may("admin", message.stream):
+        leases = [replace(lease, lease_id="") for lease in leases]
+    return LeasesAnswer([lease.to_wire() for lease in leases])
+
+
+@handles(StreamsFor, None)
+async def _streams_for(caller: Caller, message: StreamsFor) -> Message:
+    found = caller.broker.administration.streams_for(message.subject)
+    return StreamsAnswer([one.to_wire() for one in found if caller.may("read", one.name)])
+
+
+@handles(Metadata, None)
+async def _metadata(caller: Caller, _: Metadata) -> Message:
+    info = caller.broker.administration.daemon_info(lambda name: caller.may("read", name))
+    return DaemonAnswer(info.to_wire())
