@@ -49,6 +49,11 @@ def rows_of(batches: Sequence[RecordBatch], columns: Sequence[str]) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def subject_names(batch: RecordBatch) -> list[str]:
+    """Each subject that occurs in the batch once, trimmed or not: a look at its dictionary only."""
+    return batch._subject_names()
+
+
 def _runs(batches: Sequence[RecordBatch]) -> Iterator[Sequence[RecordBatch]]:
     """Neighbours that are decoded together; a large batch, or one that was trimmed, is alone."""
     run: list[RecordBatch] = []

@@ -49,9 +49,10 @@ class Missing(NamedTuple):
 class _Window:
     """The first `size` bytes of a file in large pieces, so that each byte is read about once."""
 
-    def __init__(self, file: File, size: int) -> None:
+    def __init__(self, file: File, size: int, window_bytes: int) -> None:
         self._file = file
         self._size = size
+        self._window_bytes = window_bytes
         self._start = 0
         self._buffer = b""
 
@@ -60,21 +61,29 @@ class _Window:
         length = max(min(length, self._size - position), 0)
         at = position - self._start
         if at < 0 or at + length > len(self._buffer):
-            wanted = min(max(length, _WINDOW_BYTES), self._size - position)
+            wanted = min(max(length, self._window_bytes), self._size - position)
             self._start, at, self._buffer = position, 0, self._file.pread(wanted, position)
         return memoryview(self._buffer)[at : at + length]
 
 
 def walk(
-    file: File, base_offset: int, size: int, data_end: int, index: SparseIndex | None = None
+    file: File,
+    base_offset: int,
+    size: int,
+    data_end: int,
+    index: SparseIndex | None = None,
+    *,
+    position: int = 0,
+    window_bytes: int = _WINDOW_BYTES,
 ) -> Iterator[Found | Missing]:
-    """Every batch and every gap below `data_end`, in order of position.
+    """Every batch and every gap from `position`, where the batch of `base_offset` begins, to
+    `data_end`, in order of position.
 
     No batch reaches past `size`; between the two lie zeros allocated ahead. `index` is the one of
     a sealed segment. Raises OSError, and UnsupportedFormat for what a newer liftlog wrote.
     """
-    window = _Window(file, size)
-    position, expected, epoch = 0, base_offset, 0
+    window = _Window(file, size, window_bytes)
+    expected, epoch = base_offset, 0
     while position < data_end:
         header, batch, reason = _read_batch(window, position, expected, epoch)
         if header is not None and header.base_offset > expected:

@@ -1,0 +1,54 @@
+"""The columns that a job sees, in Arrow's terms and in the option's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from liftlog.errors import InvalidArgument
+from liftlog.spark.suggestions import did_you_mean
+
+OFFSET, TIMESTAMP, SUBJECT, STREAM = "offset", "timestamp", "subject", "stream"
+KEY, HEADERS, VALUE = "key", "headers", "value"
+
+# Spark compares names, order, types and nullability with its own schema, exactly.
+TYPES: Mapping[str, pa.DataType] = {
+    OFFSET: pa.int64(),
+    TIMESTAMP: pa.timestamp("us", "UTC"),
+    SUBJECT: pa.utf8(),
+    KEY: pa.binary(),
+    HEADERS: pa.list_(
+        pa.field(
+            "element",
+            pa.struct([pa.field("key", pa.utf8()), pa.field("value", pa.binary())]),
+        )
+    ),
+    VALUE: pa.binary(),
+    STREAM: pa.utf8(),
+}
+
+DEFAULT = (OFFSET, TIMESTAMP, SUBJECT, KEY, VALUE)
+DEFAULT_WITH_HEADERS = (OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE)
+
+
+def schema_of(columns: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([pa.field(name, TYPES[name]) for name in columns])
+
+
+def parse_columns(text: str | None, *, include_headers: bool) -> tuple[str, ...]:
+    """From the options `columns` and `includeHeaders`. Raises InvalidArgument."""
+    if text is None:
+        return DEFAULT_WITH_HEADERS if include_headers else DEFAULT
+    names = tuple(name.strip().lower() for name in text.split(","))
+    for name in names:
+        if name not in TYPES:
+            raise InvalidArgument(
+                f"columns={text!r}: there is no column {name!r}{did_you_mean(name, TYPES)}",
+                hint=f"choose from {', '.join(TYPES)}, separated by commas",
+            )
+    if len(set(names)) < len(names):
+        raise InvalidArgument(f"columns={text!r} names a column twice")
+    if include_headers and HEADERS not in names:
+        names += (HEADERS,)
+    return names

@@ -1,0 +1,108 @@
+"""Batches from a daemon's pull socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from liftlog.client import SyncClient, connect_sync
+from liftlog.errors import InvalidArgument, OffsetOutOfRange, StreamNotFound
+from liftlog.records.decode import RecordBatch
+from liftlog.spark.losses import Losses
+from liftlog.spark.options import ReadOptions
+from liftlog.spark.transport import Extent, ScanRange, StreamState
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class DaemonTransport:
+    """One connection. Whoever reads needs `read` on the stream if the daemon has an ACL."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._stream = options.stream
+        self._subject = options.subject
+        self._client: SyncClient = connect_sync(
+            options.server, token=read_token(options.token_file), tls=options.tls_ca_file
+        )
+
+    def state(self) -> StreamState:
+        try:
+            info = self._client.describe_stream(self._stream)
+        except StreamNotFound as error:
+            raise StreamNotFound(
+                f"{self._client.address} has no stream {self._stream!r} that may be read"
+            ) from error
+        whole = Extent(info.log_start_offset, info.log_end_offset, info.size_bytes)
+        return StreamState(
+            stream=self._stream,
+            identity=info.incarnation,
+            leader_epoch=info.leader_epoch,
+            log_start_offset=info.log_start_offset,
+            end_offset=info.high_watermark,
+            extents=(whole,) if whole.next_offset > whole.first_offset else (),
+        )
+
+    def offset_at(self, timestamp_ns: int) -> int:
+        when = _EPOCH + timedelta(microseconds=-(-timestamp_ns // 1000))
+        return self._client.fetch(self._stream, when, max_bytes=1).header.offset
+
+    def prepare(self, planned: list[ScanRange]) -> list[ScanRange]:
+        return planned
+
+    def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
+        losses = Losses(self._stream, fail=fail_on_data_loss)
+        reached = wanted.first_offset
+        while reached < wanted.end_offset:
+            try:
+                for batch in self._client.read_batches(
+                    self._stream,
+                    reached,
+                    wanted.end_offset,
+                    incarnation=wanted.identity,
+                    epoch=wanted.leader_epoch,
+                    on_corrupt=losses.damaged,
+                ):
+                    reached = batch.next_offset
+                    yield batch
+                    del batch  # its buffer is free for the next answer
+                return
+            except OffsetOutOfRange as error:
+                start = error.details.get("log_start_offset", 0)
+                if not isinstance(start, int) or start <= reached:
+                    raise
+                losses.removed(reached, min(start, wanted.end_offset))
+                reached = start
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_token(path: str | None) -> str | None:
+    """The token in that file. Raises InvalidArgument."""
+    if path is None:
+        return None
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InvalidArgument(
+            f"tokenFile={path!r} cannot be read: {reason}",
+            hint="the driver's host and every executor need it",
+        ) from error
+    if not token:
+        raise InvalidArgument(f"tokenFile={path!r} is empty")
+    return token

@@ -1,0 +1,279 @@
+"""Batches from segment files: a stream's directory, or a copy of it. No daemon is asked.
+
+Only what is sealed is read: the records of the active segment are not there yet. Each read looks at
+the manifest anew, so that files which retention or compaction has replaced are never missed; what
+it opened stays readable until it is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from liftlog.errors import (
+    CorruptMetadata,
+    CorruptRange,
+    InvalidArgument,
+    SegmentsChanged,
+    StaleIncarnation,
+    StorageError,
+)
+from liftlog.log.filesystem import OsFile, OsFileSystem, storage_errors
+from liftlog.log.index import SparseIndex, read_index
+from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
+from liftlog.log.repair.walk import Found, walk
+from liftlog.records.decode import RecordBatch
+from liftlog.spark.losses import Losses
+from liftlog.spark.options import ReadOptions
+from liftlog.spark.transport import Extent, ScanRange, StreamState
+
+_WINDOW_BYTES = 1024 * 1024
+_STREAMS = "streams"
+
+_fs = OsFileSystem()
+
+
+class FileTransport:
+    """Reads the directory `path`, or of a data directory the stream that is named."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        assert options.path is not None
+        self._stream = options.stream
+        self._directory = _find_directory(Path(options.path.removeprefix("file:")), options.stream)
+
+    def state(self) -> StreamState:
+        manifest = self._manifest()
+        sealed = _sealed(manifest)
+        end = sealed[-1].next_offset if sealed else manifest.segments[-1].base_offset
+        return StreamState(
+            stream=self._stream,
+            identity=manifest.lineage,
+            leader_epoch=manifest.leader_epoch,
+            log_start_offset=min(manifest.log_start_offset, end),
+            end_offset=end,
+            extents=tuple(
+                [Extent(one.base_offset, one.next_offset, one.size_bytes) for one in sealed]
+            ),
+        )
+
+    def offset_at(self, timestamp_ns: int) -> int:
+        manifest = self._manifest()
+        losses = Losses(self._stream, fail=False)
+        for entry in _sealed(manifest):
+            if entry.max_timestamp_ns < timestamp_ns:
+                continue
+            with self._opened(entry) as (file, index):
+                start = manifest.log_start_offset
+                if index is not None:
+                    start = max(start, index.floor_time(timestamp_ns).offset)
+                for batch in _batches(
+                    file, entry, index, manifest, start, entry.next_offset, losses
+                ):
+                    stamps = zip(batch.offsets(), batch.timestamps_ns(), strict=True)
+                    for offset, stamp in stamps:
+                        if stamp >= timestamp_ns:
+                            return offset
+        return self.state().end_offset
+
+    def prepare(self, planned: list[ScanRange]) -> list[ScanRange]:
+        manifest = self._manifest()
+        if not is_compacted(manifest.metadata.get("settings")):
+            return planned
+        return [replace(one, files=_files(manifest, one)) for one in planned]
+
+    def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
+        losses = Losses(self._stream, fail=fail_on_data_loss)
+        reached, end = wanted.first_offset, wanted.end_offset
+        missing = ""
+        while reached < end:
+            manifest = self._manifest()
+            self._check_same(manifest, wanted)
+            if reached < manifest.log_start_offset:
+                following = min(manifest.log_start_offset, end)
+                losses.removed(reached, following)
+                reached = following
+                continue
+            entry = next((one for one in _sealed(manifest) if one.next_offset > reached), None)
+            if entry is None or entry.base_offset >= end:
+                _gap(manifest, reached, end, losses)
+                return
+            try:
+                with self._opened(entry) as (file, index):
+                    _gap(manifest, reached, min(entry.base_offset, end), losses)
+                    yield from _batches(file, entry, index, manifest, reached, end, losses)
+            except FileNotFoundError as error:
+                # The manifest is read again: the file may have been replaced. Once.
+                if missing == entry.file_name:
+                    raise StorageError(
+                        f"{self._directory} lacks {missing}, which its manifest lists",
+                        hint="copy the manifest first and the segments after it, or use server=",
+                    ) from error
+                missing = entry.file_name
+                continue
+            reached = entry.next_offset
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inner ---
+
+    def _manifest(self) -> Manifest:
+        with storage_errors(f"reading {self._directory / MANIFEST_NAME}"):
+            manifest = read_manifest(_fs, self._directory)
+        if manifest is None or not manifest.segments:
+            raise CorruptMetadata(
+                f"{self._directory} has no manifest", hint="copy a stream's directory as a whole"
+            )
+        return manifest
+
+    def _check_same(self, manifest: Manifest, wanted: ScanRange) -> None:
+        if manifest.lineage != wanted.identity:
+            raise StaleIncarnation(
+                f"{self._stream!r} was created anew or truncated since the read was planned",
+                hint="read again",
+            )
+        if wanted.files is not None and _files(manifest, wanted) != wanted.files:
+            raise SegmentsChanged(
+                f"{self._stream!r} was compacted since the read was planned: the newest value of a "
+                "key may have moved behind the end of the read",
+                hint="read again; read a copy of the directory; or use server=",
+            )
+
+    @contextmanager
+    def _opened(self, entry: SegmentEntry) -> Iterator[tuple[OsFile, SparseIndex | None]]:
+        """Raises FileNotFoundError, StorageError."""
+        path = self._directory / entry.file_name
+        try:
+            file = _fs.open(path, writable=False)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror or error}") from error
+        try:
+            with storage_errors(f"reading {path}"):
+                try:
+                    index = read_index(_fs, path, entry.base_offset)
+                except FileNotFoundError:  # removed between two looks
+                    index = None
+                yield file, index
+        finally:
+            file.close()
+
+
+def _find_directory(path: Path, stream: str) -> Path:
+    for directory in (path, path / _STREAMS / stream, path / stream):
+        if (directory / MANIFEST_NAME).is_file():
+            return directory
+    reason = "holds no stream" if path.is_dir() else "is not a directory on this host"
+    raise InvalidArgument(
+        f"path={str(path)!r} {reason}",
+        hint="give a stream's directory, or a data directory and the option stream; "
+        "the driver's host and every executor need it",
+    )
+
+
+def is_compacted(settings: Mapping[str, Any] | None) -> bool:
+    """Whether these settings of a stream let compaction remove records."""
+    compaction = (settings or {}).get("compaction")
+    return isinstance(compaction, Mapping) and compaction.get("enabled", True) is not False
+
+
+def _sealed(manifest: Manifest) -> tuple[SegmentEntry, ...]:
+    return manifest.segments[:-1]
+
+
+def _files(manifest: Manifest, wanted: ScanRange) -> tuple[str, ...]:
+    return tuple(
+        [
+            entry.file_name
+            for entry in _sealed(manifest)
+            if entry.next_offset > wanted.first_offset and entry.base_offset < wanted.end_offset
+        ]
+    )
+
+
+def _batches(
+    file: OsFile,
+    entry: SegmentEntry,
+    index: SparseIndex | None,
+    manifest: Manifest,
+    first_offset: int,
+    end_offset: int,
+    losses: Losses,
+) -> Iterator[RecordBatch]:
+    """What a segment holds of [first_offset, end_offset), and word of what it should and does not.
+
+    Offsets tile without gaps, so every gap is a loss: of damaged bytes, or of what was lost before
+    it was written.
+    """
+    reached = max(first_offset, entry.base_offset)
+    floor = index.floor(reached) if index is not None else None
+    position, base = (0, entry.base_offset) if floor is None else (floor.position, floor.offset)
+    known = [  # that have bytes, and are not all before the place to begin at
+        (bad.position, bad.end_position, bad.first_offset, bad.next_offset)
+        for bad in manifest.quarantined
+        if bad.segment == entry.file_name and bad.end_position > max(position, bad.position)
+    ]
+    stretches: list[tuple[int, int, int]] = []
+    for bad_position, bad_end, bad_first, bad_next in sorted(known):
+        if bad_position > position and bad_first > base:
+            stretches.append((position, base, bad_position))
+        position, base = bad_end, bad_next
+    stretches.append((position, base, entry.size_bytes))
+    for position, base, data_end in stretches:
+        for found in walk(
+            file,
+            base,
+            data_end,
+            data_end,
+            index,
+            position=position,
+            window_bytes=_WINDOW_BYTES,
+        ):
+            if not isinstance(found, Found):
+                continue
+            header = found.batch.header
+            if header.base_offset >= end_offset:
+                _gap(manifest, reached, end_offset, losses)
+                return
+            if header.next_offset <= reached:
+                continue
+            _gap(manifest, reached, header.base_offset, losses)
+            trimmed = found.batch.trim(max(reached, first_offset), end_offset)
+            reached = header.next_offset
+            if len(trimmed):
+                yield trimmed
+    _gap(manifest, reached, min(end_offset, entry.next_offset), losses)
+
+
+def _gap(manifest: Manifest, first_offset: int, next_offset: int, losses: Losses) -> None:
+    """Tell of [first_offset, next_offset), but for offsets that nobody was promised."""
+    skipped = sorted(
+        (bad.first_offset, bad.next_offset) for bad in manifest.quarantined if not bad.is_loss
+    )
+    for first, following in [*skipped, (next_offset, next_offset)]:
+        if first_offset < min(first, next_offset):
+            gone = min(first, next_offset)
+            losses.damaged(
+                CorruptRange(
+                    f"the records [{first_offset}, {gone}) are damaged or lost",
+                    first_offset=first_offset,
+                    next_offset=gone,
+                )
+            )
+        first_offset = max(first_offset, following)

@@ -1,0 +1,231 @@
+"""The options of a read, checked as a whole before anything is read.
+
+Spark hands over text, and names without regard to case. A name that nobody knows is an error: a
+misspelt `startingOffset` that is passed over would read other records than were asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from acl import subjects as patterns
+from liftlog.client.address import DEFAULT_ADDRESS, Address
+from liftlog.errors import InvalidArgument
+from liftlog.protocol.names import check_stream_name
+from liftlog.spark.columns import parse_columns
+from liftlog.spark.suggestions import did_you_mean
+
+Position: TypeAlias = int | Literal["earliest", "latest"] | datetime
+"""An offset, an end of the stream, or the first record stamped at or after a time."""
+
+EARLIEST: Literal["earliest"] = "earliest"
+LATEST: Literal["latest"] = "latest"
+
+NAMES = (
+    "stream",
+    "server",
+    "path",
+    "startingOffset",
+    "endingOffset",
+    "startTimestamp",
+    "endTimestamp",
+    "subject",
+    "columns",
+    "includeHeaders",
+    "rowsPerBatch",
+    "targetPartitionBytes",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "failOnDataLoss",
+    "tokenFile",
+    "tlsCaFile",
+)
+
+DEFAULT_ROWS_PER_BATCH = 10_000
+DEFAULT_PARTITION_BYTES = 64 * 1024 * 1024
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a job asks for. `path` is set when it reads files, else `server` counts."""
+
+    stream: str
+    server: str
+    path: str | None
+    start: Position
+    end: Position
+    subject: str | None
+    columns: tuple[str, ...]
+    rows_per_batch: int
+    target_partition_bytes: int
+    max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    fail_on_data_loss: bool
+    token_file: str | None
+    tls_ca_file: str | None
+
+
+def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+    """Raises InvalidArgument, which names the option and says what is right."""
+    known = {name.lower(): name for name in NAMES}
+    values: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in known:
+            raise _unknown(name)
+        values[known[name.lower()]] = value
+    path = values.get("path")
+    if path is not None and "server" in values:
+        raise InvalidArgument(
+            f"server and path={path!r} exclude each other",
+            hint="name the stream with the option stream, and do not pass it to load()",
+        )
+    if streaming:
+        for name in ("endingOffset", "endTimestamp"):
+            if name in values:
+                raise InvalidArgument(
+                    f"{name} makes no sense for readStream, which has no end",
+                    hint="use .trigger(availableNow=True) to stop at what is there now",
+                )
+    return ReadOptions(
+        stream=_stream(values, path),
+        server=_address(values.get("server")),
+        path=path,
+        start=_position(values, "startingOffset", "startTimestamp", EARLIEST),
+        end=_position(values, "endingOffset", "endTimestamp", LATEST),
+        subject=_pattern(values.get("subject")),
+        columns=parse_columns(
+            values.get("columns"), include_headers=_flag(values, "includeHeaders", default=False)
+        ),
+        rows_per_batch=_count(values, "rowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
+        target_partition_bytes=_size(values, "targetPartitionBytes") or DEFAULT_PARTITION_BYTES,
+        max_offsets_per_trigger=_count(values, "maxOffsetsPerTrigger"),
+        max_bytes_per_trigger=_size(values, "maxBytesPerTrigger"),
+        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        token_file=values.get("tokenFile"),
+        tls_ca_file=values.get("tlsCaFile"),
+    )
+
+
+def _unknown(name: str) -> InvalidArgument:
+    if name.lower() == "token":
+        return InvalidArgument(
+            "a token is no option: options are pickled into every task and shown in plans",
+            hint="put it into a file that driver and executors can read, and give its path as "
+            "tokenFile",
+        )
+    return InvalidArgument(
+        f"there is no option {name!r}{did_you_mean(name, NAMES)}",
+        hint=f"the options are {', '.join(NAMES)}",
+    )
+
+
+def _stream(values: Mapping[str, str], path: str | None) -> str:
+    name = values.get("stream")
+    if name is None:
+        if path is None:
+            raise InvalidArgument(
+                "which stream is to be read?", hint='say .option("stream", "<name>")'
+            )
+        name = Path(path.rstrip("/")).name
+    elif path is None:
+        check_stream_name(name, may_be_system=True)
+    return name
+
+
+def _address(text: str | None) -> str:
+    if text is None:
+        return DEFAULT_ADDRESS
+    if "://" not in text and not text.startswith("/"):
+        text = f"tcp://{text}"
+    try:
+        return Address.parse(text).text
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"server={text!r} is not the address of a daemon",
+            hint="use host:port, tls://host:port or unix:///path",
+        ) from error
+
+
+def _position(
+    values: Mapping[str, str], offset_name: str, time_name: str, default: Position
+) -> Position:
+    offset, time = values.get(offset_name), values.get(time_name)
+    if offset is not None and time is not None:
+        raise InvalidArgument(f"{offset_name} and {time_name} exclude each other")
+    if time is not None:
+        return _time(time_name, time)
+    if offset is None:
+        return default
+    text = offset.strip().lower()
+    if re.fullmatch(r"\d{1,19}", text):
+        return int(text)
+    if text == LATEST:
+        return LATEST
+    if text == EARLIEST and default == EARLIEST:
+        return EARLIEST
+    allowed = "earliest, latest or an offset" if default == EARLIEST else "latest or an offset"
+    raise InvalidArgument(f"{offset_name}={offset!r} is not {allowed}")
+
+
+def _time(name: str, text: str) -> datetime:
+    stripped = text.strip()
+    try:
+        if re.fullmatch(r"\d{9,}", stripped):
+            return _EPOCH + timedelta(milliseconds=int(stripped))
+        found = datetime.fromisoformat(stripped)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{name}={text!r} is not a time",
+            hint="use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970",
+        ) from None
+    # Driver and executors may lie in different zones, so a time without one cannot be local.
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
+def _pattern(text: str | None) -> str | None:
+    if text is None:
+        return None
+    wrong = patterns.why_invalid(text)
+    if wrong is not None:
+        raise InvalidArgument(f"subject={text!r} is not a subject pattern: {wrong}")
+    return text
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = values.get(name)
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise InvalidArgument(f"{name}={text!r} is neither true nor false")
+    return text.strip().lower() == "true"
+
+
+def _count(values: Mapping[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,18}", text.strip()) or not int(text):
+        raise InvalidArgument(f"{name}={text!r} is not a number above 0")
+    return int(text)
+
+
+def _size(values: Mapping[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    from liftlog.settings.units import parse_size  # slow to import, and seldom needed
+
+    try:
+        size = parse_size(text.strip())
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise InvalidArgument(f"{name}={text!r} is not a size", hint="use bytes, or such as 64MiB")
+    return size

@@ -1,0 +1,24 @@
+"""A range on its way from the driver to a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from liftlog.spark.options import ReadOptions
+from liftlog.spark.scan import read
+from liftlog.spark.transport import ScanRange
+
+
+@dataclass
+class RangePartition(InputPartition):
+    wanted: ScanRange
+
+
+def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition; none for the empty one that Spark makes up for an empty plan."""
+    if isinstance(partition, RangePartition):
+        yield from read(options, partition.wanted)

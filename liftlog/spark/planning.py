@@ -1,0 +1,61 @@
+"""Which offsets a job reads, and how they are split over its tasks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from liftlog.spark.transport import Extent, ScanRange, StreamState
+
+
+def split(
+    state: StreamState, first_offset: int, end_offset: int, target_bytes: int
+) -> list[ScanRange]:
+    """[first_offset, end_offset) in ranges of about equal size, none much above `target_bytes`.
+
+    No range is empty, and without offsets there is none.
+    """
+    if first_offset >= end_offset:
+        return []
+    parts = _clip(state.extents, first_offset, end_offset)
+    total = sum(part.size_bytes for part in parts)
+    count = min(max(-(-total // target_bytes), 1), end_offset - first_offset)
+    cuts = [offset_behind(parts, total * i // count) for i in range(1, count)]
+    borders = sorted({first_offset, *cuts, end_offset})
+    return [
+        ScanRange(state.stream, state.identity, state.leader_epoch, first, end)
+        for first, end in pairwise(borders)
+        if first_offset <= first < end <= end_offset
+    ]
+
+
+def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_bytes: int) -> int:
+    """The offset that lies about `most_bytes` behind `first_offset`; one record further at least,
+    and at most `end_offset`."""
+    parts = _clip(state.extents, first_offset, end_offset)
+    if sum(part.size_bytes for part in parts) <= most_bytes:
+        return end_offset
+    return min(max(offset_behind(parts, most_bytes), first_offset + 1), end_offset)
+
+
+def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list[Extent]:
+    """What of each lies in the range; inside an extent sizes are taken for even."""
+    found = []
+    for extent in extents:
+        first = max(extent.first_offset, first_offset)
+        end = min(extent.next_offset, end_offset)
+        if first < end:
+            whole = extent.next_offset - extent.first_offset
+            found.append(Extent(first, end, extent.size_bytes * (end - first) // whole))
+    return found
+
+
+def offset_behind(parts: Sequence[Extent], size_bytes: int) -> int:
+    """The offset before which so many bytes lie; at least one part."""
+    left = size_bytes
+    for part in parts:
+        if left < part.size_bytes:
+            width = part.next_offset - part.first_offset
+            return part.first_offset + width * left // part.size_bytes
+        left -= part.size_bytes
+    return parts[-1].next_offset if parts else 0

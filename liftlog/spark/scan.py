@@ -1,0 +1,89 @@
+"""One read from beginning to end: which ranges, and the rows of each. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+
+from liftlog.errors import InvalidArgument, OffsetOutOfRange
+from liftlog.spark.daemon_transport import DaemonTransport
+from liftlog.spark.decoder import RowDecoder
+from liftlog.spark.file_transport import FileTransport
+from liftlog.spark.options import EARLIEST, LATEST, Position, ReadOptions
+from liftlog.spark.planning import split
+from liftlog.spark.transport import ScanRange, StreamState, Transport
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def open_transport(options: ReadOptions) -> Transport:
+    """Raises LiftlogError."""
+    if options.path is not None:
+        return FileTransport(options)
+    return DaemonTransport(options)
+
+
+def plan(options: ReadOptions) -> list[ScanRange]:
+    """The ranges of a batch read, as the stream stands now. Raises LiftlogError."""
+    with open_transport(options) as transport:
+        state = transport.state()
+        first = first_offset(transport, state, options)
+        end = _end_offset(transport, state, options)
+        if isinstance(options.start, int) and isinstance(options.end, int) and first > end:
+            raise InvalidArgument(f"startingOffset={first} lies behind endingOffset={end}")
+        return transport.prepare(split(state, first, end, options.target_partition_bytes))
+
+
+def read(options: ReadOptions, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
+    """The rows of one range, in batches of `rowsPerBatch`. Raises LiftlogError."""
+    with open_transport(options) as transport:
+        decoder = RowDecoder(
+            options.columns,
+            stream=wanted.stream,
+            rows_per_batch=options.rows_per_batch,
+            subject=options.subject,
+        )
+        batches = transport.batches(wanted, fail_on_data_loss=options.fail_on_data_loss)
+        yield from decoder.rows(batches)
+
+
+def first_offset(transport: Transport, state: StreamState, options: ReadOptions) -> int:
+    """Where the read begins, between the log start and the end. Raises LiftlogError."""
+    start = _resolve(transport, state, options.start)
+    if start > state.end_offset:
+        raise InvalidArgument(
+            f"startingOffset={start} lies beyond the end of {state.stream!r}, {state.end_offset}"
+        )
+    if start < state.log_start_offset and options.fail_on_data_loss:
+        raise OffsetOutOfRange(
+            f"{state.stream!r} begins at {state.log_start_offset}: retention has removed the "
+            f"records from startingOffset={start} on",
+            hint="say startingOffset=earliest, or set failOnDataLoss=false",
+            log_start_offset=state.log_start_offset,
+        )
+    return max(start, state.log_start_offset)
+
+
+def _end_offset(transport: Transport, state: StreamState, options: ReadOptions) -> int:
+    end = _resolve(transport, state, options.end)
+    if isinstance(options.end, int) and end > state.end_offset:
+        raise InvalidArgument(
+            f"endingOffset={end} lies beyond the high watermark of {state.stream!r}, "
+            f"{state.end_offset}: what is there may still change",
+            hint="say endingOffset=latest, or wait for it",
+        )
+    return min(end, state.end_offset)
+
+
+def _resolve(transport: Transport, state: StreamState, position: Position) -> int:
+    if position == EARLIEST:
+        return state.log_start_offset
+    if position == LATEST:
+        return state.end_offset
+    if isinstance(position, datetime):
+        ns = (position - _EPOCH) // timedelta(microseconds=1) * 1000
+        found = transport.offset_at(max(ns, 0))
+        return min(max(found, state.log_start_offset), state.end_offset)
+    return position

@@ -1,0 +1,90 @@
+"""What Spark calls: the data source and its batch reader.
+
+Spark pickles these classes by their names: every host of a cluster needs liftlog installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from liftlog.errors import InvalidArgument
+from liftlog.spark.columns import HEADERS, KEY, OFFSET, STREAM, SUBJECT, TIMESTAMP, VALUE
+from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.partitions import RangePartition, read_partition
+from liftlog.spark.scan import plan
+from liftlog.spark.streaming import StreamReader
+
+_TYPES: dict[str, DataType] = {
+    OFFSET: LongType(),
+    TIMESTAMP: TimestampType(),
+    SUBJECT: StringType(),
+    KEY: BinaryType(),
+    HEADERS: ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    ),
+    VALUE: BinaryType(),
+    STREAM: StringType(),
+}
+
+
+class LiftlogSource(DataSource):
+    """`format("liftlog")`. docs/reference/spark.md has the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "liftlog"
+
+    def schema(self) -> StructType:
+        # Which kind of read it will be is not known here.
+        options = {
+            name: value
+            for name, value in self.options.items()
+            if name.lower() in ("columns", "includeheaders")
+        }
+        return spark_schema(parse_options({"stream": "any", **options}))
+
+    def reader(self, schema: StructType) -> BatchReader:
+        options = parse_options(self.options)
+        _check_schema(schema, options)
+        return BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        options = parse_options(self.options, streaming=True)
+        _check_schema(schema, options)
+        return StreamReader(options)
+
+
+def spark_schema(options: ReadOptions) -> StructType:
+    return StructType([StructField(name, _TYPES[name]) for name in options.columns])
+
+
+def _check_schema(schema: StructType, options: ReadOptions) -> None:
+    if schema != spark_schema(options):
+        raise InvalidArgument(
+            "the schema of a stream is given; .schema(...) cannot change it",
+            hint="choose columns with the option columns",
+        )
+
+
+class BatchReader(DataSourceReader):
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return [RangePartition(wanted) for wanted in plan(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, partition)

@@ -1,0 +1,144 @@
+"""Structured streaming: `spark.readStream.format("liftlog")`.
+
+Spark stores each position before the records up to it are read, and after a crash asks for the same
+range again. A position names the history of offsets that it belongs to, so that a stream made anew
+under the same name is never taken for the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from liftlog.errors import Diverged, LiftlogError, StaleIncarnation
+from liftlog.spark.losses import Losses
+from liftlog.spark.options import ReadOptions
+from liftlog.spark.partitions import RangePartition, read_partition
+from liftlog.spark.planning import limit_bytes, split
+from liftlog.spark.scan import first_offset, open_transport
+from liftlog.spark.transport import StreamState, Transport
+
+OFFSET, IDENTITY = "offset", "incarnation"
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One query. Lives in a process of the driver; `read` alone runs in the executors.
+
+    It keeps one transport between calls; it is pickled before it has one.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._transport: Transport | None = None
+        self._target: int | None = None  # with availableNow: no further than this
+
+    # --- positions ---
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        state = self._state()
+        assert self._transport is not None
+        return _position(state, first_offset(self._transport, state, self._options))
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        state = self._state()
+        first = self._check(state, start)
+        end = state.end_offset
+        if self._target is not None:
+            end = min(end, self._target)
+        if end <= first:
+            return start
+        if not isinstance(limit, ReadAllAvailable):
+            end = self._limited(state, first, end, limit)
+        return _position(state, end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        options = self._options
+        # Spark knows one limit of a source; `_limited` applies the other one too.
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        state = self._state()
+        return _position(state, state.end_offset)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._state().end_offset
+
+    def _limited(self, state: StreamState, first: int, end: int, limit: ReadLimit) -> int:
+        options = self._options
+        most_offsets = options.max_offsets_per_trigger
+        most_bytes = options.max_bytes_per_trigger
+        if isinstance(limit, ReadMaxRows):
+            most_offsets = limit.max_rows
+        elif isinstance(limit, ReadMaxBytes):
+            most_bytes = limit.max_bytes
+        if most_offsets is not None:
+            end = min(end, max(first, state.log_start_offset) + most_offsets)
+        if most_bytes is not None:
+            end = limit_bytes(state, first, end, most_bytes)
+        return end
+
+    def _check(self, state: StreamState, position: dict[str, Any]) -> int:
+        """The offset of a stored position. Raises when it is none of this stream."""
+        try:
+            offset, identity = int(position[OFFSET]), str(position[IDENTITY])
+        except (KeyError, TypeError, ValueError):
+            raise LiftlogError(
+                f"{position!r} in the query's checkpoint is no position in a stream of liftlog",
+                hint="use a checkpointLocation of its own for each query",
+            ) from None
+        if identity != state.identity:
+            raise StaleIncarnation(
+                f"{state.stream!r} was created anew since the query stored its position",
+                hint="begin with a new checkpointLocation",
+            )
+        if offset > state.end_offset:
+            raise Diverged(
+                f"the query has read {state.stream!r} up to {offset}, but it ends at "
+                f"{state.end_offset}: what followed was lost",
+                hint="begin with a new checkpointLocation, and see docs/how-to/damage.md",
+            )
+        return offset
+
+    # --- records ---
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        state = self._state()
+        first, stop = self._check(state, start), self._check(state, end)
+        if first < state.log_start_offset and first < stop:
+            losses = Losses(state.stream, fail=self._options.fail_on_data_loss)
+            losses.removed(first, min(state.log_start_offset, stop))
+            first = min(state.log_start_offset, stop)
+        assert self._transport is not None
+        planned = split(state, first, stop, self._options.target_partition_bytes)
+        return [RangePartition(wanted) for wanted in self._transport.prepare(planned)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, partition)
+
+    def stop(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    def _state(self) -> StreamState:
+        if self._transport is None:
+            self._transport = open_transport(self._options)
+        return self._transport.state()
+
+
+def _position(state: StreamState, offset: int) -> dict[str, Any]:
+    return {OFFSET: offset, IDENTITY: state.identity}

@@ -1,0 +1,86 @@
+"""Where batches come from, whichever way they come.
+
+A transport is opened, asked and closed within one call of Spark; several may read one stream at the
+same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from liftlog.records.decode import RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The records [first_offset, next_offset) take up about this much."""
+
+    first_offset: int
+    next_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream at one moment. Below `end_offset` everything is committed.
+
+    `identity` names one history of offsets. `extents` tile the offsets, oldest first, and may begin
+    before `log_start_offset`.
+    """
+
+    stream: str
+    identity: str
+    leader_epoch: int
+    log_start_offset: int
+    end_offset: int
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRange:
+    """What one task reads: [first_offset, end_offset) of the stream that was planned for."""
+
+    stream: str
+    identity: str
+    leader_epoch: int
+    first_offset: int
+    end_offset: int
+    files: tuple[str, ...] | None = None
+    """Set by who reads files of a compacted stream: those that hold the range."""
+
+
+class Transport(Protocol):
+    """Methods raise LiftlogError."""
+
+    def state(self) -> StreamState: ...
+
+    def offset_at(self, timestamp_ns: int) -> int:
+        """Of the first record stamped at or after that time; the end if there is none."""
+        ...
+
+    def prepare(self, planned: list[ScanRange]) -> list[ScanRange]:
+        """Called once with all ranges of a read, before they leave for their tasks."""
+        ...
+
+    def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
+        """Checked batches with the records of that range and no others.
+
+        Raises StaleIncarnation when the stream is another one by now. For records that are
+        damaged, lost or removed since, raises CorruptRange or OffsetOutOfRange, or passes over
+        them with a warning.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

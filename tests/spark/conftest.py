@@ -1,0 +1,34 @@
+"""One Spark session for all tests of a process: it takes longer to start than most of them to
+run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.served_logs import ServedLogs
+from support.spark import missing_for_spark, start_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    missing = missing_for_spark()
+    if missing is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    session = start_spark(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[ServedLogs]:
+    with ServedLogs(tmp_path / "streams") as served:
+        yield served

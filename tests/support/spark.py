@@ -1,0 +1,80 @@
+"""A local Spark for tests, and what a machine lacks to run one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OLDEST_JAVA = 17
+_HOW = (
+    f"Spark needs Java {OLDEST_JAVA} or newer: apt install openjdk-17-jre-headless (Debian, "
+    "Ubuntu), dnf install java-21-openjdk-headless (Fedora), brew install openjdk (macOS); or let "
+    "JAVA_HOME name one"
+)
+
+
+def missing_for_spark() -> str | None:
+    """What is missing and how to get it; None when Spark can run."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(f"{home}/bin/java" if home else "java")
+    if java is None:
+        return f"there is no java. {_HOW}"
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None or int(found[1]) < OLDEST_JAVA:
+        return f"{java} is {found[1] if found else 'of an unknown version'}. {_HOW}"
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        return "pyspark is not installed: pip install 'liftlog[spark]'"
+    return None
+
+
+def spark_environment() -> dict[str, str]:
+    """For this process or another one: loopback only, this Python, this checkout."""
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    return {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": path,
+    }
+
+
+def spark_settings(directory: Path) -> dict[str, str]:
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.local.dir": str(directory / "local"),
+        # Starts in two thirds of the time; these sessions are short.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        f"-Dderby.system.home={directory}",
+    }
+
+
+def start_spark(directory: Path, master: str = "local[2]") -> SparkSession:
+    """A new session of this process."""
+    from pyspark.sql import SparkSession
+
+    os.environ.update(spark_environment())
+    builder = SparkSession.builder.master(master).appName("liftlog tests")
+    for name, value in spark_settings(directory).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
