@@ -121,5 +121,5 @@ class _Reading:
             self._write(records)
             self._position = following
             if self._left == 0:
-                batches.close()  # type: ignore[attr-defined]  # it is a generator
+                batches.close()
                 return

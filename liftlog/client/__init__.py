@@ -10,7 +10,8 @@ Importing this package loads no server dependency. Both clients are thin shells 
 
 from __future__ import annotations
 
-from liftlog.client.asynchronous import BatchReader, Client, connect
+from liftlog.client.asynchronous import Client, connect
+from liftlog.client.batch_reader import BatchReader, SyncBatchReader
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import OnCorrupt
@@ -37,6 +38,7 @@ __all__ = [
     "Reset",
     "Start",
     "StreamInfo",
+    "SyncBatchReader",
     "SyncClient",
     "Until",
     "connect",

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from liftlog.client.address import DEFAULT_ADDRESS, Address
+from liftlog.client.batch_reader import BatchReader
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.checkpoints import AsyncCheckpoints
 from liftlog.client.compaction import PassWatch
 from liftlog.client.dialing import context_for
-from liftlog.client.link import wake
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions
-from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS, ReadPatience
+from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
@@ -44,7 +43,7 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.records.decode import Record, RecordBatch
+from liftlog.records.decode import Record
 from liftlog.tls.contexts import ClientTls
 
 
@@ -199,50 +198,6 @@ class Client(AsyncCheckpoints):
 
     async def _exchange(self, message: Message, timeout: float) -> Exchange:
         return await self._session.ask(message, timeout)
-
-
-class BatchReader:
-    """Async iterator over record batches. Leaving the loop early cancels what is under way."""
-
-    def __init__(self, session: Session, ahead: ReadAhead) -> None:
-        self._session = session
-        self._ahead = ahead
-        self._patience = ReadPatience(session.target.reconnect_for)
-
-    @property
-    def high_watermark(self) -> int | None:
-        """The stream's, as of the newest answer; None before the first."""
-        return self._ahead.high_watermark
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RecordBatch:
-        ahead = self._ahead
-        while True:
-            batch = ahead.next_batch()
-            if batch is not None:
-                return batch
-            if ahead.interruption is not None:
-                await self._session.go_on(ahead, self._patience)
-                continue
-            if ahead.finished:
-                raise StopAsyncIteration
-            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            ahead.on_ready = partial(wake, ready)
-            try:
-                await ready
-            finally:
-                ahead.on_ready = None
-
-    async def aclose(self) -> None:
-        """Stop reading."""
-        self._ahead.stop()
-
-    def __del__(self) -> None:
-        # Nothing to await here: giving up only sends a frame, if the connection still lives.
-        if self._session.usable:
-            self._ahead.stop()
 
 
 class Connecting:

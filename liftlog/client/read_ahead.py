@@ -130,6 +130,30 @@ class ReadAhead:
         """As of the newest answer; None before the first."""
         return None if self._last is None else self._last.high_watermark
 
+    @property
+    def position(self) -> int | None:
+        """Everything below was handed out or passed over; None while that is not known."""
+        first = self._ready[0] if self._ready else None
+        if self._current is not None:
+            position: Any = self._current.next_offset
+        elif isinstance(first, tuple):
+            position = first[0].offset
+        else:
+            position = None if isinstance(first, Reset) else self._next.get("start")
+        if type(position) is not int:
+            return None
+        return position if self._stop_offset is None else min(position, self._stop_offset)
+
+    @property
+    def incarnation(self) -> str | None:
+        """That of the stream that `position` is in."""
+        return self._next.get("incarnation")
+
+    @property
+    def epoch(self) -> int | None:
+        """The leader epoch of the stream when it was last heard of."""
+        return self._next.get("epoch")
+
     def next_batch(self) -> RecordBatch | None:
         """The next batch, or None when it is not here yet (or the read is finished or interrupted).
 

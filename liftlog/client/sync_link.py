@@ -35,6 +35,7 @@ class SyncLink:
         self._unsent = b""
         self._mid_step = False
         self._silence_seconds = silence_seconds
+        self._silent_since: float | None = None  # reads have waited without a break since
 
     @property
     def usable(self) -> bool:
@@ -68,6 +69,7 @@ class SyncLink:
         """One request and what came of it. Raises RequestTimeout at `deadline`, which tells
         `timeout` as the seconds that have passed."""
         exchange = Exchange()
+        self._silent_since = None
         self.request(message, exchange)
         try:
             while not exchange.done:
@@ -80,11 +82,19 @@ class SyncLink:
                 self.give_up(exchange)
         return exchange
 
-    def wait(self) -> None:
-        """Receive once, for reads. A daemon that owes an answer and says nothing at all for too
-        long is taken for gone."""
+    def wait(self, deadline: float | None = None) -> None:
+        """Receive once, for reads, or until `deadline`.
+
+        A daemon that owes an answer and says nothing at all for too long is taken for gone.
+        """
         allowed = self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
-        if not self._step(time.monotonic() + allowed):
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        silent_until = self._silent_since + allowed
+        if self._step(silent_until if deadline is None else min(deadline, silent_until)):
+            self._silent_since = None
+        elif time.monotonic() >= silent_until:
             self.lose(f"it has been silent for {allowed:g} s")
 
     def lose(self, reason: object) -> None:

@@ -60,10 +60,10 @@ class SyncSession:
         """Cancel a request that is under way."""
         self.link.give_up(exchange)
 
-    def wait(self) -> None:
+    def wait(self, deadline: float | None = None) -> None:
         """Until something was received, or the connection is lost; reads hear of either."""
         if self.link.error is None:
-            self.link.wait()
+            self.link.wait(deadline)
 
     def ask(self, message: Message, timeout: float) -> Exchange:
         """As `Session.ask`, blocking."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from liftlog.client.address import DEFAULT_ADDRESS, Address
+from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.checkpoints import SyncCheckpoints
 from liftlog.client.compaction import PassWatch
@@ -15,7 +16,7 @@ from liftlog.client.dialing import context_for
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions
-from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS, ReadPatience
+from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
@@ -43,7 +44,7 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.records.decode import Record, RecordBatch
+from liftlog.records.decode import Record
 from liftlog.tls.contexts import ClientTls
 
 
@@ -140,7 +141,7 @@ class SyncClient(SyncCheckpoints):
         start: Start = "earliest",
         until: Until = None,
         **options: Unpack[ReadOptions],
-    ) -> Iterator[RecordBatch]:
+    ) -> SyncBatchReader:
         """Record batches from `start` to `until` (exclusive; None: for ever), checked.
 
         `ReadOptions` describes the options: `filter`, `columns`, and what to do about damaged
@@ -153,7 +154,7 @@ class SyncClient(SyncCheckpoints):
             until,
             **options,
         )
-        return self._read_batches(ahead)
+        return SyncBatchReader(self._session, ahead)
 
     def read(
         self,
@@ -182,24 +183,6 @@ class SyncClient(SyncCheckpoints):
         self.close()
 
     # --- requests ---
-
-    def _read_batches(self, ahead: ReadAhead) -> Iterator[RecordBatch]:
-        session = self._session
-        patience = ReadPatience(session.target.reconnect_for)
-        try:
-            while True:
-                batch = ahead.next_batch()
-                if batch is not None:
-                    yield batch
-                    del batch  # its buffer is free for the next answer
-                elif ahead.interruption is not None:
-                    session.go_on(ahead, patience)
-                elif ahead.finished:
-                    return
-                else:
-                    session.wait()
-        finally:
-            ahead.stop()
 
     def _call(self, message: Message, expected: type[Answer]) -> Answer:
         return result_of(self._exchange(message, self.request_timeout), expected)

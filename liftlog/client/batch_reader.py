@@ -1,0 +1,140 @@
+"""The iterators that `read_batches` of the two clients returns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Self
+
+from liftlog.client.link import wake
+from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reconnecting import ReadPatience
+from liftlog.client.session import Session
+from liftlog.client.sync_session import SyncSession
+from liftlog.records.decode import RecordBatch
+
+
+class _Reader:
+    """What both tell about where they stand."""
+
+    _ahead: ReadAhead
+
+    @property
+    def high_watermark(self) -> int | None:
+        """The stream's, as of the newest answer; None before the first."""
+        return self._ahead.high_watermark
+
+    @property
+    def position(self) -> int | None:
+        """The offset behind all that was handed out or passed over; None before that is known."""
+        return self._ahead.position
+
+    @property
+    def incarnation(self) -> str | None:
+        """The incarnation of the stream that is read: store it with a position."""
+        return self._ahead.incarnation
+
+    @property
+    def epoch(self) -> int | None:
+        """The stream's leader epoch when it was last heard of: store it with a position."""
+        return self._ahead.epoch
+
+
+class BatchReader(_Reader):
+    """Async iterator over record batches. Leaving the loop early cancels what is under way.
+
+    `anext` may be cancelled and called again, and called again after it raised ConnectionLost.
+    """
+
+    def __init__(self, session: Session, ahead: ReadAhead) -> None:
+        self._session = session
+        self._ahead = ahead
+        self._patience = ReadPatience(session.target.reconnect_for)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RecordBatch:
+        batch = await self.next_within(None)
+        assert batch is not None
+        return batch
+
+    async def next_within(self, seconds: float | None) -> RecordBatch | None:
+        """The next batch, or None when it does not come so soon; raises StopAsyncIteration at the
+        end. Connecting again is not counted."""
+        ahead = self._ahead
+        loop = asyncio.get_running_loop()
+        deadline = None if seconds is None else loop.time() + seconds
+        while True:
+            batch = ahead.next_batch()
+            if batch is not None:
+                return batch
+            if ahead.interruption is not None:
+                await self._session.go_on(ahead, self._patience)
+                continue
+            if ahead.finished:
+                raise StopAsyncIteration
+            if deadline is not None and loop.time() >= deadline:
+                return None
+            ready: asyncio.Future[None] = loop.create_future()
+            ahead.on_ready = partial(wake, ready)
+            timer = None if deadline is None else loop.call_at(deadline, wake, ready)
+            try:
+                await ready
+            finally:
+                ahead.on_ready = None
+                if timer is not None:
+                    timer.cancel()
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        self._ahead.stop()
+
+    def __del__(self) -> None:
+        # Nothing to await here: giving up only sends a frame, if the connection still lives.
+        if self._session.usable:
+            self._ahead.stop()
+
+
+class SyncBatchReader(_Reader):
+    """Iterator over record batches. Leaving the loop early cancels what is under way."""
+
+    def __init__(self, session: SyncSession, ahead: ReadAhead) -> None:
+        self._session = session
+        self._ahead = ahead
+        self._patience = ReadPatience(session.target.reconnect_for)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> RecordBatch:
+        batch = self.next_within(None)
+        assert batch is not None
+        return batch
+
+    def next_within(self, seconds: float | None) -> RecordBatch | None:
+        """The next batch, or None when it does not come so soon; raises StopIteration at the end.
+        Connecting again is not counted."""
+        ahead = self._ahead
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            batch = ahead.next_batch()
+            if batch is not None:
+                return batch
+            if ahead.interruption is not None:
+                self._session.go_on(ahead, self._patience)
+                continue
+            if ahead.finished:
+                raise StopIteration
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            self._session.wait(deadline)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._ahead.stop()
+
+    def __del__(self) -> None:
+        if self._session.link.usable:
+            self._ahead.stop()
