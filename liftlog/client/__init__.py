@@ -19,7 +19,9 @@ from liftlog.client.read_options import ReadOptions
 from liftlog.client.resets import OnReset, Reset
 from liftlog.client.selecting import Column, Filter
 from liftlog.client.synchronous import SyncClient, connect_sync
+from liftlog.protocol.administration import StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
 from liftlog.protocol.messages import StreamInfo
 from liftlog.records.decode import Record, RecordBatch
 
@@ -28,16 +30,20 @@ __all__ = [
     "Checkpoint",
     "Client",
     "Column",
+    "DaemonInfo",
     "FetchAnswer",
     "Filter",
+    "LeaseInfo",
     "OnCorrupt",
     "OnReset",
     "ReadOptions",
     "Record",
     "RecordBatch",
+    "Removal",
     "Reset",
     "Start",
     "StreamInfo",
+    "StreamUpdate",
     "SyncBatchReader",
     "SyncClient",
     "Until",

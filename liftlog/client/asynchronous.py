@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from liftlog.client.address import DEFAULT_ADDRESS, Address
 from liftlog.client.batch_reader import BatchReader
 from liftlog.client.batches import FetchAnswer
+from liftlog.client.administration import AsyncAdministration
 from liftlog.client.checkpoints import AsyncCheckpoints
 from liftlog.client.compaction import PassWatch
 from liftlog.client.dialing import context_for
@@ -47,7 +48,7 @@ from liftlog.records.decode import Record
 from liftlog.tls.contexts import ClientTls
 
 
-class Client(AsyncCheckpoints):
+class Client(AsyncAdministration, AsyncCheckpoints):
     """A daemon, as its callers see it. Made by `connect`.
 
     Belongs to one event loop and is not thread-safe; any number of its tasks may use it at the

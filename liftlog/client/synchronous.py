@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 from liftlog.client.address import DEFAULT_ADDRESS, Address
 from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.batches import FetchAnswer
+from liftlog.client.administration import SyncAdministration
 from liftlog.client.checkpoints import SyncCheckpoints
 from liftlog.client.compaction import PassWatch
 from liftlog.client.dialing import context_for
@@ -48,7 +49,7 @@ from liftlog.records.decode import Record
 from liftlog.tls.contexts import ClientTls
 
 
-class SyncClient(SyncCheckpoints):
+class SyncClient(SyncAdministration, SyncCheckpoints):
     """A daemon, as its callers see it, blocking. Made by `connect_sync`.
 
     Not thread-safe: one thread at a time. Connects again, and raises errors, as the async client.

@@ -332,7 +332,7 @@ class Administration:
         return [
             self._streams.describe(host)
             for host in hosts
-            if overlaps(host.settings.subject, subject)
+            if not host.name.startswith("_") and overlaps(host.settings.subject, subject)
         ]
 
     def daemon_info(self, may_read: Callable[[str], bool] = lambda name: True) -> DaemonInfo:
@@ -360,7 +360,7 @@ class Administration:
                 "max_leases": MAX_LEASES,
                 "max_lease_ms": MAX_DURATION_NS // _MS_NS,
             },
-            stream_count=sum(1 for name in streams.hosts if may_read(name)),
+            stream_count=sum(may_read(name) for name in streams.hosts if not name.startswith("_")),
             features=sorted(REQUESTS),
         )
 
