@@ -13,11 +13,13 @@ from __future__ import annotations
 from liftlog.client.asynchronous import Client, connect
 from liftlog.client.batch_reader import BatchReader, SyncBatchReader
 from liftlog.client.batches import FetchAnswer
+from liftlog.client.consumer import Consumer
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import OnCorrupt
 from liftlog.client.read_options import ReadOptions
 from liftlog.client.resets import OnReset, Reset
 from liftlog.client.selecting import Column, Filter
+from liftlog.client.sync_consumer import SyncConsumer
 from liftlog.client.synchronous import SyncClient, connect_sync
 from liftlog.protocol.administration import StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
@@ -30,6 +32,7 @@ __all__ = [
     "Checkpoint",
     "Client",
     "Column",
+    "Consumer",
     "DaemonInfo",
     "FetchAnswer",
     "Filter",
@@ -46,6 +49,7 @@ __all__ = [
     "StreamUpdate",
     "SyncBatchReader",
     "SyncClient",
+    "SyncConsumer",
     "Until",
     "connect",
     "connect_sync",

@@ -8,13 +8,15 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from liftlog.client.address import DEFAULT_ADDRESS, Address
+from liftlog.client.administration import SyncAdministration
 from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.batches import FetchAnswer
-from liftlog.client.administration import SyncAdministration
 from liftlog.client.checkpoints import SyncCheckpoints
 from liftlog.client.compaction import PassWatch
+from liftlog.client.consuming import ConsumerSettings
 from liftlog.client.dialing import context_for
 from liftlog.client.positions import Start, Until
+from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions
 from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS
@@ -29,6 +31,7 @@ from liftlog.client.requests import (
 )
 from liftlog.client.selecting import Column, Filter
 from liftlog.client.session import Target
+from liftlog.client.sync_consumer import SyncConsumer
 from liftlog.client.sync_session import SyncSession
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import (
@@ -167,6 +170,40 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         """Like `read_batches`, record by record."""
         for batch in self.read_batches(stream, start, until, **options):
             yield from batch.records()
+
+    def consumer(
+        self,
+        name: str,
+        stream: str,
+        *,
+        start: Start = "earliest",
+        until: Until = None,
+        checkpoint_every: int | None = CHECKPOINT_EVERY,
+        checkpoint_interval: float | None = CHECKPOINT_INTERVAL_SECONDS,
+        exclusive: bool = True,
+        metadata: str = "",
+        **options: Unpack[ReadOptions],
+    ) -> SyncConsumer:
+        """The records of `stream` from the checkpoint of the consumer `name` on, at least once.
+
+        Without a checkpoint it begins at `start`. Checkpoints are stored after so many records
+        (None: not by number) and seconds (None: not by time), when asked for, and at the end.
+        With `exclusive` it ends with CheckpointMoved when something else has stored one under this
+        name. `metadata` is stored with each. `ReadOptions` describes the options; `on_reset` says
+        what to do when the stream cannot be read from the checkpoint any more.
+        """
+        settings = ConsumerSettings(
+            name,
+            stream,
+            start,
+            until,
+            checkpoint_every,
+            checkpoint_interval,
+            exclusive,
+            metadata,
+            options,
+        )
+        return SyncConsumer(self, settings)
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,0 +1,212 @@
+"""Consumers of the blocking client: a stream read from a stored checkpoint on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from liftlog.client.batch_reader import SyncBatchReader
+from liftlog.client.consuming import ConsumerSettings, reads_from, with_reset_noted
+from liftlog.client.progress import Progress
+from liftlog.errors import LiftlogError
+from liftlog.records.decode import Record, RecordBatch
+
+if TYPE_CHECKING:
+    from liftlog.client.synchronous import SyncClient
+
+logger = logging.getLogger("liftlog.client")
+
+
+class SyncConsumer:
+    """Records from the stored checkpoint on, at least once. Made by `SyncClient.consumer`.
+
+    A record counts as processed when the next one is asked for; `checkpoint()` counts the one in
+    hand too. Checkpoints are stored by count and by time whenever a record is asked for (and while
+    none comes), on demand, at the end of the read, and by `close`, which `with` calls. One
+    that fails for now (no connection, a full disk) is logged and made up for by the next;
+    CheckpointMoved, when another process commits under this name, ends the iteration.
+
+    Belongs to one thread. An exception of a signal handler may interrupt it; it can go on after.
+    """
+
+    def __init__(self, client: SyncClient, settings: ConsumerSettings) -> None:
+        self.name = settings.name
+        self.stream = settings.stream
+        self._client = client
+        self._settings = settings
+        self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
+        self._reader: SyncBatchReader | None = None
+        self._records: list[Record] = []
+        self._index = 0
+        self._in_hand = 0  # records handed out that do not count yet
+        self._closed = False
+
+    # --- where it stands ---
+
+    @property
+    def position(self) -> int | None:
+        """Everything below counts as processed; None before anything does."""
+        return self._progress.position
+
+    @property
+    def committed(self) -> int:
+        """The offset that is stored durably; 0: none."""
+        return self._progress.committed
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets from `position` to the high watermark of the newest answer."""
+        mark = None if self._reader is None else self._reader.high_watermark
+        position = self.position
+        return None if mark is None or position is None else max(mark - position, 0)
+
+    # --- reading ---
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Record:
+        progress = self._progress
+        while self._index == len(self._records):
+            batch = self._next_batch()
+            self._records, self._index = batch.records(), 0
+        record = self._records[self._index]
+        if self._in_hand:
+            progress.advance(record.offset, self._in_hand)
+            self._in_hand = 0
+        if progress.is_due(time.monotonic()):
+            self._commit_if_possible()
+        self._index += 1
+        self._in_hand = 1
+        return record
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """The same, batch by batch: all of a batch counts when the next one is asked for."""
+        while True:
+            try:
+                batch = self._next_batch()
+            except StopIteration:
+                return
+            self._in_hand = len(batch)
+            yield batch
+
+    def _next_batch(self) -> RecordBatch:
+        progress = self._progress
+        reader = self._opened()
+        while True:
+            self._count_all(reader)
+            now = time.monotonic()
+            if progress.is_due(now):
+                self._commit_if_possible()
+            try:
+                batch = reader.next_within(progress.seconds_left(time.monotonic()))
+            except StopIteration:
+                self._count_all(reader)
+                self._commit()
+                raise
+            if batch is not None:
+                return batch
+
+    def _opened(self) -> SyncBatchReader:
+        if self._closed:
+            raise StopIteration
+        if self._reader is None:
+            settings, client = self._settings, self._client
+            stored = client.fetch_checkpoint(self.name, self.stream, check=False)
+            self._progress.begin(stored, time.monotonic())
+            start, options = reads_from(settings, stored)
+            options = with_reset_noted(options, self._progress)
+            self._reader = client.read_batches(self.stream, start, settings.until, **options)
+        return self._reader
+
+    def _count_all(self, reader: SyncBatchReader) -> None:
+        """Whatever was handed out, and what the read passed over, is processed."""
+        self._progress.arrive(reader.position, reader.incarnation, reader.epoch, self._in_hand)
+        self._in_hand = 0
+
+    # --- checkpoints ---
+
+    def checkpoint(self) -> int | None:
+        """Everything handed out so far counts as processed: store that. Durable on return.
+
+        Returns the stored offset, None when there is nothing to store. Raises what prevented it.
+        """
+        if self._in_hand:
+            if 0 < self._index < len(self._records):
+                self._progress.advance(self._records[self._index - 1].offset + 1, self._in_hand)
+                self._in_hand = 0
+            elif self._reader is not None:
+                self._count_all(self._reader)
+        self._commit()
+        return self.committed or None
+
+    def _commit_if_possible(self) -> None:
+        try:
+            self._commit()
+        except LiftlogError as error:
+            if not self._settings.may_go_on_after(error):
+                raise
+            self._log_failure(error)
+
+    def _commit(self) -> None:
+        progress = self._progress
+        progress.start_commit(time.monotonic())
+        while (offset := progress.next_commit()) is not None:
+            try:
+                self._client.commit_checkpoint(
+                    self.name,
+                    self.stream,
+                    offset,
+                    progress.expected,
+                    metadata=self._settings.metadata,
+                    incarnation=progress.incarnation,
+                    epoch=progress.epoch,
+                )
+            except LiftlogError as error:
+                if not progress.refused(offset, error):
+                    raise
+            except BaseException:
+                progress.in_doubt(offset)  # a signal's handler raised
+                raise
+            else:
+                progress.confirmed(offset)
+
+    def _log_failure(self, error: LiftlogError) -> None:
+        logger.warning(
+            "checkpoint-failed consumer=%s stream=%s reason=%s", self.name, self.stream, error
+        )
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Stop reading and store the checkpoint; raises what prevented that.
+
+        What was handed out last does not count, unless `checkpoint` was called since.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._records, self._index = [], 0
+        if self._reader is not None:
+            self._reader.close()
+            self._commit()
+
+    def __enter__(self) -> Self:
+        self._opened()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except LiftlogError as failure:
+            if error is None:
+                raise
+            self._log_failure(failure)  # it does not take the place of what ended the work
