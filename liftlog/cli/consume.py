@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.positions import HELP, Position, parse_position
+from liftlog.cli.positions import HELP, Position, position_of
 from liftlog.cli.problems import warn
 from liftlog.errors import ConnectionLost, CorruptRange
 
@@ -21,19 +21,12 @@ _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
 
 
-def _position(context: click.Context, parameter: click.Parameter, value: str) -> Position:
-    try:
-        return parse_position(value, datetime.now(UTC))
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
-
-
 @click.command()
 @click.argument("stream")
 @click.option(
     "--from",
     "start",
-    callback=_position,
+    callback=position_of,
     default="earliest",
     metavar="POSITION",
     help=f"Where to start: {HELP}. Default: earliest.",

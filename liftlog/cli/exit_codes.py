@@ -31,7 +31,8 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CONFIG: "the configuration is wrong; every finding is listed",
     ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or it was lost",
     ExitCode.NOT_FOUND: "no such stream, file or directory",
-    ExitCode.CONFLICT: "the stream exists with other settings, or was created anew meanwhile",
+    ExitCode.CONFLICT: "the stream exists with other settings, or was created anew, or a "
+    "checkpoint was moved meanwhile",
     ExitCode.OUT_OF_RANGE: "the offset is below the log's start or beyond its end",
     ExitCode.DAMAGED: "damaged records or files were found",
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL",
@@ -49,6 +50,7 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
     errors.UnsupportedVersion: ExitCode.CANNOT_CONNECT,
     errors.StreamNotFound: ExitCode.NOT_FOUND,
     errors.Conflict: ExitCode.CONFLICT,
+    errors.CheckpointMoved: ExitCode.CONFLICT,
     errors.StaleIncarnation: ExitCode.CONFLICT,
     errors.Diverged: ExitCode.CONFLICT,
     errors.OffsetOutOfRange: ExitCode.OUT_OF_RANGE,

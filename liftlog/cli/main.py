@@ -13,6 +13,7 @@ from liftlog.cli.demo.command import demo
 from liftlog.cli.exit_codes import ExitCode, table_lines
 from liftlog.cli.groups import Commands
 from liftlog.cli.offline.command import log_commands
+from liftlog.cli.offsets import offsets_commands
 from liftlog.cli.options import debug_option, debug_wanted, server_options
 from liftlog.cli.problems import report, silence_closed_output
 from liftlog.cli.pub import pub
@@ -56,7 +57,15 @@ def cli() -> None:
     """
 
 
-for command in (serve, stream_commands, consume, pub, log_commands, demo):
+for command in (
+    serve,
+    stream_commands,
+    consume,
+    offsets_commands,
+    pub,
+    log_commands,
+    demo,
+):
     cli.add_command(command)
 
 

@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
 
+import click
+
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime
 
 HELP = (
@@ -19,6 +21,14 @@ _AGO = re.compile(r"-(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _MAX_OFFSET = 2**63 - 1
 _YEAR_5000 = 95_617_584_000
+
+
+def position_of(context: click.Context, parameter: click.Parameter, value: str) -> Position:
+    """Callback of an option or argument."""
+    try:
+        return parse_position(value, datetime.now(UTC))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
 
 
 def parse_position(text: str, now: datetime) -> Position:

@@ -42,6 +42,8 @@ added; those named here stay.
 | `consume`, `log dump --values` | a record |
 | `pub` | what one message was answered |
 | `stream ls`, `stream info`, `stream create` | a stream, with its settings and offsets |
+| `offsets ls`, `offsets get` | a checkpoint, with its `lag` (`null` where `problem` says why) |
+| `offsets seek`, `offsets rm` | `before`, `offset`, `moved_by`, `lag`, and whether it was `done` |
 | `log dump` | a record batch: its header and where it lies |
 | `log verify` | what was found in one stream |
 | `log repair` | the steps that one stream needs or needed; `done` says whether they were taken |

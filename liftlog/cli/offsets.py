@@ -1,0 +1,223 @@
+"""`liftlog offsets`: ls, get, seek, rm: where consumers go on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Commands
+from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
+from liftlog.cli.positions import Position, position_of
+from liftlog.cli.problems import note
+from liftlog.cli.text import plural, printable, show_time
+
+if TYPE_CHECKING:
+    from liftlog.client import Checkpoint, SyncClient
+
+
+@click.group(
+    cls=Commands,
+    name="offsets",
+    aliases={"list": "ls", "show": "get", "set": "seek", "delete": "rm"},
+)
+@server_options
+@debug_option
+def offsets_commands() -> None:
+    """List, show, move and delete the checkpoints of consumers.
+
+    A checkpoint is the offset that a consumer reads next in a stream. `list`, `show`, `set` and
+    `delete` are other names of `ls`, `get`, `seek` and `rm`.
+    """
+
+
+@offsets_commands.command(name="ls")
+@click.option("--consumer", "-c", metavar="NAME", help="Only of this consumer.")
+@click.option("--stream", "-s", metavar="NAME", help="Only in this stream.")
+@server_options
+@debug_option
+def list_offsets(consumer: str | None, stream: str | None) -> None:
+    """List checkpoints.
+
+    The lag is how many offsets are left to read. PROBLEM is the error that the consumer gets.
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.list_checkpoints(consumer=consumer, stream=stream)
+    if style != "table":
+        write_objects([one.to_wire() for one in found], style)
+    elif found:
+        headings = ("CONSUMER", "STREAM", "OFFSET", "LAG", "COMMITTED", "PROBLEM")
+        print_table(headings, [_row(one) for one in found], right=(2, 3))
+    else:
+        note("There are no checkpoints.")
+
+
+@offsets_commands.command()
+@click.argument("consumer")
+@click.argument("stream")
+@server_options
+@debug_option
+def get(consumer: str, stream: str) -> ExitCode:
+    """Show the checkpoint of CONSUMER in STREAM.
+
+    Exit code 5 if there is none.
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.fetch_checkpoint(consumer, stream, check=False)
+    if found is None:
+        note(f"{printable(consumer)} has no checkpoint in {printable(stream)}.")
+        return ExitCode.NOT_FOUND
+    if style == "table":
+        print_pairs(_facts(found))
+    else:
+        write_object(found.to_wire(), style)
+    return ExitCode.OK
+
+
+@offsets_commands.command()
+@click.argument("consumer")
+@click.argument("stream")
+@click.argument("position", callback=position_of)
+@click.option("--dry-run", "-n", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@server_options
+@debug_option
+def seek(
+    consumer: str, stream: str, position: Position, dry_run: bool, assume_yes: bool
+) -> ExitCode:
+    """Let CONSUMER go on at POSITION in STREAM.
+
+    A POSITION is what `liftlog consume --from` takes: an offset, earliest, latest, or @TIME.
+
+    Stop the consumer first: one that runs does not look, and commits its own position again. What
+    is committed between the preview and the change is not overwritten: the change is refused.
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        present = client.fetch_checkpoint(consumer, stream, check=False)
+        incarnation, epoch, offset, mark = _resolve(client, stream, position)
+        preview = _preview(consumer, stream, present, offset, mark)
+        done = not dry_run and _agreed(preview, assume_yes=assume_yes)
+        if done:
+            client.commit_checkpoint(
+                consumer,
+                stream,
+                offset,
+                0 if present is None else present.offset,
+                metadata="" if present is None else present.metadata,
+                incarnation=incarnation,
+                epoch=epoch,
+            )
+    return _told(preview, style, done=done, dry_run=dry_run)
+
+
+@offsets_commands.command()
+@click.argument("consumer")
+@click.argument("stream")
+@click.option("--dry-run", "-n", is_flag=True, help="Show what would go, and delete nothing.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@server_options
+@debug_option
+def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
+    """Delete the checkpoint of CONSUMER in STREAM.
+
+    The stream itself may be gone. Exit code 5 if there is no checkpoint.
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        # By the list, which also shows those in streams that are gone.
+        found = client.list_checkpoints(consumer=consumer, stream=stream)
+        if not found:
+            note(f"{printable(consumer)} has no checkpoint in {printable(stream)}.")
+            return ExitCode.NOT_FOUND
+        preview = _preview(consumer, stream, found[0], None, None)
+        done = not dry_run and _agreed(preview, assume_yes=assume_yes)
+        if done:
+            client.delete_checkpoint(consumer, stream, found[0].offset)
+    return _told(preview, style, done=done, dry_run=dry_run)
+
+
+def _resolve(client: SyncClient, stream: str, position: Position) -> tuple[str, int, int, int]:
+    """Incarnation, leader epoch, offset and high watermark. An answer to a fetch tells all of them
+    as of one moment; raises OffsetOutOfRange."""
+    header = client.fetch(stream, position, max_bytes=1).header
+    return header.incarnation, header.leader_epoch, header.offset, header.high_watermark
+
+
+def _preview(
+    consumer: str, stream: str, present: Checkpoint | None, offset: int | None, mark: int | None
+) -> dict[str, Any]:
+    """What changes; `records` are read again if negative, skipped if positive."""
+    before = None if present is None else present.offset
+    known = present is not None and not present.problem and offset is not None
+    return {
+        "consumer": consumer,
+        "stream": stream,
+        "before": before,
+        "offset": offset,
+        "moved_by": offset - before if known and before is not None and offset else None,
+        "lag": None if offset is None or mark is None else max(mark - offset, 0),
+    }
+
+
+def _words(preview: dict[str, Any]) -> str:
+    before, offset, moved = preview["before"], preview["offset"], preview["moved_by"]
+    who = f"{printable(preview['consumer'])} in {printable(preview['stream'])}"
+    if offset is None:
+        return f"{who}: checkpoint {before} is deleted"
+    text = f"{who}: {'no checkpoint' if before is None else before} -> {offset}"
+    if moved:
+        text += f", {plural(abs(moved), 'offset')} {'skipped' if moved > 0 else 'read again'}"
+    return f"{text}, {plural(preview['lag'], 'offset')} left to read"
+
+
+def _agreed(preview: dict[str, Any], *, assume_yes: bool) -> bool:
+    if assume_yes:
+        return True
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "There is no terminal to ask on; say --yes to do it, or --dry-run to see what it does.",
+            click.get_current_context(),
+        )
+    return click.confirm(f"{_words(preview)}. Do it?", err=True)
+
+
+def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> ExitCode:
+    if style == "table":
+        click.echo(_words(preview))
+    else:
+        write_object(preview | {"done": done}, style)
+    if not done:
+        note("Nothing was changed.")
+    return ExitCode.OK if done or dry_run else ExitCode.FAILED
+
+
+def _row(found: Checkpoint) -> tuple[str, ...]:
+    return (
+        printable(found.consumer),
+        printable(found.stream),
+        str(found.offset),
+        "" if found.lag is None else f"{found.lag:,}",
+        show_time(found.time_ns),
+        printable(found.problem),
+    )
+
+
+def _facts(found: Checkpoint) -> list[tuple[str, str]]:
+    facts = [
+        ("consumer", found.consumer),
+        ("stream", found.stream),
+        ("offset", str(found.offset)),
+        ("lag", "" if found.lag is None else f"{found.lag:,}"),
+        ("problem", found.problem),
+        ("committed", show_time(found.time_ns)),
+        ("metadata", found.metadata),
+        ("leader epoch", str(found.epoch)),
+        ("incarnation", found.incarnation),
+    ]
+    return [(label, printable(text)) for label, text in facts if text]
