@@ -11,11 +11,13 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from liftlog.errors import (
     ConfigError,
     Conflict,
+    Forbidden,
     InvalidArgument,
     LiftlogError,
     ShuttingDown,
@@ -26,9 +28,10 @@ from liftlog.log import Clock, DataDir, Log, RecoveryReport
 from liftlog.log.recovery import ActiveState
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.administration import Administration
+from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.disk_reserve import DiskReserve
-from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink
+from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink, RunHandler
 from liftlog.server.intake import Intake
 from liftlog.server.stream_description import describe, describe_broken
 from liftlog.server.stream_host import StreamHost
@@ -39,6 +42,9 @@ from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, par
 from liftlog.stream import AckSubjects
 
 logger = logging.getLogger("liftlog.server")
+
+SYSTEM = "system"
+"""Origin of the streams that the daemon made for itself; nobody else changes them."""
 
 _MAX_NOTED_LOSSES = 100
 _DRAIN_SECONDS = 30.0
@@ -73,6 +79,8 @@ class Broker:
         self._ack_subjects = AckSubjects()
         self.compactor: Compactor | None = None
         self.administration = Administration(self)
+        self._checkpoints: Checkpoints | None = None
+        self._own_receivers: dict[str, RunHandler] = {}
         self._closing = False
         self._background: set[asyncio.Task[None]] = set()
 
@@ -127,7 +135,7 @@ class Broker:
             log.log_end_offset,
             report.scanned_bytes,
         )
-        if log.log_end_offset > host.settings.initial_offset:
+        if log.log_end_offset > host.settings.initial_offset and host.origin != SYSTEM:
             self._note_possible_loss(host, "the daemon was not running")
 
     async def _load_host(self, name: str) -> tuple[StreamHost, RecoveryReport]:
@@ -204,6 +212,52 @@ class Broker:
         }
         return metadata | ({"switches": host.switches} if host.switches else {})
 
+    # --- the system's own streams ---
+
+    async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost:
+        """A stream that the daemon writes itself; made if there is none. Call it behind
+        `open_streams`. Raises StreamUnavailable when it is there and could not be opened."""
+        if name in self.broken:
+            raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
+        host = self.hosts.get(name)
+        if host is None:
+            host = await self._create_host(name, settings, origin=SYSTEM)
+        elif host.settings != settings:
+            await host.run_exclusive(lambda: None, then=partial(host.adopt, settings))
+            await self._save_metadata(host)
+        self.streams_changed()
+        return host
+
+    def receive_for(self, name: str, receive: RunHandler) -> None:
+        """Attach a stream of the system's own. Call it before `set_link`."""
+        self._own_receivers[name] = receive
+
+    @property
+    def ack_subjects(self) -> AckSubjects:
+        return self._ack_subjects
+
+    def send(self, commands: bytes) -> None:
+        """NATS commands."""
+        self.intake.send(commands)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Raises StreamUnavailable when they could not be opened."""
+        if self._checkpoints is None:
+            raise StreamUnavailable(
+                "there are no checkpoints: the stream _offsets could not be opened",
+                hint="the daemon's log has the cause",
+            )
+        return self._checkpoints
+
+    @property
+    def has_checkpoints(self) -> bool:
+        return self._checkpoints is not None
+
+    def serve_checkpoints(self, checkpoints: Checkpoints) -> None:
+        """From now on these are the checkpoints."""
+        self._checkpoints = checkpoints
+
     # --- NATS ---
 
     def set_link(self, link: NatsLink) -> None:
@@ -213,11 +267,10 @@ class Broker:
             self._want(host)
 
     def _want(self, host: StreamHost) -> LinkSubscription | None:
-        if self._link is None:
+        if self._link is None or not self._is_attachable(host):
             return None
-        wanted = self._link.want(
-            host.settings.subject, host.settings.queue_group, self.intake.receiver(host)
-        )
+        receive = self._own_receivers.get(host.name) or self.intake.receiver(host)
+        wanted = self._link.want(host.settings.subject, host.settings.queue_group, receive)
         self._subscriptions[host.name] = wanted
         return wanted
 
@@ -230,13 +283,20 @@ class Broker:
         """Every stream's subscription is confirmed."""
         return all(
             name in self._subscriptions and self._subscriptions[name].confirmed
-            for name in self.hosts
+            for name, host in self.hosts.items()
+            if self._is_attachable(host)
         )
+
+    def _is_attachable(self, host: StreamHost) -> bool:
+        """Whether it is to receive messages: what belongs to the system may be written by us alone.
+        """
+        return host.origin != SYSTEM or host.name in self._own_receivers
 
     def on_gap(self, reason: str) -> None:
         """Messages may have passed us by: remember where, for every stream."""
         for host in self.hosts.values():
-            self._note_possible_loss(host, reason)
+            if self._is_attachable(host):
+                self._note_possible_loss(host, reason)
 
     def _note_possible_loss(self, host: StreamHost, reason: str) -> None:
         self.possible_loss_events += 1
@@ -317,13 +377,17 @@ class Broker:
         return self.describe(self._host(name))
 
     async def list_streams(self) -> list[StreamInfo]:
-        return [await self.describe_stream(name) for name in sorted({*self.hosts, *self.broken})]
+        """Without the system's own."""
+        names = sorted({*self.hosts, *self.broken})
+        return [await self.describe_stream(name) for name in names if is_valid_stream_name(name)]
 
     async def delete_stream(self, name: str) -> None:
         """Detach, commit and ack what arrived, remove the files; also of a stream that could not
         be opened. When the files will not go, the stream is shown as failed and can be deleted
         again."""
         async with self.changes:
+            if not is_valid_stream_name(name):
+                raise Forbidden(f"stream {name} belongs to the daemon", hint="it is left as it is")
             host = None if name in self.broken else self._host(name)
             if name in self.settings.streams:
                 raise Conflict(
@@ -394,6 +458,8 @@ class Broker:
     def state_of(self, host: StreamHost) -> str:
         if host.failure:
             return "failed"
+        if not self._is_attachable(host):
+            return "internal"
         wanted = self._subscriptions.get(host.name)
         if not (self.nats_connected and wanted and wanted.confirmed):
             return "detached"

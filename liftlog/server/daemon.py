@@ -20,13 +20,14 @@ import uvloop
 from acl import AclError
 from acl.policy import Policy
 from liftlog import __version__
-from liftlog.errors import ConfigError
+from liftlog.errors import ConfigError, LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.filesystem import storage_errors
 from liftlog.protocol.limits import WireLimits
 from liftlog.server.broker import Broker
+from liftlog.server.checkpoints.expiry import expire
+from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
-from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.embedded import EmbeddedNats
 from liftlog.server.housekeeping import Housekeeping
 from liftlog.server.http.assembly import make_http_server
@@ -90,6 +91,7 @@ class Daemon:
             broker = Broker(self.settings, self._data_dir, self._clock)
             stack.push_async_callback(broker.close)
             await broker.open_streams(assume_yes=assume_yes)
+            await self._open_checkpoints(broker)
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
             cleaner = Cleaner(
@@ -131,7 +133,7 @@ class Daemon:
             link.start()
             async with asyncio.TaskGroup() as group:
                 keepers = [
-                    group.create_task(self._keep(housekeeping, broker.clock_guard)),
+                    group.create_task(self._keep(housekeeping, broker)),
                     group.create_task(cleaner.run()),
                 ]
                 if self._embedded is not None:
@@ -172,20 +174,34 @@ class Daemon:
             problems["failed_streams"] = ", ".join(sorted(failed))
         return problems
 
+    async def _open_checkpoints(self, broker: Broker) -> None:
+        """Without them streams are recorded and read all the same."""
+        try:
+            broker.serve_checkpoints(await open_checkpoints(broker, self._clock.now_ns))
+        except LiftlogError as error:
+            logger.error("checkpoints-not-opened error=%s", error)  # noqa: TRY400
+
     # --- housekeeping ---
 
-    async def _keep(self, housekeeping: Housekeeping, guard: ClockGuard) -> None:
+    async def _keep(self, housekeeping: Housekeeping, broker: Broker) -> None:
         """Retention, rolls and recovery points, each at its own pace."""
-        log = self.settings.log
+        log, guard = self.settings.log, broker.clock_guard
 
         async def retention() -> None:
             await housekeeping.apply_retention(by_time=guard.wall_clock_is_trusted())
+
+        async def expiry() -> None:
+            seconds = self.settings.checkpoints.expire_after_seconds
+            if seconds is not None and broker.has_checkpoints and guard.wall_clock_is_trusted():
+                before_ns = broker.now_ns() - int(seconds * 1_000_000_000)
+                await expire(broker.checkpoints, broker.stream, before_ns)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(_every(log.retention_interval_seconds, retention))
             group.create_task(
                 _every(log.recovery_checkpoint_interval_seconds, housekeeping.save_recovery_points)
             )
+            group.create_task(_every(log.retention_interval_seconds, expiry))
 
     # --- the end ---
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from liftlog.errors import DiskFull, LiftlogError, StreamUnavailable, SyncFailed
 from liftlog.log import EncodedBatch, Log
 from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.own_records import OwnRecords, Told
 from liftlog.server.stream_opening import log_config, sequencer_config, window_ns
 from liftlog.server.writer_pool import CommitJob, WriterPool
 from liftlog.settings import StreamSettings
@@ -97,6 +98,7 @@ class StreamHost:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._maintenance: list[Maintenance] = []
         self._closed = False
+        self._own = OwnRecords(name)
         self._observed_syncs = log.fsync_count
         self._acks_early = settings.durability != "fsync"
 
@@ -118,6 +120,23 @@ class StreamHost:
             self._fail(f"internal error while judging messages: {error!r}")
             return
         self._shared.dirty[self] = None  # committed at the end of the chunk
+
+    def store(
+        self,
+        subjects: Sequence[bytes],
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        told: Told,
+    ) -> None:
+        """Commit records that the daemon itself writes; `told` hears on the loop when they are
+        committed as the stream's durability says, or that they are not stored. Never raises."""
+        refusal = self._refuse_with
+        if refusal is not None and refusal not in (PAUSED, READ_ONLY):
+            self._own.refused(refusal, told)
+            return
+        end = self.sequencer.store_own(subjects, keys, values, self._shared.now_ns())
+        self._own.wait(end, told)
+        self._shared.mark_dirty(self)
 
     def is_crowded(self) -> bool:
         """Whether half of what may wait for this stream's disk waits, and the disk moves on."""
@@ -252,6 +271,7 @@ class StreamHost:
             self._wake_waiters()
         self.commits += 1
         self.records += len(group)
+        self._own.committed(group.next_offset)
         self._shared.pending_changed()
 
     def _committed_up_to(self, offset: int) -> None:
@@ -272,6 +292,7 @@ class StreamHost:
                 self._fail(f"storage failed ({error}) and so did starting anew ({second})", group)
                 return
         nacks = self.sequencer.failed(group, refusal, next_offset=self.log.log_end_offset)
+        self._own.failed(error)
         self._shared.send(nacks)
         self._shared.pending_changed()
         self._wake_waiters()
@@ -288,6 +309,7 @@ class StreamHost:
             group = self.sequencer.take_group()
         if group is not None:
             self._shared.send(self.sequencer.failed(group, STORE_FAILED))
+        self._own.failed(reason)
         self._shared.pending_changed()
         self._wake_waiters(all_of_them=True)
         self._settle_idle()
@@ -476,6 +498,7 @@ class StreamHost:
             if not work.future.done():
                 work.future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
         self._maintenance.clear()
+        self._own.failed("it is closed")
         self._wake_waiters(all_of_them=True)
 
 

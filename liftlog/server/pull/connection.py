@@ -33,6 +33,7 @@ from liftlog.protocol.messages import (
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.protocol.states import State
 from liftlog.server.pull import administration_requests as administration_requests
+from liftlog.server.pull import checkpoint_requests as checkpoint_requests
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.limits import (
     ENCODED_UNSENT_BYTES,
