@@ -8,13 +8,16 @@
 //     node reader.js orders --from latest --follow   records as they come, until Ctrl-C
 //     node reader.js orders --describe               what the daemon says about the stream
 //
-// The token, where the daemon wants one, is taken from the environment: LIFTLOG_TOKEN.
+// The token, where the daemon wants one, is taken from the environment: LIFTLOG_TOKEN. For tls://
+// addresses NODE_EXTRA_CA_CERTS may name a file of CA certificates to trust.
 
 'use strict';
 
 const crypto = require('node:crypto');
 const net = require('node:net');
+const tls = require('node:tls');
 const { parseArgs } = require('node:util');
+const zlib = require('node:zlib');
 
 const PROTOCOL_VERSION = 1;
 const CLIENT_NAME = 'reader.js/1';
@@ -160,6 +163,7 @@ const HEADERS = 0x0100;
 const TOMBSTONES = 0x0200;
 const ESCAPED_SUBJECTS = 0x0400;
 const KNOWN_ATTRIBUTES = 0x07f7;
+const MAX_RAW_BYTES = 2 ** 27;
 
 /** All batches that a fetch answered, or that a segment file holds. */
 function* decodeBatches(bytes) {
@@ -188,11 +192,10 @@ function decodeBatch(bytes) {
   }
   const count = batch.readUInt32LE(20);
   const attributes = batch.readUInt16LE(44);
-  if (attributes & CODEC) throw new CorruptBatch(`codec ${attributes & CODEC} is not supported`);
   if (attributes & ~KNOWN_ATTRIBUTES) throw new CorruptBatch('an attribute that is not known');
   if (batch.readBigUInt64LE(48) !== 0n) throw new CorruptBatch('a reserved field is in use');
 
-  const columns = new ColumnReader(batch);
+  const columns = new ColumnReader(attributes & CODEC ? inflate(batch, attributes & CODEC) : batch);
   const offsetDeltas = attributes & OFFSET_DELTAS ? columns.numbers(count, 4) : null;
   const timeDeltas = attributes & TIMESTAMP_DELTAS ? columns.numbers(count, 4) : null;
   const [subjectCount] = columns.numbers(2, 4);
@@ -217,6 +220,63 @@ function decodeBatch(bytes) {
     });
   }
   return { baseOffset, nextOffset, sizeBytes: size, records };
+}
+
+/** A compressed batch as it would be without compression, as far as the columns go. */
+function inflate(batch, codec) {
+  const data = HEADER_BYTES + 8;
+  if (batch.length < data) throw new CorruptBatch('shorter than a compressed batch');
+  const rawLength = batch.readUInt32LE(HEADER_BYTES);
+  const length = batch.readUInt32LE(HEADER_BYTES + 4);
+  if (rawLength > MAX_RAW_BYTES || data + length > batch.length) {
+    throw new CorruptBatch('impossible lengths of a compressed body');
+  }
+  const packed = batch.subarray(data, data + length);
+  let raw;
+  if (codec === 1) raw = inflateLz4(packed, rawLength);
+  else if (codec === 2) raw = inflateZstd(packed, rawLength);
+  else throw new CorruptBatch(`codec ${codec} is not known`);
+  return Buffer.concat([batch.subarray(0, HEADER_BYTES), raw]);
+}
+
+/** An LZ4 block: literals, then a copy of bytes further up, again and again. */
+function inflateLz4(packed, rawLength) {
+  if (rawLength > 255 * packed.length) throw new CorruptBatch('an LZ4 block never grows that much');
+  const raw = Buffer.alloc(rawLength);
+  let at = 0;
+  let end = 0;
+  const more = (nibble) => {
+    let length = nibble;
+    for (let byte = 255; nibble === 15 && byte === 255; length += byte) byte = packed[at++] ?? NaN;
+    return length;
+  };
+  while (at < packed.length) {
+    const token = packed[at++];
+    const literals = more(token >> 4);
+    if (!(end + literals <= rawLength && at + literals <= packed.length)) break;
+    end += packed.copy(raw, end, at, at + literals);
+    at += literals;
+    if (at === packed.length) return end === rawLength ? raw : fail();
+    const distance = packed[at] | (packed[at + 1] << 8);
+    at += 2;
+    const length = more(token & 15) + 4;
+    if (!(distance >= 1 && distance <= end && end + length <= rawLength)) break;
+    for (const stop = end + length; end < stop; end++) raw[end] = raw[end - distance];
+  }
+  return fail();
+
+  function fail() {
+    throw new CorruptBatch('the LZ4 block is damaged');
+  }
+}
+
+function inflateZstd(packed, rawLength) {
+  if (!zlib.zstdDecompressSync) {
+    throw new Error('the batches are compressed with zstd, which needs Node 22.15 or newer');
+  }
+  const raw = zlib.zstdDecompressSync(packed, { maxOutputLength: rawLength || 1 });
+  if (raw.length !== rawLength) throw new CorruptBatch('the zstd frame has another length');
+  return raw;
 }
 
 /** Takes one column after the other; each begins at a multiple of 8. */
@@ -279,7 +339,7 @@ class RequestError extends Error {
 }
 
 class Connection {
-  /** `address` is tcp://host:port or unix:///path. Resolves when the daemon has let us in. */
+  /** `address` is tcp:// or tls://host:port, or unix:///path. Resolves when the daemon has let us in. */
   static async open(address, { token } = {}) {
     const connection = new Connection(connect(address));
     await connection.enter(token);
@@ -471,15 +531,17 @@ function offsetBehind(error) {
 function connect(address) {
   const url = new URL(address);
   if (url.protocol === 'unix:') return net.connect({ path: decodeURIComponent(url.pathname) });
-  if (url.protocol !== 'tcp:') throw new Error(`${address} is neither tcp://host:port nor unix://`);
   const host = url.hostname.replace(/^\[|\]$/g, '');
-  return net.connect({ host, port: Number(url.port || DEFAULT_PORT), noDelay: true });
+  const where = { host, port: Number(url.port || DEFAULT_PORT), noDelay: true };
+  if (url.protocol === 'tcp:') return net.connect(where);
+  if (url.protocol === 'tls:') return tls.connect({ ...where, minVersion: 'TLSv1.2' });
+  throw new Error(`${address} is none of tcp://host:port, tls://host:port and unix:///path`);
 }
 
 // --- the command --------------------------------------------------------------------------------
 
 const USAGE = `usage: node reader.js STREAM [options]
-  --address URL   tcp://host:port or unix:///path (default: tcp://127.0.0.1:${DEFAULT_PORT})
+  --address URL   tcp:// or tls://host:port, unix:///path (default: tcp://127.0.0.1:${DEFAULT_PORT})
   --from WHERE    earliest (default), latest, an offset, or time:<ns since 1970>
   --follow        go on with records as they come
   --count N       end after so many records

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
-from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.errors import CorruptBatch
+from liftlog.records.codecs import inflate
 from liftlog.records.format import (
     CODEC_MASK,
-    CODEC_NAMES,
     ESCAPED_SUBJECTS,
     HEADER_SIZE,
     HEADERS,
     KEYS,
+    KNOWN_ATTRIBUTES,
     OFFSET_DELTAS,
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+_COLUMNS = KNOWN_ATTRIBUTES & ~CODEC_MASK
+
+
 class Record(NamedTuple):
     """One stored message. `value` is None for a tombstone, `key` is None without one."""
 
@@ -66,11 +70,13 @@ class RecordBatch:
     Methods raise CorruptBatch when the columns contradict the header or each other.
     """
 
-    __slots__ = ("_columns", "_hi", "_lo", "_values", "_view", "header")
+    __slots__ = ("_columns", "_hi", "_lo", "_values", "_view", "header", "stored")
 
-    def __init__(self, view: memoryview, header: BatchHeader) -> None:
+    def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
-        self._view = view  # exactly this batch
+        self.stored = stored
+        """The bytes of the batch in its file, whatever was trimmed; not a copy."""
+        self._view = view  # exactly this batch, its columns not compressed
         self._lo = 0
         self._hi = header.record_count
         self._columns: dict[int, Binary] | None = None
@@ -100,7 +106,8 @@ class RecordBatch:
 
     @property
     def raw(self) -> memoryview:
-        """The bytes of the whole batch, whatever was trimmed; not a copy."""
+        """Header and columns of the whole batch, whatever was trimmed: `stored` itself, or a
+        longer copy when the batch is compressed."""
         return self._view
 
     def trim(self, first_offset: int, stop_offset: int | None = None) -> RecordBatch:
@@ -110,7 +117,7 @@ class RecordBatch:
         ):
             return self
         offsets = self._all_offsets()
-        trimmed = RecordBatch(self._view, self.header)
+        trimmed = RecordBatch(self._view, self.header, self.stored)
         trimmed._columns, trimmed._values = self._columns, self._values
         trimmed._lo = max(self._lo, bisect_left(offsets, first_offset))
         trimmed._hi = self._hi
@@ -168,7 +175,11 @@ class RecordBatch:
         column = self._values
         if column is None:
             count = self.header.record_count
-            if count <= FEW and not self.header.attributes and self._hi - self._lo == count:
+            if (
+                count <= FEW
+                and not self.header.attributes & _COLUMNS
+                and self._hi - self._lo == count
+            ):
                 few = few_plain_values(self._view, count)
                 if few is not None:
                     return few  # type: ignore[return-value]  # list is invariant
@@ -261,7 +272,7 @@ class RecordBatch:
 
     def _value_column(self) -> Binary:
         found = None
-        if not self.header.attributes:
+        if not self.header.attributes & _COLUMNS:
             found = find_plain_values(self._view, self.header.record_count)
         if found is None:
             found = self._column(TOMBSTONES)
@@ -315,10 +326,11 @@ def _equal_cuts(length: int, count: int) -> tuple[bytes, struct.Struct]:
 
 
 def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBatch:
-    """The batch at `pos` of `buf`, without copying it.
+    """The batch at `pos` of `buf`, without copying it unless it is compressed.
 
-    Raises CorruptBatch when the bytes are short or a checksum does not match, and
-    UnsupportedFormat when a newer liftlog wrote them. `verify=False` skips the body checksum.
+    Raises CorruptBatch when the bytes are short, a checksum does not match or a compressed body is
+    not what it says, and UnsupportedFormat when a newer liftlog wrote them or the package of their
+    codec is not installed. `verify=False` skips the body checksum.
     """
     header = parse_header(buf, pos)
     length = header.length
@@ -327,16 +339,15 @@ def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBat
         raise CorruptBatch(f"the batch is cut: {len(view)} of {length} bytes")
     if verify and crc32c(view[HEADER_SIZE:]) != header.body_crc32c:
         raise CorruptBatch("the body checksum does not match")
+    stored = view
     if header.attributes & CODEC_MASK:
-        raise UnsupportedFormat(
-            f"batches compressed with {CODEC_NAMES[header.attributes & CODEC_MASK]} "
-            "are not supported"
-        )
+        view = inflate(stored, header)
+        length = len(view)
     if 4 * header.record_count > length:
         # Every record has an entry in the value column; without this, a few bytes could ask
         # for lists of four billion entries.
         raise CorruptBatch(f"{header.record_count} records cannot lie in {length} bytes")
-    return RecordBatch(view, header)
+    return RecordBatch(view, header, stored)
 
 
 def iter_batches(buf: Buffer, *, verify: bool = True) -> Iterator[RecordBatch]:

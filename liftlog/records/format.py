@@ -51,6 +51,10 @@ HEADER_SIZE = HEADER.size
 HEADER_CRC_POSITION = HEADER_SIZE - 4
 LENGTH = struct.Struct("<I")
 LENGTH_POSITION = 4
+ATTRIBUTES = struct.Struct("<H")
+ATTRIBUTES_POSITION = 44
+CRC = struct.Struct("<I")
+BODY_CRC_POSITION = HEADER_SIZE - 8
 LAST_OFFSET_DELTA = struct.Struct("<I")
 LAST_OFFSET_DELTA_POSITION = 16
 ALIGNMENT = 8
@@ -78,6 +82,7 @@ KNOWN_ATTRIBUTES = (
 
 MAX_BATCH_RECORDS = 0xFFFF  # subject ids are u16
 MAX_BATCH_LENGTH = 0x7FFF_FFF8  # value offsets are i32
+MAX_RAW_BODY_BYTES = 2**27  # what a compressed body may become
 MAX_TIMESTAMP_DELTA_US = 0xFFFF_FFFF
 
 PADDING = (b"", b"\0", b"\0\0", b"\0\0\0", b"\0" * 4, b"\0" * 5, b"\0" * 6, b"\0" * 7)

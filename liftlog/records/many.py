@@ -57,7 +57,7 @@ class _Walk:
         self._raw = b"".join([batch.raw for batch in batches])
         self._octets = np.frombuffer(self._raw, np.uint8)
         self._words = np.frombuffer(self._raw, np.int32)
-        lengths = np.array([header.length for header in headers], np.int64)
+        lengths = np.array([len(batch.raw) for batch in batches], np.int64)
         self._limits = np.cumsum(lengths)
         self._at = self._limits - lengths + HEADER_SIZE
         self._counts = np.array([header.record_count for header in headers], np.int64)

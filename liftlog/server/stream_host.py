@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from liftlog.errors import DiskFull, LiftlogError, StreamUnavailable, SyncFailed
 from liftlog.log import EncodedBatch, Log
 from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.compressing import INLINE_BYTES, compressed
 from liftlog.server.own_records import OwnRecords, Told
 from liftlog.server.stream_opening import log_config, sequencer_config, window_ns
 from liftlog.server.writer_pool import CommitJob, WriterPool
@@ -163,7 +164,7 @@ class StreamHost:
         if not messages:
             self._settle_idle()
             return
-        if self._shared.inline.allows(messages):
+        if self._shared.inline.allows(messages) and not self._takes_long_to_compress():
             self._commit_inline()
         else:
             self._commit_in_thread()
@@ -179,6 +180,10 @@ class StreamHost:
             max_bytes=batch.max_bytes,
         )
         return list(map(EncodedBatch._make, encoded))
+
+    def _takes_long_to_compress(self) -> bool:
+        """Whether the event loop would wait for it."""
+        return self.settings.compression != "none" and self.sequencer.pending_bytes > INLINE_BYTES
 
     def _must_sync(self, group: CommitGroup) -> bool:
         if self.settings.durability == "fsync":
@@ -197,7 +202,7 @@ class StreamHost:
             try:
                 if self._acks_early:
                     self.log.admit_early_acks()
-                self.log.append(self._encode(group))
+                self.log.append(compressed(self._encode(group), self.settings.compression))
                 # Before the sync, so that after it nothing is left but to send them.
                 self.sequencer.prepare_answers(group)
                 if self._must_sync(group):
@@ -230,16 +235,19 @@ class StreamHost:
         loop = asyncio.get_running_loop()
         self._shared.pool.submit(
             CommitJob(
-                write=partial(self._append_early if self._acks_early else self.log.append, batches),
+                write=partial(self._append, batches, self.settings.compression, self._acks_early),
                 sync=self.log.sync if self._must_sync(group) else None,
                 done=lambda error: _call_loop(loop, self._thread_done, group, error),
             )
         )
         self.sequencer.prepare_answers(group)  # while the thread writes
 
-    def _append_early(self, batches: list[EncodedBatch]) -> None:
-        """The acks of this group may leave before it is durable; that must be on disk first."""
-        self.log.admit_early_acks()
+    def _append(self, batches: list[EncodedBatch], compression: str, acks_early: bool) -> None:
+        """In a writer's thread."""
+        batches = compressed(batches, compression)
+        if acks_early:
+            # The acks of this group may leave before it is durable; that must be on disk first.
+            self.log.admit_early_acks()
         self.log.append(batches)
 
     def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 from acl.subjects import overlaps
@@ -10,6 +11,8 @@ from .addresses import parse_host_port, parse_listen
 from .daemon import Settings
 from .findings import Finding, Path
 from .stream import StreamSettings
+
+_CODEC_PACKAGES = {"lz4": "lz4", "zstd": "zstandard"}
 
 
 def check_stream(stream: StreamSettings, at: Path = ()) -> Iterator[Finding]:
@@ -35,6 +38,14 @@ def check_stream(stream: StreamSettings, at: Path = ()) -> Iterator[Finding]:
             (*at, "liftbridge"),
             "true: expected false beside acks: off, which stores everything verbatim",
             involved=((*at, "acks"),),
+        )
+
+    package = _CODEC_PACKAGES.get(stream.compression)
+    if package is not None and importlib.util.find_spec(package) is None:
+        yield Finding(
+            (*at, "compression"),
+            f"{stream.compression!r}: needs the package {package}, which is not installed: "
+            "pip install 'liftlog[compression]'",
         )
 
     yield from _check_compaction(stream, at)

@@ -19,6 +19,7 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 Acks = Literal["on", "off", "envelope"]
 Durability = Literal["fsync", "interval", "os"]
+Compression = Literal["none", "lz4", "zstd"]
 
 
 def _subject(text: str) -> str:
@@ -188,6 +189,11 @@ class StreamSettings(SettingsModel):
     )
     segment: SegmentSettings = SegmentSettings()
     batch: BatchSettings = BatchSettings()
+    compression: Compression = Field(
+        default="none",
+        description="Compress record batches, on disk and on the wire: `lz4` or `zstd` (extra "
+        "`compression`, also for the readers). Batches that are there already stay as they are.",
+    )
     rebatch: RebatchSettings = RebatchSettings()
     initial_offset: Count = Field(
         default=1,

@@ -19,6 +19,7 @@ from support.simfs import SimFileSystem
 from liftlog.log import DataDir, Log, LogConfig
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.records import encode_batch, parse_header
+from liftlog.records.codecs import codec_named, compress_batch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 DATA_DIR = Path("/data")
@@ -103,6 +104,38 @@ def batches() -> list[Case]:
     ]
 
 
+def compressed_batches() -> list[Case]:
+    """Each with the batch that it was made from. Another release of a codec's package may compress
+    differently: what counts is that these are read."""
+    values = [b'{"id": %d, "customer": "c%d", "state": "paid"}' % (i, i % 7) for i in range(200)]
+    plain = encode_batch(
+        base_offset=42,
+        leader_epoch=3,
+        commit_group=7,
+        stamps=[(BASE_NS, 100), (BASE_NS + 5000, 100)],
+        subjects=[b"orders.eu", b"orders.us"] * 100,
+        values=[None, *values[1:]],
+        keys=[b"c%d" % (i % 7) for i in range(200)],
+        has_tombstones=True,
+    )
+    repeated = encode_batch(
+        base_offset=242,
+        leader_epoch=3,
+        commit_group=7,
+        stamps=[(BASE_NS, 1)],
+        subjects=[b"orders.eu"],
+        values=[b"x" * 5000],
+    )
+    return [
+        to_json(
+            {"codec": name, "plain": bytes(batch), "batch": bytes(compress_batch(batch, codec))}
+        )
+        for name in ("lz4", "zstd")
+        if (codec := codec_named(name)) is not None
+        for batch in (plain, repeated)
+    ]
+
+
 def files() -> dict[str, bytes]:
     """A stream of two segments after a checkpoint and a clean stop, as it lies on disk."""
     fs = SimFileSystem()
@@ -142,6 +175,7 @@ def files() -> dict[str, bytes]:
 def main() -> None:
     GOLDEN.mkdir(parents=True, exist_ok=True)
     (GOLDEN / "batches.json").write_text(json.dumps(batches(), indent=1) + "\n")
+    (GOLDEN / "compressed.json").write_text(json.dumps(compressed_batches(), indent=1) + "\n")
     for name, raw in files().items():
         path = GOLDEN / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)

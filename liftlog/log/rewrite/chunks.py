@@ -77,8 +77,8 @@ def chunks_of(window: list[RecordBatch]) -> list[Chunk]:
 
 def _belong_together(one: RecordBatch, other: RecordBatch) -> bool:
     return (
-        one.header.length <= _SMALL_BYTES
-        and other.header.length <= _SMALL_BYTES
+        len(one.raw) <= _SMALL_BYTES
+        and len(other.raw) <= _SMALL_BYTES
         and one.header.leader_epoch == other.header.leader_epoch
         and other.header.record_count > 0
         and can_decode_together(one, other)

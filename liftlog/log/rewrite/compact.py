@@ -166,7 +166,9 @@ class _Pass:
             names=self._written,
         )
         try:
-            if self._copy_group(group, tally, BatchMerger(writer)):
+            if self._copy_group(
+                group, tally, BatchMerger(writer, compression=self._job.compression)
+            ):
                 entries = writer.finish(tally.horizon_ns)
                 self._swaps.append(Swap(tuple(one.file_name for one in sources), entries))
             else:

@@ -53,6 +53,7 @@ class CompactJob:
     horizon_ns: int
     log_start_offset: int
     memory_bytes: int
+    compression: str = "none"
 
     def __post_init__(self) -> None:
         if len(self.drop_tombstones) != len(self.sources):
@@ -67,6 +68,7 @@ class CompactJob:
         *,
         log_start_offset: int,
         memory_bytes: int,
+        compression: str = "none",
     ) -> CompactJob:
         """`segments` are those that were planned for, in the same order."""
         return cls(
@@ -79,6 +81,7 @@ class CompactJob:
             horizon_ns=plan.horizon_ns,
             log_start_offset=log_start_offset,
             memory_bytes=memory_bytes,
+            compression=compression,
         )
 
     @property
@@ -108,6 +111,7 @@ class RebatchJob:
     directory: str
     source: SegmentEntry
     target_bytes: int = 64 * 1024
+    compression: str = "none"
 
     @property
     def generation(self) -> int:

@@ -77,7 +77,7 @@ def rebatch(
             names=written,
         )
         on_error.callback(writer.close)
-        merger = BatchMerger(writer, target_bytes=job.target_bytes)
+        merger = BatchMerger(writer, target_bytes=job.target_bytes, compression=job.compression)
         for window in read_windows(fs, directory, source, throttle):
             for chunk in chunks_of(window):
                 merger.add(chunk)

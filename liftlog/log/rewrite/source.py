@@ -20,6 +20,7 @@ from liftlog.records.format import HEADER_SIZE, LENGTH, LENGTH_POSITION
 from liftlog.records.header import parse_header
 
 WINDOW_BYTES = 1024 * 1024
+_MAX_INFLATED_BYTES = 16 * WINDOW_BYTES
 
 
 class SourceDamaged(LiftlogError):
@@ -71,7 +72,8 @@ def _windows(file: File, entry: SegmentEntry, throttle: Throttle) -> Iterator[li
             raw = _read(file, length, position)
         batches = []
         at, end = 0, len(raw) - HEADER_SIZE
-        while at <= end:
+        inflated = 0
+        while at <= end and inflated < _MAX_INFLATED_BYTES:
             if at + LENGTH.unpack_from(raw, at + LENGTH_POSITION)[0] > len(raw):
                 parse_header(raw, at)  # it may be the length that is damaged
                 break
@@ -83,6 +85,7 @@ def _windows(file: File, entry: SegmentEntry, throttle: Throttle) -> Iterator[li
                     f"where {offset} was due"
                 )
             batches.append(batch)
+            inflated += len(batch.raw)
             offset = header.next_offset
             at += header.length
         position += at

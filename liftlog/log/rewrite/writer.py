@@ -13,6 +13,7 @@ from liftlog.log.manifest import SegmentEntry
 from liftlog.log.rewrite.chunks import Chunk, with_range
 from liftlog.log.rewrite.job import Throttle, no_throttle
 from liftlog.log.segment import MAX_POSITION
+from liftlog.records.codecs import codec_named, compress_batch
 from liftlog.records.column_set import Columns, Offsets, concat
 from liftlog.records.columns import can_share_batch, encode_columns
 from liftlog.records.encode import encode_batch, extend_batch
@@ -161,8 +162,16 @@ class BatchMerger:
     gone, or the first ones of a segment, an empty batch keeps their place.
     """
 
-    def __init__(self, writer: SegmentWriter, *, target_bytes: int = TARGET_BATCH_BYTES) -> None:
+    def __init__(
+        self,
+        writer: SegmentWriter,
+        *,
+        target_bytes: int = TARGET_BATCH_BYTES,
+        compression: str = "none",
+    ) -> None:
+        """`compression` is for batches that are put together; others stay as they are."""
         self._writer = writer
+        self._codec = codec_named(compression)
         self._target_bytes = target_bytes - _OVERHEAD_BYTES
         self.batches_out = 0
         self._first: BatchHeader | None = None  # of what waits; its records may be gone
@@ -178,9 +187,9 @@ class BatchMerger:
             self.add_records(chunk.columns(), chunk.header, divisible=True)
         elif not chunk.header.record_count:
             self.skip(chunk.header)
-        elif 2 * chunk.header.length >= self._target_bytes:
+        elif 2 * len(chunk.batches[0].raw) >= self._target_bytes:
             self.flush()
-            self._write(chunk.batches[0].raw, chunk.header)
+            self._write(chunk.batches[0].stored, chunk.header)
         else:
             self.add_records(chunk.columns(), chunk.header)
 
@@ -221,6 +230,7 @@ class BatchMerger:
         first = self._first
         if first is None:
             return
+        raw: bytearray | memoryview
         if self._parts:
             raw = encode_columns(
                 concat(self._parts),
@@ -241,6 +251,8 @@ class BatchMerger:
             )
         self._first = None
         self._parts, self._size, self._count = [], 0, 0
+        if self._codec is not None:
+            raw = compress_batch(raw, self._codec)
         self._write(raw, parse_header(raw))
 
     def _is_near(self, header: BatchHeader) -> bool:

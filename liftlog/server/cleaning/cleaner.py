@@ -305,7 +305,8 @@ class Cleaner:
         return False
 
     async def _rebatch(self, host: StreamHost, small: SmallBatches, candidates: Any) -> None:
-        job = await self._jobs.in_thread(lambda: small.find(host.log, candidates))
+        compression = host.settings.compression
+        job = await self._jobs.in_thread(lambda: small.find(host.log, candidates, compression))
         if job is None:
             return
         try:

@@ -115,7 +115,12 @@ def _damaged(log: Log) -> frozenset[int]:
 
 
 def make_job(
-    log: Log, segments: Sequence[Segment], plan: CompactionPlan, *, memory_bytes: int
+    log: Log,
+    segments: Sequence[Segment],
+    plan: CompactionPlan,
+    *,
+    memory_bytes: int,
+    compression: str = "none",
 ) -> CompactJob:
     """`segments` are those that were planned for."""
     return CompactJob.from_plan(
@@ -124,4 +129,5 @@ def make_job(
         [segment.entry() for segment in segments[: plan.sources]],
         log_start_offset=log.log_start_offset,
         memory_bytes=memory_bytes,
+        compression=compression,
     )

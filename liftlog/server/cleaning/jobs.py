@@ -81,7 +81,13 @@ class JobRunner:
         """One pass; whether it did all that was planned for `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
         lineage = log.lineage
-        job = make_job(log, segments, plan, memory_bytes=self._settings.memory_bytes)
+        job = make_job(
+            log,
+            segments,
+            plan,
+            memory_bytes=self._settings.memory_bytes,
+            compression=host.settings.compression,
+        )
         logger.info(
             "compaction-started stream=%s segments=%d dirty_from=%d dirty_end=%d reasons=%s",
             host.name,

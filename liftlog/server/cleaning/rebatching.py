@@ -46,7 +46,9 @@ class SmallBatches:
                 self._all_judged = segments
         return found
 
-    def find(self, log: Log, candidates: Sequence[Segment]) -> RebatchJob | None:
+    def find(
+        self, log: Log, candidates: Sequence[Segment], compression: str = "none"
+    ) -> RebatchJob | None:
         """A job for the first of them that needs one, or None when none does.
 
         Reads the end of an index file for each: call it in a thread. Raises OSError.
@@ -54,7 +56,7 @@ class SmallBatches:
         for segment in candidates:
             self._judged.add(segment.path.name)
             if needs_rebatch(log.environment.fs, log.directory, segment.entry()):
-                return RebatchJob(str(log.directory), segment.entry())
+                return RebatchJob(str(log.directory), segment.entry(), compression=compression)
         return None
 
     def look_again(self, file_name: str) -> None:

@@ -107,16 +107,6 @@ def test_what_a_newer_version_wrote_is_refused_by_name(
         parse_header(_sealed(data))
 
 
-@pytest.mark.parametrize(("codec", "name"), [(1, "lz4"), (2, "zstd")])
-def test_a_known_codec_that_is_not_supported_is_refused_by_name(codec: int, name: str) -> None:
-    data = bytearray(_batch(full=False))
-    data[44] |= codec
-    sealed = _sealed(data)
-    assert parse_header(sealed).record_count == 3  # a log may still carry such a batch
-    with pytest.raises(UnsupportedFormat, match=name):
-        decode_batch(sealed)
-
-
 @pytest.mark.parametrize("length", [0, 8, 56, 63, 65, 0xFFFFFFFF])
 def test_impossible_lengths(length: int) -> None:
     data = bytearray(_batch(full=False))

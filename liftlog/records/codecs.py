@@ -1,0 +1,179 @@
+"""Compressed bodies: codecs by name and number, packing a batch, unpacking one.
+
+The columns of a compressed batch are replaced by
+
+    64  4  raw_length         u32  bytes of the columns, a multiple of 8
+    68  4  compressed_length  u32
+    72  .. compressed_length bytes, then zero bytes to a multiple of 8
+
+lz4 is one block without a frame, zstd one frame that states its content size. Both packages are
+the extra `compression` and are imported when they are first needed.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from crc32c import crc32c
+
+from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.records.format import (
+    ATTRIBUTES,
+    ATTRIBUTES_POSITION,
+    BODY_CRC_POSITION,
+    CODEC_MASK,
+    CODEC_NAMES,
+    CRC,
+    HEADER_CRC_POSITION,
+    HEADER_SIZE,
+    LENGTH,
+    LENGTH_POSITION,
+    MAX_RAW_BODY_BYTES,
+    padded,
+    padding_for,
+)
+from liftlog.records.header import BatchHeader
+
+_SIZES = struct.Struct("<II")
+_DATA_POSITION = HEADER_SIZE + _SIZES.size
+_MIN_BODY_BYTES = 128
+"""Smaller bodies are left as they are: there is nothing in them that pays for another header."""
+
+_LZ4_MAX_RATIO = 255
+_ZSTD_LEVEL = 1
+"""Twice as fast as the usual 3, and hardly larger for messages that resemble each other."""
+_ZSTD_WINDOW_BYTES = MAX_RAW_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """`compress` and `decompress` are thread-safe, and others run meanwhile."""
+
+    name: str
+    number: int
+    compress: Callable[[memoryview], bytes]
+    decompress: Callable[[memoryview, int], bytes]
+    """The bytes and how many they become; raises ValueError if they do not become so many. Never
+    allocates more than that."""
+
+
+def codec_named(name: str) -> Codec | None:
+    """None for "none". Raises UnsupportedFormat when its package is not installed."""
+    numbers = {known: number for number, known in CODEC_NAMES.items()}
+    return _codec(numbers[name]) if numbers[name] else None
+
+
+@lru_cache
+def _codec(number: int) -> Codec:
+    name = CODEC_NAMES[number]
+    try:
+        return _lz4(name, number) if name == "lz4" else _zstd(name, number)
+    except ImportError as error:
+        raise UnsupportedFormat(
+            f"batches compressed with {name} need {error.name}, which is not installed",
+            hint="pip install 'liftlog[compression]'",
+        ) from error
+
+
+def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | memoryview:
+    """The same batch with its body compressed; itself when that makes it no smaller."""
+    with memoryview(batch) as view:
+        body = view[HEADER_SIZE:]
+        if not _MIN_BODY_BYTES <= len(body) <= MAX_RAW_BODY_BYTES:
+            return batch
+        packed = codec.compress(body)
+        sizes = _SIZES.pack(len(body), len(packed))
+        body.release()
+        if _DATA_POSITION + padded(len(packed)) >= len(batch):
+            return batch
+        header = bytearray(view[:HEADER_SIZE])
+    small = bytearray().join((header, sizes, packed, padding_for(len(packed))))
+    (attributes,) = ATTRIBUTES.unpack_from(small, ATTRIBUTES_POSITION)
+    LENGTH.pack_into(small, LENGTH_POSITION, len(small))
+    ATTRIBUTES.pack_into(small, ATTRIBUTES_POSITION, attributes | codec.number)
+    with memoryview(small) as view:
+        CRC.pack_into(small, BODY_CRC_POSITION, crc32c(view[HEADER_SIZE:]))
+        CRC.pack_into(small, HEADER_CRC_POSITION, crc32c(view[:HEADER_CRC_POSITION]))
+    return small
+
+
+def inflate(view: memoryview, header: BatchHeader) -> memoryview:
+    """A verified batch with its columns as they were before they were compressed.
+
+    The first 64 bytes stay those of the compressed one. Raises CorruptBatch when the body is not
+    what it says, and UnsupportedFormat when the codec's package is not installed.
+    """
+    codec = _codec(header.attributes & CODEC_MASK)
+    if len(view) < _DATA_POSITION:
+        raise CorruptBatch(f"{len(view)} bytes are too few for a compressed batch")
+    raw_length, size = _SIZES.unpack_from(view, HEADER_SIZE)
+    if raw_length > MAX_RAW_BODY_BYTES or raw_length & 7:
+        raise CorruptBatch(f"impossible length {raw_length} of the body before compression")
+    if _DATA_POSITION + padded(size) != len(view):
+        raise CorruptBatch(f"the compressed body is {size} bytes long, the batch {len(view)}")
+    try:
+        body = codec.decompress(view[_DATA_POSITION : _DATA_POSITION + size], raw_length)
+    except ValueError as error:
+        raise CorruptBatch(f"the {codec.name} body cannot be decompressed: {error}") from error
+    return memoryview(b"".join((view[:HEADER_SIZE], body)))
+
+
+def _lz4(name: str, number: int) -> Codec:
+    from lz4 import block
+
+    def compress(body: memoryview) -> bytes:
+        packed: bytes = block.compress(body, store_size=False)
+        return packed
+
+    def decompress(packed: memoryview, size: int) -> bytes:
+        if size > _LZ4_MAX_RATIO * len(packed):
+            raise ValueError(f"{len(packed)} bytes never become {size}")
+        try:
+            body: bytes = block.decompress(packed, uncompressed_size=size)
+        except block.LZ4BlockError as error:
+            raise ValueError(str(error)) from error
+        return _of_size(body, size)
+
+    return Codec(name, number, compress, decompress)
+
+
+def _zstd(name: str, number: int) -> Codec:
+    import zstandard
+
+    # Neither object may be used by two threads at once.
+    own = threading.local()
+
+    def compress(body: memoryview) -> bytes:
+        compressor: Any = getattr(own, "compressor", None)
+        if compressor is None:
+            own.compressor = compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        packed: bytes = compressor.compress(body)
+        return packed
+
+    def decompress(packed: memoryview, size: int) -> bytes:
+        decompressor: Any = getattr(own, "decompressor", None)
+        if decompressor is None:
+            own.decompressor = decompressor = zstandard.ZstdDecompressor(
+                max_window_size=_ZSTD_WINDOW_BYTES
+            )
+        try:
+            # What the frame says would be allocated, whatever is asked for here.
+            if zstandard.frame_content_size(packed) != size:
+                raise ValueError("the frame is for another number of bytes")
+            body: bytes = decompressor.decompress(packed, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+        return _of_size(body, size)
+
+    return Codec(name, number, compress, decompress)
+
+
+def _of_size(body: bytes, size: int) -> bytes:
+    if len(body) != size:
+        raise ValueError(f"it becomes {len(body)} bytes and not {size}")
+    return body
