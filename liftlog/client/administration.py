@@ -1,4 +1,4 @@
-"""Changing, holding and explaining streams: the requests, and the methods that both clients have."""
+"""Changing, holding and explaining streams: the requests, and the methods of both clients."""
 
 from __future__ import annotations
 
