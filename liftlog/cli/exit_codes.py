@@ -30,7 +30,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "wrong command line, or a value that the daemon refuses",
     ExitCode.CONFIG: "the configuration is wrong; every finding is listed",
     ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or it was lost",
-    ExitCode.NOT_FOUND: "no such stream, file or directory",
+    ExitCode.NOT_FOUND: "no such stream, lease, file or directory",
     ExitCode.CONFLICT: "the stream exists with other settings, or was created anew, or a "
     "checkpoint was moved meanwhile",
     ExitCode.OUT_OF_RANGE: "the offset is below the log's start or beyond its end",
@@ -49,6 +49,7 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
     errors.ProtocolViolation: ExitCode.CANNOT_CONNECT,
     errors.UnsupportedVersion: ExitCode.CANNOT_CONNECT,
     errors.StreamNotFound: ExitCode.NOT_FOUND,
+    errors.LeaseGone: ExitCode.NOT_FOUND,
     errors.Conflict: ExitCode.CONFLICT,
     errors.CheckpointMoved: ExitCode.CONFLICT,
     errors.StaleIncarnation: ExitCode.CONFLICT,

@@ -12,6 +12,7 @@ from liftlog.cli.consume import consume
 from liftlog.cli.demo.command import demo
 from liftlog.cli.exit_codes import ExitCode, table_lines
 from liftlog.cli.groups import Commands
+from liftlog.cli.info import info
 from liftlog.cli.offline.command import log_commands
 from liftlog.cli.offsets import offsets_commands
 from liftlog.cli.options import debug_option, debug_wanted, server_options
@@ -64,6 +65,7 @@ for command in (
     offsets_commands,
     pub,
     log_commands,
+    info,
     demo,
 ):
     cli.add_command(command)

@@ -41,7 +41,11 @@ added; those named here stay.
 |---|---|
 | `consume`, `log dump --values` | a record |
 | `pub` | what one message was answered |
-| `stream ls`, `stream info`, `stream create` | a stream, with its settings and offsets |
+| `stream ls`, `stream info`, `stream create`, `stream for`, `stream pause`, `stream resume`, `stream read-only` | a stream, with its settings and offsets |
+| `stream update` | `differences` (`setting`, `existing`, `requested`), `removal` by retention, `dry_run`, and the `stream` |
+| `stream truncate` | how many `records` go at most, and the bounds |
+| `stream lease ls`, `acquire`, `renew` | a lease on [`low`, `high`) |
+| `info` | the daemon |
 | `offsets ls`, `offsets get` | a checkpoint, with its `lag` (`null` where `problem` says why) |
 | `offsets seek`, `offsets rm` | `before`, `offset`, `moved_by`, `lag`, and whether it was `done` |
 | `log dump` | a record batch: its header and where it lies |

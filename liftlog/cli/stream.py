@@ -1,23 +1,21 @@
-"""`liftlog stream`: create, ls, info, compact, rm."""
+"""`liftlog stream`: create, ls, info, for, compact, rm; with `stream_changes` and `lease`."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
-
 import click
 
-from liftlog.cli.compaction import describe_compaction, describe_last_pass
+from liftlog.cli.compaction import describe_last_pass
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
+from liftlog.cli.lease import lease_commands
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
+from liftlog.cli.output import print_pairs, write_object, write_objects
 from liftlog.cli.problems import note, warn
+from liftlog.cli.questions import confirmed
+from liftlog.cli.stream_changes import pause, read_only, resume, truncate, update
 from liftlog.cli.stream_settings import parse_assignments
-from liftlog.cli.text import plural, printable, show_size, show_time
-
-if TYPE_CHECKING:
-    from liftlog.client import StreamInfo
+from liftlog.cli.stream_words import count_of, facts_of, print_streams, records_of
+from liftlog.cli.text import printable, show_size
 
 
 @click.group(
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 @server_options
 @debug_option
 def stream_commands() -> None:
-    """Create, list, describe, compact and delete streams.
+    """Create, list, describe, change, hold and delete streams.
 
     `list`, `describe` and `delete` are other names of `ls`, `info` and `rm`.
     """
@@ -82,18 +80,7 @@ def list_streams() -> None:
     if style != "table":
         write_objects([info.to_wire() for info in infos], style)
     elif infos:
-        headings = (
-            "NAME",
-            "SUBJECT",
-            "STATE",
-            "RECORDS",
-            "START",
-            "END",
-            "SIZE",
-            "SEGMENTS",
-            "ACKS",
-        )
-        print_table(headings, [_row(info) for info in infos], right=(3, 4, 5, 6, 7))
+        print_streams(infos)
     else:
         note("There are no streams. Create one: liftlog stream create orders --subject 'orders.>'")
 
@@ -110,9 +97,30 @@ def info(name: str) -> None:
     if style != "table":
         write_object(found.to_wire(), style)
         return
-    print_pairs(_facts(found))
+    print_pairs(facts_of(found))
     for text in found.warnings:
         warn(text)
+
+
+@stream_commands.command(name="for")
+@click.argument("subject")
+@server_options
+@debug_option
+def streams_for(subject: str) -> None:
+    """List the streams that record SUBJECT; for a pattern, any part of it."""
+    style = output_format()
+    with connect_to_server() as client:
+        infos = client.streams_for(subject)
+    if style != "table":
+        write_objects([info.to_wire() for info in infos], style)
+    elif infos:
+        print_streams(infos)
+    else:
+        note(f"No stream records {printable(subject)}.")
+
+
+for command in (update, pause, resume, read_only, truncate, lease_commands):
+    stream_commands.add_command(command)
 
 
 @stream_commands.command()
@@ -147,94 +155,13 @@ def rm(name: str, assume_yes: bool) -> ExitCode:
     style = output_format()
     with connect_to_server() as client:
         found = client.describe_stream(name)
-        if not assume_yes and not _confirmed(found):
+        question = f"Delete {found.name} with {count_of(found)} ({show_size(found.size_bytes)})?"
+        if not assume_yes and not confirmed(question):
             note("Nothing was deleted.")
             return ExitCode.FAILED
         client.delete_stream(name)
     if style == "table":
-        click.echo(f"{name} deleted ({_count(found)}, {show_size(found.size_bytes)})")
+        click.echo(f"{name} deleted ({count_of(found)}, {show_size(found.size_bytes)})")
     else:
-        write_object({"name": name, "deleted": True, "records": _records(found)}, style)
+        write_object({"name": name, "deleted": True, "records": records_of(found)}, style)
     return ExitCode.OK
-
-
-def _confirmed(found: StreamInfo) -> bool:
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "There is no terminal to ask on; say --yes to delete it.", click.get_current_context()
-        )
-    question = f"Delete {found.name} with {_count(found)} ({show_size(found.size_bytes)})?"
-    return click.confirm(question, err=True)
-
-
-def _records(found: StreamInfo) -> int:
-    """As many offsets as readers can reach; after compaction some of them hold nothing."""
-    return max(found.high_watermark - found.log_start_offset, 0)
-
-
-def _count(found: StreamInfo) -> str:
-    return plural(_records(found), "record")
-
-
-def _row(found: StreamInfo) -> tuple[str, ...]:
-    return (
-        printable(found.name),
-        printable(found.subject),
-        printable(found.state) + (" !" if found.warnings or found.quarantined else ""),
-        f"{_records(found):,}",
-        str(found.log_start_offset),
-        str(found.high_watermark),
-        show_size(found.size_bytes),
-        str(found.segment_count),
-        printable(f"{found.acks}, {found.durability}" if found.durability else found.acks),
-    )
-
-
-def _facts(found: StreamInfo) -> list[tuple[str, str]]:
-    records = _count(found)
-    if _records(found):
-        if found.compaction.get("cleaned_below"):
-            records = f"at most {records}"
-        records += f", offsets {found.log_start_offset} to {found.high_watermark - 1}"
-    facts = [
-        ("name", found.name),
-        ("subject", found.subject),
-        ("queue group", found.queue_group or ""),
-        ("state", found.state),
-        ("origin", found.origin),
-        ("records", records),
-        ("log start offset", str(found.log_start_offset)),
-        ("high watermark", str(found.high_watermark)),
-        ("log end offset", str(found.log_end_offset)),
-        ("size", f"{show_size(found.size_bytes)} in {plural(found.segment_count, 'segment')}"),
-        ("leader epoch", str(found.leader_epoch)),
-        ("incarnation", found.incarnation),
-        ("compaction", "\n".join(describe_compaction(found.compaction))),
-        ("settings", "\n".join(f"{key}: {value}" for key, value in _flat(found.settings))),
-        ("possible losses", "\n".join(map(_loss, found.possible_losses))),
-        ("damaged", "\n".join(map(_range, found.quarantined))),
-    ]
-    return [(label, printable(text, keep_newlines=True)) for label, text in facts if text]
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            found.append((f"{prefix}{key}", text))
-    return found
-
-
-def _loss(event: dict[str, Any]) -> str:
-    moment = event.get("time_ns")
-    when = show_time(moment) if isinstance(moment, int) else "?"
-    return f"at offset {event.get('offset', '?')}, {when}: {event.get('reason', '?')}"
-
-
-def _range(bad: dict[str, Any]) -> str:
-    first, following = bad.get("first_offset"), bad.get("next_offset")
-    last = following - 1 if isinstance(following, int) else "?"
-    return f"offsets {first} to {last}: {bad.get('reason', '?')}"

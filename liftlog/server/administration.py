@@ -131,7 +131,7 @@ class Administration:
             check_changeable(name, found)
             self._check_origin(host, found)
             decision = None
-            if dry_run or any(path.startswith("retention.") for path, _, _ in found):
+            if any(path.startswith("retention.") for path, _, _ in found):
                 decision = await self._decide(host, wanted)
             if decision is not None and not (allow_deletion or dry_run):
                 _refuse_large_removal(host, decision)

@@ -1,0 +1,46 @@
+"""`liftlog info`: what the daemon says of itself."""
+
+from __future__ import annotations
+
+import click
+
+from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.output import print_pairs, write_object
+from liftlog.cli.text import printable, show_time
+
+
+@click.command()
+@server_options
+@debug_option
+def info() -> None:
+    """Show the daemon: name, version, uptime, NATS, limits."""
+    style = output_format()
+    with connect_to_server() as client:
+        address, found = client.address, client.metadata()
+    if style != "table":
+        write_object(found.to_wire(), style)
+        return
+    nats = found.nats
+    version = nats.get("server_version")
+    state = "connected" if nats.get("connected") else "not connected"
+    pairs = [
+        ("name", found.name),
+        ("address", address),
+        ("version", found.version),
+        ("server id", found.server_id),
+        ("started", f"{show_time(found.started_ns)} ({_uptime(found.uptime_seconds)} ago)"),
+        ("nats", f"{state} (server {version})" if version else state),
+        ("streams", f"{found.stream_count:,}"),
+        ("limits", "\n".join(f"{name}: {value}" for name, value in found.limits.items())),
+        ("features", " ".join(found.features)),
+    ]
+    print_pairs([(label, printable(text, keep_newlines=True)) for label, text in pairs])
+
+
+def _uptime(seconds: float) -> str:
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole, "s")]
+    shown = [f"{count}{unit}" for count, unit in parts if count]
+    return " ".join(shown[:2]) or "0s"

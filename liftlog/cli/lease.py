@@ -1,0 +1,137 @@
+"""`liftlog stream lease`: hold a stream as it is for a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from liftlog.cli.groups import Commands
+from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.output import print_table, write_object, write_objects
+from liftlog.cli.problems import note
+from liftlog.cli.text import printable
+from liftlog.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from liftlog.client import LeaseInfo
+
+_TTL_HELP = "How long it lasts unless it is renewed: 90s, 10m, up to 1h."
+
+
+@click.group(cls=Commands, name="lease", aliases={"list": "ls"})
+@server_options
+@debug_option
+def lease_commands() -> None:
+    """Hold what a long read needs: retention and compaction spare it.
+
+    A lease ends by release, by time, or when the disk is full.
+    """
+
+
+@lease_commands.command(name="ls")
+@click.argument("name")
+@server_options
+@debug_option
+def list_leases(name: str) -> None:
+    """List the leases on the stream NAME."""
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.list_leases(name)
+    if style != "table":
+        write_objects([lease.to_wire() for lease in found], style)
+    elif found:
+        rows = [
+            (
+                printable(lease.lease_id) or "-",
+                str(lease.low),
+                str(lease.high),
+                _remaining(lease),
+                printable(lease.holder),
+            )
+            for lease in found
+        ]
+        print_table(("ID", "FROM", "BELOW", "ENDS IN", "HOLDER"), rows, right=(1, 2, 3))
+    else:
+        note(f"There are no leases on {printable(name)}.")
+
+
+@lease_commands.command()
+@click.argument("name")
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    metavar="OFFSET",
+    help="Where it begins; earliest is the log start. [default: earliest]",
+)
+@click.option("--ttl", default="60s", metavar="DURATION", help=f"{_TTL_HELP} [default: 60s]")
+@click.option("--holder", default="", metavar="TEXT", help="Who holds it, for people.")
+@server_options
+@debug_option
+def acquire(name: str, start: str, ttl: str, holder: str) -> None:
+    """Hold the stream NAME from an offset to its end of now; prints the id of the lease."""
+    if start != "earliest" and not (start.isascii() and start.isdigit()):
+        raise InvalidArgument(f"--from {start}: expected an offset or earliest")
+    where: int | str = start if start == "earliest" else int(start)
+    with connect_to_server() as client:
+        _show(client.acquire_lease(name, where, ttl=_seconds(ttl), holder=holder))
+
+
+@lease_commands.command()
+@click.argument("name")
+@click.argument("lease_id")
+@click.option("--ttl", default="60s", metavar="DURATION", help=f"{_TTL_HELP} [default: 60s]")
+@click.option(
+    "--from",
+    "low",
+    type=click.IntRange(min=0),
+    metavar="OFFSET",
+    help="What lies below is no longer needed.",
+)
+@server_options
+@debug_option
+def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
+    """Let a lease on the stream NAME last on."""
+    with connect_to_server() as client:
+        _show(client.renew_lease(name, lease_id, ttl=_seconds(ttl), low=low))
+
+
+@lease_commands.command()
+@click.argument("name")
+@click.argument("lease_id")
+@server_options
+@debug_option
+def release(name: str, lease_id: str) -> None:
+    """Give back a lease on the stream NAME; no error if it has ended."""
+    style = output_format()
+    with connect_to_server() as client:
+        client.release_lease(name, lease_id)
+    if style == "table":
+        click.echo(f"released: {printable(name)} {printable(lease_id)}")
+    else:
+        write_object({"stream": name, "lease_id": lease_id, "released": True}, style)
+
+
+def _seconds(text: str) -> float:
+    from liftlog.settings import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise InvalidArgument(f"--ttl {text}: {error}") from None
+
+
+def _remaining(lease: LeaseInfo) -> str:
+    return f"{lease.remaining_ms / 1000:.0f} s"
+
+
+def _show(lease: LeaseInfo) -> None:
+    style = output_format()
+    if style == "table":
+        click.echo(
+            f"{printable(lease.lease_id)} holds {printable(lease.stream)} from offset {lease.low} "
+            f"to below {lease.high} for {_remaining(lease)}"
+        )
+    else:
+        write_object(lease.to_wire(), style)

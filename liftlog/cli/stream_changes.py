@@ -1,0 +1,188 @@
+"""`liftlog stream update`, `pause`, `resume`, `read-only` and `truncate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.output import print_table, write_object
+from liftlog.cli.problems import note, warn
+from liftlog.cli.questions import confirmed
+from liftlog.cli.stream_settings import parse_assignments
+from liftlog.cli.text import plural, printable, show_size
+
+if TYPE_CHECKING:
+    from liftlog.client import Removal, StreamInfo, StreamUpdate
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting to change, with the keys of the YAML file: --set retention.max_age=7d. "
+    "KEY=null sets it back. Can be repeated.",
+)
+@click.option("--dry-run", "-n", is_flag=True, help="Show what would change and be deleted.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before records go.")
+@server_options
+@debug_option
+def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: bool) -> ExitCode:
+    """Change settings of the stream NAME while it runs.
+
+    What is not named stays. subject, queue_group and initial_offset cannot be changed. When the
+    new limits let retention delete records at once, it asks first.
+    """
+    settings = parse_assignments(assignments)
+    if not settings:
+        raise click.UsageError("Say what to change: --set KEY=VALUE.", click.get_current_context())
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.update_stream(name, settings, dry_run=True)
+        removal = found.removal
+        deletes = bool(found.differences) and removal is not None and removal.records > 0
+        if not dry_run:
+            if deletes and not assume_yes:
+                _show_update(found)
+                if not confirmed(f"Change {printable(name)} and let these records go?"):
+                    note("Nothing was changed.")
+                    return ExitCode.FAILED
+            found = client.update_stream(name, settings, allow_deletion=deletes)
+    if style == "table":
+        _show_update(found)
+    else:
+        write_object(_update_object(found), style)
+    for text in found.info.warnings:
+        warn(text)
+    return ExitCode.OK
+
+
+def _show_update(found: StreamUpdate) -> None:
+    name = printable(found.info.name)
+    if not found.differences:
+        click.echo(f"{name} has these settings already")
+        return
+    click.echo(f"{name} would change:" if found.dry_run else f"{name} updated:")
+    rows = [
+        (
+            printable(str(one.get("setting"))),
+            _value(one.get("existing")),
+            _value(one.get("requested")),
+        )
+        for one in found.differences
+    ]
+    print_table(("SETTING", "WAS", "BECOMES"), rows)
+    if found.removal is not None and found.removal.records:
+        click.echo(_removal_words(found.removal))
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "null"
+    return printable(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def _removal_words(removal: Removal) -> str:
+    """What the next round of retention does."""
+    return (
+        f"retention removes up to {plural(removal.records, 'record')} below offset "
+        f"{removal.log_start_offset}: {plural(removal.segments, 'segment')}, "
+        f"{show_size(removal.size_bytes)}"
+    )
+
+
+def _update_object(found: StreamUpdate) -> dict[str, Any]:
+    return {
+        "name": found.info.name,
+        "dry_run": found.dry_run,
+        "differences": found.differences,
+        "removal": None if found.removal is None else found.removal.to_wire(),
+        "stream": found.info.to_wire(),
+    }
+
+
+@click.command()
+@click.argument("name")
+@server_options
+@debug_option
+def pause(name: str) -> None:
+    """Have the stream NAME refuse new messages until it is resumed.
+
+    Whoever asks for an ack is told; messages without a reply subject are counted and lost. What
+    came before is committed when the command returns. Also holds after a restart.
+    """
+    with connect_to_server() as client:
+        _show(client.pause_stream(name), "paused")
+
+
+@click.command()
+@click.argument("name")
+@server_options
+@debug_option
+def resume(name: str) -> None:
+    """Have the stream NAME record messages again."""
+    with connect_to_server() as client:
+        _show(client.resume_stream(name), "records again")
+
+
+@click.command(name="read-only")
+@click.argument("name")
+@click.option("--off", is_flag=True, help="Let it record again.")
+@server_options
+@debug_option
+def read_only(name: str, off: bool) -> None:
+    """Have the stream NAME refuse new messages for good."""
+    with connect_to_server() as client:
+        _show(client.set_read_only(name, not off), "no longer read-only" if off else "read-only")
+
+
+def _show(found: StreamInfo, done: str) -> None:
+    style = output_format()
+    if style == "table":
+        click.echo(f"{printable(found.name)} {done} ({found.state})")
+    else:
+        write_object(found.to_wire(), style)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("offset", type=click.IntRange(min=0))
+@click.option("--dry-run", "-n", is_flag=True, help="Show what would be deleted.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@server_options
+@debug_option
+def truncate(name: str, offset: int, dry_run: bool, assume_yes: bool) -> ExitCode:
+    """Delete the records of the stream NAME below OFFSET, for ever.
+
+    Refused while a lease holds one of them.
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.describe_stream(name)
+        count = max(0, min(offset, found.high_watermark) - found.log_start_offset)
+        what = f"{plural(count, 'record')} of {printable(name)} below offset {offset}"
+        if not dry_run:
+            if count and not assume_yes and not confirmed(f"Delete up to {what}?"):
+                note("Nothing was deleted.")
+                return ExitCode.FAILED
+            found = client.truncate_prefix(name, offset, incarnation=found.incarnation)
+    if style != "table":
+        write_object({"name": name, "dry_run": dry_run, "records": count, **_bounds(found)}, style)
+    elif dry_run:
+        click.echo(f"up to {what} would be deleted")
+    else:
+        click.echo(f"up to {what} deleted; it begins at offset {found.log_start_offset}")
+    return ExitCode.OK
+
+
+def _bounds(found: StreamInfo) -> dict[str, int]:
+    return {
+        "log_start_offset": found.log_start_offset,
+        "high_watermark": found.high_watermark,
+        "size_bytes": found.size_bytes,
+    }

@@ -1,0 +1,93 @@
+"""A stream in words: rows of a table, facts, and how much of it there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from liftlog.cli.compaction import describe_compaction
+from liftlog.cli.output import print_table
+from liftlog.cli.text import plural, printable, show_size, show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from liftlog.client import StreamInfo
+
+_HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
+
+
+def print_streams(infos: Sequence[StreamInfo]) -> None:
+    print_table(_HEADINGS, [row_of(info) for info in infos], right=(3, 4, 5, 6, 7))
+
+
+def records_of(found: StreamInfo) -> int:
+    """As many offsets as readers can reach; after compaction some of them hold nothing."""
+    return max(found.high_watermark - found.log_start_offset, 0)
+
+
+def count_of(found: StreamInfo) -> str:
+    return plural(records_of(found), "record")
+
+
+def row_of(found: StreamInfo) -> tuple[str, ...]:
+    return (
+        printable(found.name),
+        printable(found.subject),
+        printable(found.state) + (" !" if found.warnings or found.quarantined else ""),
+        f"{records_of(found):,}",
+        str(found.log_start_offset),
+        str(found.high_watermark),
+        show_size(found.size_bytes),
+        str(found.segment_count),
+        printable(f"{found.acks}, {found.durability}" if found.durability else found.acks),
+    )
+
+
+def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
+    records = count_of(found)
+    if records_of(found):
+        if found.compaction.get("cleaned_below"):
+            records = f"at most {records}"
+        records += f", offsets {found.log_start_offset} to {found.high_watermark - 1}"
+    facts = [
+        ("name", found.name),
+        ("subject", found.subject),
+        ("queue group", found.queue_group or ""),
+        ("state", found.state),
+        ("origin", found.origin),
+        ("records", records),
+        ("log start offset", str(found.log_start_offset)),
+        ("high watermark", str(found.high_watermark)),
+        ("log end offset", str(found.log_end_offset)),
+        ("size", f"{show_size(found.size_bytes)} in {plural(found.segment_count, 'segment')}"),
+        ("leader epoch", str(found.leader_epoch)),
+        ("incarnation", found.incarnation),
+        ("compaction", "\n".join(describe_compaction(found.compaction))),
+        ("settings", "\n".join(f"{key}: {value}" for key, value in _flat(found.settings))),
+        ("possible losses", "\n".join(map(_loss, found.possible_losses))),
+        ("damaged", "\n".join(map(_range, found.quarantined))),
+    ]
+    return [(label, printable(text, keep_newlines=True)) for label, text in facts if text]
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            found.append((f"{prefix}{key}", text))
+    return found
+
+
+def _loss(event: dict[str, Any]) -> str:
+    moment = event.get("time_ns")
+    when = show_time(moment) if isinstance(moment, int) else "?"
+    return f"at offset {event.get('offset', '?')}, {when}: {event.get('reason', '?')}"
+
+
+def _range(bad: dict[str, Any]) -> str:
+    first, following = bad.get("first_offset"), bad.get("next_offset")
+    last = following - 1 if isinstance(following, int) else "?"
+    return f"offsets {first} to {last}: {bad.get('reason', '?')}"
