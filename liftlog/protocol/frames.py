@@ -138,7 +138,9 @@ class FrameReader:
             if len(self._buffer) > self._usual_bytes:  # one long frame must not cost for ever
                 self._buffer = bytearray(self._usual_bytes)
                 self._view = memoryview(self._buffer)
-        elif self._end == len(self._buffer) or self._needed() > len(self._buffer) - self._start:
+        elif self._end == len(self._buffer) or (
+            self._start and self._needed() > len(self._buffer) - self._start
+        ):
             self._make_room()
         return self._view[self._end :]
 
@@ -146,14 +148,18 @@ class FrameReader:
         return LENGTH.size + max(self._length, 0)
 
     def _make_room(self) -> None:
-        """Move the unfinished frame to the front of the buffer, in a larger one if need be."""
+        """Move the unfinished frame to the front of the buffer, in a larger one if that is full.
+
+        It grows as the bytes come, whatever length was announced: four bytes must not cost a
+        whole frame.
+        """
         pending = bytes(self._view[self._start : self._end])
-        if self._needed() > len(self._buffer):
-            self._buffer = bytearray(self._needed())
-            self._view = memoryview(self._buffer)
-        elif len(pending) == len(self._buffer):
-            # Whole frames that the owner has not taken yet (it is holding its peer back).
-            self._buffer = bytearray(2 * len(self._buffer))
+        if len(pending) == len(self._buffer):
+            # Or whole frames that the owner has not taken yet (it is holding its peer back).
+            size, needed = 2 * len(self._buffer), self._needed()
+            if len(self._buffer) < needed < size:
+                size = needed
+            self._buffer = bytearray(size)
             self._view = memoryview(self._buffer)
         self._view[: len(pending)] = pending
         self._start, self._end = 0, len(pending)

@@ -289,5 +289,6 @@ def _pull_limits(settings: Settings) -> PullLimits:
         max_hello_bytes=pull.max_hello_frame_bytes,
         default_fetch_bytes=pull.default_fetch_bytes,
         max_unsent_bytes=pull.max_unsent_bytes,
+        max_unsent_memory_bytes=pull.max_unsent_memory_bytes,
         linger_seconds=pull.linger_seconds,
     )

@@ -163,6 +163,11 @@ class PullSettings(SettingsModel):
         default=16 * 2**20,
         description="Unsent answers of one connection; beyond it we stop reading it.",
     )
+    max_unsent_memory_bytes: Size = Field(
+        default=256 * 2**20,
+        description="Unsent answers that lie in memory, all connections together; beyond it the "
+        "connection with most of them is cut off.",
+    )
     default_fetch_bytes: Size = Field(
         default=2**20, description="Answer size when a fetch names none."
     )

@@ -37,6 +37,7 @@ from liftlog.server.pull import checkpoint_requests as checkpoint_requests
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.limits import (
     ENCODED_UNSENT_BYTES,
+    HELD_FRAMES_BYTES,
     LAST_WORDS_SECONDS,
     LINGER_BYTES,
     LINGER_SECONDS,
@@ -72,13 +73,19 @@ class PullConnection:
             server.limits.wire, max_hello_bytes=server.limits.max_hello_bytes
         )
         self._outbox = Outbox(
-            self.loop, transport, server.cold_readers, self._on_progress, self._on_send_failure
+            self.loop,
+            transport,
+            server.cold_readers,
+            self._on_progress,
+            self._on_send_failure,
+            server.memory,
         )
         self._fetches: dict[str, FetchQueue] = {}
         self._reading = False
         self._closed = False
         self._last_words = False  # nothing but what is in the outbox will be sent
         self._linger_left = LINGER_BYTES
+        self._request_since = 0.0  # when the request that is still arriving began; 0: none is
         self._timer: asyncio.TimerHandle | None = self.loop.call_later(
             self._limits.hello_timeout_seconds, self._hello_timed_out
         )
@@ -132,20 +139,41 @@ class PullConnection:
         self._outbox.flush()
         if not self._closed and not self._last_words:
             if self._held_back:
+                self._request_since = 0.0  # from now on it is not the client that is slow
                 self._stop_reading()
             else:
                 self._start_reading()
+        memory = self._server.memory
+        if memory.used_bytes > self._limits.max_unsent_memory_bytes:
+            self._server.relieve()
 
     @property
     def _held_back(self) -> bool:
-        return self._protocol.saturated or not self.may_produce
+        return (
+            self._protocol.saturated
+            or not self.may_produce
+            or self._outbox.memory_bytes >= HELD_FRAMES_BYTES
+        )
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether it has yet to say who it is."""
+        return self._protocol.state is not State.READY and not self._last_words
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its unsent answers take in memory."""
+        return self._outbox.memory_bytes
 
     def _take_requests(self) -> None:
         try:
             while not self._held_back and not self._last_words and not self._closed:
                 event = self._protocol.next_event()
                 if event is None:
+                    if not self._request_since and self._protocol.mid_frame:
+                        self._request_since = self.loop.time()
                     return
+                self._request_since = 0.0
                 request_id, message = event
                 if isinstance(message, Message):
                     self._dispatch(request_id, message)
@@ -312,9 +340,20 @@ class PullConnection:
         waited = now - self._outbox.progress_at
         if self._outbox.unsent_bytes and waited > self._limits.write_stall_seconds:
             self._close("the client takes nothing")
+            return
+        began = self._request_since
+        if self._reading and began and now - began > self._limits.request_timeout_seconds:
+            seconds = self._limits.request_timeout_seconds
+            self._end_with(RequestTimeout(f"a request did not arrive within {seconds:g} s"))
 
     def close(self) -> None:
         self._close("the daemon closed it")
+
+    def make_room(self, reason: str) -> None:
+        """End it for the sake of the others."""
+        log.warning("connection cut off peer=%s reason=%s", self.peer, reason)
+        self._server.counters.refusals_total[LimitExceeded.name] += 1
+        self._close(reason)
 
     def _hello_timed_out(self) -> None:
         self._timer = None

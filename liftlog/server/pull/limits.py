@@ -18,17 +18,24 @@ class PullLimits:
     default_fetch_bytes: int = 1 * MIB
     max_unsent_bytes: int = 16 * MIB
     """Per connection: past it no fetch is answered and the socket is not read."""
+    max_unsent_memory_bytes: int = 256 * MIB
+    """Of all connections together, for what lies in memory: beyond it whoever has most goes."""
     linger_seconds: float = 0.005
     """At most one answer in this time to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
     """A client that takes nothing for this long while bytes wait for it is cut off. Long, since
     a slow consumer is no dead one: it costs open files, not memory."""
+    request_timeout_seconds: float = 60.0
+    """How long a request may take to arrive once it has begun."""
     auth_failure_delay_seconds: float = 0.25
     max_pending_auths: int = 64
 
 
 ENCODED_UNSENT_BYTES = 1 * MIB
 """Per connection: past it no answer is made that would lie in memory until it is sent."""
+
+HELD_FRAMES_BYTES = 1 * MIB
+"""Per connection: with so much unsent in memory the socket is not read."""
 
 TURN_BYTES = 1 * MIB
 """Sent to one connection before the event loop gets to do something else (about 0.3 ms)."""

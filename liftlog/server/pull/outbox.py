@@ -16,6 +16,8 @@ from liftlog.server.pull.page_cache import is_resident, make_resident
 from liftlog.server.pull.seams import LogSlice
 from liftlog.server.pull.transport import Transport
 
+_FRAME_OVERHEAD_BYTES = 64
+
 
 class ShortFile(Exception):
     """The file ended before the bytes that were promised; the client cannot be told."""
@@ -33,6 +35,15 @@ class _FilePart:
         self.resident_until = piece.position
 
 
+class UnsentMemory:
+    """What the frames in all outboxes of a server take, as against slices, which lie in files."""
+
+    __slots__ = ("used_bytes",)
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+
 class Outbox:
     """Not thread-safe: belongs to the loop's thread.
 
@@ -47,6 +58,7 @@ class Outbox:
         cold_readers: Executor,
         on_progress: Callable[[], None],
         on_failure: Callable[[Exception], None],
+        memory: UnsentMemory,
     ) -> None:
         self._loop = loop
         self._transport = transport
@@ -58,6 +70,10 @@ class Outbox:
         self._warming: _FilePart | None = None
         self._closed = False
         self._sending = False
+        self._memory = memory
+        self.memory_bytes = 0
+        """The share of this outbox in the memory of all; what small frames cost beside their bytes
+        counts, since a client may ask for a million of them."""
         self.unsent_bytes = 0
         self.sent_bytes = 0
         self.progress_at = loop.time()
@@ -68,6 +84,7 @@ class Outbox:
         self._note_start()
         self._items.append(frame)
         self.unsent_bytes += len(frame)
+        self._note_memory(len(frame) + _FRAME_OVERHEAD_BYTES)
 
     def put_slice(self, piece: LogSlice) -> None:
         """Takes over `piece`, closed or not."""
@@ -96,6 +113,11 @@ class Outbox:
             if isinstance(item, _FilePart) and item is not self._warming:
                 item.slice.release()
         self.unsent_bytes = 0
+        self._note_memory(-self.memory_bytes)
+
+    def _note_memory(self, more: int) -> None:
+        self.memory_bytes += more
+        self._memory.used_bytes += more
 
     def _note_start(self) -> None:
         if not self._items:
@@ -143,6 +165,9 @@ class Outbox:
         items.popleft()
         if sent < len(data):
             items.appendleft(memoryview(data)[sent:])
+        else:
+            whole = data.obj if type(data) is memoryview else data
+            self._note_memory(-len(whole) - _FRAME_OVERHEAD_BYTES)  # type: ignore[arg-type]
         return sent
 
     def _send_file(self, part: _FilePart) -> int:

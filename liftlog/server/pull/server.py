@@ -21,6 +21,7 @@ from liftlog.server.pull.counters import PullCounters
 from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
+from liftlog.server.pull.outbox import UnsentMemory
 from liftlog.server.pull.seams import Broker, Policy, ReadableStream
 from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
@@ -60,7 +61,8 @@ class PullServer:
         self._authenticators = ThreadPoolExecutor(_AUTH_THREADS, "liftlog-auth")
         self._pending_auths = 0
         self._listeners: list[Listener] = []
-        self._connections: set[PullConnection] = set()
+        self.memory = UnsentMemory()
+        self._connections: dict[PullConnection, None] = {}  # the oldest first
         self._jobs: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
@@ -136,7 +138,7 @@ class PullServer:
         task.add_done_callback(self._jobs.discard)
 
     def forget(self, connection: PullConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if self._idle is not None and not self._connections:
             self._idle.set()
 
@@ -192,7 +194,7 @@ class PullServer:
     def _admit(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None) -> None:
         self.counters.connections_total += 1
         limit = self.limits.max_connections
-        if self._closing or len(self._connections) >= limit:
+        if self._closing or (len(self._connections) >= limit and not self._make_room()):
             self.counters.connections_refused_total += 1
             refusal: LiftlogError = ShuttingDown("the daemon is shutting down")
             if not self._closing:
@@ -212,13 +214,30 @@ class PullServer:
         except OSError:
             sock.close()  # gone before it was served
             return
-        self._connections.add(PullConnection(self, transport, peer))
+        self._connections[PullConnection(self, transport, peer)] = None
         if self._sweep is None:
             self._schedule_sweep()
 
+    def _make_room(self) -> bool:
+        """Those who have not yet said who they are never keep out the others: of them, the one
+        that has had the most time goes."""
+        for connection in self._connections:
+            if connection.is_opening:
+                connection.make_room("others wait for its place, and it has not said who it is")
+                return True
+        return False
+
+    def relieve(self) -> None:
+        """Too much lies in memory because clients do not take it: whoever has most of it goes."""
+        while self.memory.used_bytes > self.limits.max_unsent_memory_bytes and self._connections:
+            largest = max(self._connections, key=lambda one: one.memory_bytes)
+            largest.make_room("unsent answers take too much memory, most of it is for this client")
+
     def _schedule_sweep(self) -> None:
         """Look for stalled clients, only while there are clients."""
-        seconds = max(self.limits.write_stall_seconds / 4, 0.05)
+        limits = self.limits
+        seconds = min(limits.write_stall_seconds, limits.request_timeout_seconds) / 4
+        seconds = max(seconds, 0.05)
         self._sweep = self.loop.call_later(seconds, self._sweep_stalled)
 
     def _sweep_stalled(self) -> None:

@@ -1,0 +1,174 @@
+"""What clients can make the daemon hold: half frames, places, answers that nobody takes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import AUTH, HELLO, RawPull, frame
+
+from liftlog.protocol.limits import MIB
+from liftlog.server.pull import PullLimits, PullServer
+from liftlog.server.pull.connection import PullConnection
+from liftlog.server.pull.limits import HELD_FRAMES_BYTES
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def newest(server: PullServer) -> PullConnection:
+    return list(server._connections)[-1]
+
+
+async def still_served(witness: RawPull) -> None:
+    witness.send({"k": "fetch", "i": 1, "s": "orders", "o": 1})
+    assert (await witness.receive())["c"] == 100
+
+
+# --- half frames ---
+
+
+async def test_an_announced_length_costs_nothing_until_the_bytes_come(broker: LogBroker) -> None:
+    async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
+        peer.send_bytes(struct.pack("<I", MIB) + b"x" * 10_000)
+        frames = newest(server)._protocol._frames
+        await until(lambda: frames._end - frames._start == 10_004)
+        assert len(frames._buffer) < 32_768
+
+
+async def test_a_request_that_does_not_arrive_is_timed_out(broker: LogBroker) -> None:
+    limits = PullLimits(request_timeout_seconds=0.2)
+    async with pull_server(broker, limits=limits) as (server, address):
+        async with await RawPull.connect(address) as witness:
+            async with await RawPull.connect(address) as peer:
+                peer.send({"k": "ping", "i": 1})
+                assert (await peer.receive())["k"] == "pong"
+                peer.send_bytes(frame({"k": "ping", "i": 2})[:-1])
+                answer = await peer.receive()
+                assert (answer["n"], answer["i"]) == ("TIMEOUT", 0)
+                assert await peer.closed() == b""
+            await until(lambda: server.connection_count == 1)
+            await still_served(witness)
+
+
+async def test_whole_requests_and_waiting_are_not_timed_out(broker: LogBroker) -> None:
+    limits = PullLimits(request_timeout_seconds=0.1)
+    async with pull_server(broker, limits=limits) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send({"k": "fetch", "i": 1, "s": "orders", "o": 101, "w": 500})
+            assert (await peer.receive())["i"] == 1
+            await still_served(peer)
+
+
+# --- places ---
+
+
+async def test_those_who_say_nothing_make_room(broker: LogBroker) -> None:
+    async with pull_server(broker, limits=PullLimits(max_connections=3)) as (server, address):
+        async with await RawPull.connect(address) as witness:
+            silent = [await RawPull.connect(address, hello=False) for _ in range(2)]
+            silent[1].send(HELLO)
+            assert (await silent[1].receive())["k"] == "challenge"
+            for _ in range(10):  # each needs a place, and none is turned away
+                async with await RawPull.connect(address) as peer:
+                    await still_served(peer)
+                await until(lambda: server.connection_count < 3)
+            assert await silent[0].closed() == b""
+            await still_served(witness)
+            assert server.counters.connections_refused_total == 0
+            for one in silent:
+                await one.close()
+
+
+# --- answers that nobody takes ---
+
+
+UNKNOWN = [frame({"k": "x" * 40, "i": i}) for i in range(1, 1001)]
+
+
+class Deaf:
+    """Asks and does not read, with a small buffer to receive into."""
+
+    def __init__(self, peer: RawPull) -> None:
+        self.peer = peer
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        peer.writer.transport.set_write_buffer_limits(high=1 << 30)
+
+    @classmethod
+    async def connect(cls, server: PullServer, address: str) -> Deaf:
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+        peer = RawPull(*await asyncio.open_connection(sock=sock))
+        peer.send(HELLO)
+        await peer.receive()
+        peer.send(AUTH)
+        await peer.receive()
+        # So that little of a flood vanishes in the kernel's buffers.
+        sent_from = newest(server)._transport._sock  # type: ignore[attr-defined]
+        sent_from.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+        return cls(peer)
+
+    def flood(self, thousands: int) -> None:
+        """Each answer is an error of about 150 bytes."""
+        self.peer.send_bytes(b"".join(UNKNOWN) * thousands)
+
+
+async def test_a_flood_of_small_requests_of_a_deaf_client_is_bounded(broker: LogBroker) -> None:
+    async with pull_server(broker) as (server, address):
+        async with await RawPull.connect(address) as witness:
+            deaf = await Deaf.connect(server, address)
+            connection = newest(server)
+            deaf.flood(10)
+            await until(lambda: connection.memory_bytes >= HELD_FRAMES_BYTES)
+            await still_served(witness)
+            assert not connection._reading
+            assert connection.memory_bytes < HELD_FRAMES_BYTES + 1000
+            assert server.memory.used_bytes == connection.memory_bytes
+            assert len(connection._outbox._items) < HELD_FRAMES_BYTES / 64
+            deaf.peer.writer.transport.abort()
+            await until(lambda: server.connection_count == 1)
+            assert server.memory.used_bytes == 0
+
+
+async def test_a_client_that_begins_to_read_gets_everything(broker: LogBroker) -> None:
+    async with pull_server(broker) as (server, address):
+        deaf = await Deaf.connect(server, address)
+        connection = newest(server)
+        deaf.flood(10)
+        await until(lambda: connection.memory_bytes >= HELD_FRAMES_BYTES)
+        deaf.peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        ids = [(await deaf.peer.receive())["i"] for _ in range(10_000)]
+        assert ids == list(range(1, 1001)) * 10
+        await until(lambda: server.memory.used_bytes == 0)
+        await deaf.peer.close()
+
+
+async def test_all_together_are_bounded_too(
+    broker: LogBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of them holds less than it may; the one with most goes, and nobody who reads."""
+    limits = PullLimits(max_unsent_memory_bytes=3 * HELD_FRAMES_BYTES)
+    async with pull_server(broker, limits=limits) as (server, address):
+        async with await RawPull.connect(address) as witness:
+            deaf = [await Deaf.connect(server, address) for _ in range(6)]
+            for one in deaf:
+                one.flood(10)
+            await until(lambda: server.connection_count <= 4)
+            assert server.memory.used_bytes <= 3 * HELD_FRAMES_BYTES
+            assert "take too much memory" in caplog.text
+            await still_served(witness)
+            for one in deaf:
+                one.peer.writer.transport.abort()
+            await until(lambda: server.connection_count == 1)
+            assert server.memory.used_bytes == 0
