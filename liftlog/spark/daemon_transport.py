@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from liftlog.client import SyncClient, connect_sync
+from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
 from liftlog.errors import InvalidArgument, OffsetOutOfRange, StreamNotFound
 from liftlog.records.decode import RecordBatch
+from liftlog.spark.holding import HOLDER, Hold
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions
-from liftlog.spark.transport import Extent, ScanRange, StreamState
+from liftlog.spark.transport import Extent, ScanRange, StreamState, is_compacted
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -23,7 +25,11 @@ class DaemonTransport:
 
     def __init__(self, options: ReadOptions) -> None:
         self._stream = options.stream
-        self._subject = options.subject
+        self._lease_seconds = options.lease_seconds
+        self._lease: LeaseInfo | None = None
+        self._compacted = False
+        # The daemon sends only what matches; columns are left out here, where it costs it nothing.
+        self._filter = None if options.subject is None else Filter(subject=options.subject)
         self._client: SyncClient = connect_sync(
             options.server, token=read_token(options.token_file), tls=options.tls_ca_file
         )
@@ -35,6 +41,7 @@ class DaemonTransport:
             raise StreamNotFound(
                 f"{self._client.address} has no stream {self._stream!r} that may be read"
             ) from error
+        self._compacted = is_compacted(info.settings)
         whole = Extent(info.log_start_offset, info.log_end_offset, info.size_bytes)
         return StreamState(
             stream=self._stream,
@@ -49,27 +56,52 @@ class DaemonTransport:
         when = _EPOCH + timedelta(microseconds=-(-timestamp_ns // 1000))
         return self._client.fetch(self._stream, when, max_bytes=1).header.offset
 
-    def prepare(self, planned: list[ScanRange]) -> list[ScanRange]:
-        return planned
+    def hold(self, state: StreamState, first_offset: int) -> StreamState:
+        if not self._compacted:
+            return state  # what retention removes is told by the daemon
+        self._lease = self._client.acquire_lease(
+            self._stream,
+            first_offset,
+            ttl=self._lease_seconds,
+            holder=HOLDER,
+            incarnation=state.identity,
+        )
+        # A pass may count what came since, up to the end of the lease: so it has to be read too.
+        end = self._lease.high
+        extents = state.extents
+        if extents and extents[-1].next_offset < end:
+            extents = (*extents[:-1], replace(extents[-1], next_offset=end))
+        return replace(state, end_offset=end, extents=extents)
+
+    def held(self, planned: list[ScanRange]) -> list[ScanRange]:
+        if self._lease is None:
+            return planned
+        return [replace(one, lease_id=self._lease.lease_id) for one in planned]
 
     def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
-        losses = Losses(self._stream, fail=fail_on_data_loss)
+        batches = self._batches(wanted, Losses(self._stream, fail=fail_on_data_loss))
+        if wanted.lease_id is None:
+            return batches
+        hold = Hold(self._client, self._stream, wanted.lease_id, self._lease_seconds)
+        return hold.over(batches)
+
+    def _batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
         reached = wanted.first_offset
         while reached < wanted.end_offset:
+            reader = self._client.read_batches(
+                self._stream,
+                reached,
+                wanted.end_offset,
+                incarnation=wanted.identity,
+                epoch=wanted.leader_epoch,
+                filter=self._filter,
+                on_corrupt=losses.damaged,
+            )
             try:
-                for batch in self._client.read_batches(
-                    self._stream,
-                    reached,
-                    wanted.end_offset,
-                    incarnation=wanted.identity,
-                    epoch=wanted.leader_epoch,
-                    on_corrupt=losses.damaged,
-                ):
-                    reached = batch.next_offset
-                    yield batch
-                    del batch  # its buffer is free for the next answer
+                yield from reader
                 return
             except OffsetOutOfRange as error:
+                reached = reader.position or reached
                 start = error.details.get("log_start_offset", 0)
                 if not isinstance(start, int) or start <= reached:
                     raise

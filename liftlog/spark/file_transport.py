@@ -7,12 +7,12 @@ it opened stays readable until it is closed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from liftlog.errors import (
     CorruptMetadata,
@@ -29,7 +29,7 @@ from liftlog.log.repair.walk import Found, walk
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions
-from liftlog.spark.transport import Extent, ScanRange, StreamState
+from liftlog.spark.transport import Extent, ScanRange, StreamState, is_compacted
 
 _WINDOW_BYTES = 1024 * 1024
 _STREAMS = "streams"
@@ -79,7 +79,12 @@ class FileTransport:
                             return offset
         return self.state().end_offset
 
-    def prepare(self, planned: list[ScanRange]) -> list[ScanRange]:
+    def hold(self, state: StreamState, first_offset: int) -> StreamState:
+        return state
+
+    def held(self, planned: list[ScanRange]) -> list[ScanRange]:
+        """Nobody can be asked to leave the files alone; so each task looks whether they are the
+        same."""
         manifest = self._manifest()
         if not is_compacted(manifest.metadata.get("settings")):
             return planned
@@ -185,12 +190,6 @@ def _find_directory(path: Path, stream: str) -> Path:
         hint="give a stream's directory, or a data directory and the option stream; "
         "the driver's host and every executor need it",
     )
-
-
-def is_compacted(settings: Mapping[str, Any] | None) -> bool:
-    """Whether these settings of a stream let compaction remove records."""
-    compaction = (settings or {}).get("compaction")
-    return isinstance(compaction, Mapping) and compaction.get("enabled", True) is not False
 
 
 def _sealed(manifest: Manifest) -> tuple[SegmentEntry, ...]:

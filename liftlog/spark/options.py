@@ -42,12 +42,15 @@ NAMES = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "failOnDataLoss",
+    "leaseSeconds",
     "tokenFile",
     "tlsCaFile",
 )
 
 DEFAULT_ROWS_PER_BATCH = 10_000
 DEFAULT_PARTITION_BYTES = 64 * 1024 * 1024
+DEFAULT_LEASE_SECONDS = 120
+MAX_LEASE_SECONDS = 3600
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,6 +71,7 @@ class ReadOptions:
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
     fail_on_data_loss: bool
+    lease_seconds: int
     token_file: str | None
     tls_ca_file: str | None
 
@@ -108,6 +112,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadO
         max_offsets_per_trigger=_count(values, "maxOffsetsPerTrigger"),
         max_bytes_per_trigger=_size(values, "maxBytesPerTrigger"),
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        lease_seconds=_lease_seconds(values),
         token_file=values.get("tokenFile"),
         tls_ca_file=values.get("tlsCaFile"),
     )
@@ -214,6 +219,16 @@ def _count(values: Mapping[str, str], name: str) -> int | None:
     if not re.fullmatch(r"\d{1,18}", text.strip()) or not int(text):
         raise InvalidArgument(f"{name}={text!r} is not a number above 0")
     return int(text)
+
+
+def _lease_seconds(values: Mapping[str, str]) -> int:
+    seconds = _count(values, "leaseSeconds") or DEFAULT_LEASE_SECONDS
+    if seconds > MAX_LEASE_SECONDS:
+        raise InvalidArgument(
+            f"leaseSeconds={seconds} is longer than a lease can last, {MAX_LEASE_SECONDS}",
+            hint="tasks renew it, so it need only outlast their wait for a turn",
+        )
+    return seconds
 
 
 def _size(values: Mapping[str, str], name: str) -> int | None:

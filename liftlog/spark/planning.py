@@ -51,11 +51,11 @@ def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list
 
 
 def offset_behind(parts: Sequence[Extent], size_bytes: int) -> int:
-    """The offset before which so many bytes lie; at least one part."""
+    """The offset before which about so many bytes lie."""
     left = size_bytes
     for part in parts:
         if left < part.size_bytes:
             width = part.next_offset - part.first_offset
-            return part.first_offset + width * left // part.size_bytes
+            return part.first_offset + (2 * width * left + part.size_bytes) // (2 * part.size_bytes)
         left -= part.size_bytes
     return parts[-1].next_offset if parts else 0

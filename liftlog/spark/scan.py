@@ -30,10 +30,11 @@ def plan(options: ReadOptions) -> list[ScanRange]:
     with open_transport(options) as transport:
         state = transport.state()
         first = first_offset(transport, state, options)
+        state = transport.hold(state, first)
         end = _end_offset(transport, state, options)
         if isinstance(options.start, int) and isinstance(options.end, int) and first > end:
             raise InvalidArgument(f"startingOffset={first} lies behind endingOffset={end}")
-        return transport.prepare(split(state, first, end, options.target_partition_bytes))
+        return transport.held(split(state, first, end, options.target_partition_bytes))
 
 
 def read(options: ReadOptions, wanted: ScanRange) -> Iterator[pa.RecordBatch]:

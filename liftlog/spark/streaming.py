@@ -122,9 +122,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             losses = Losses(state.stream, fail=self._options.fail_on_data_loss)
             losses.removed(first, min(state.log_start_offset, stop))
             first = min(state.log_start_offset, stop)
-        assert self._transport is not None
         planned = split(state, first, stop, self._options.target_partition_bytes)
-        return [RangePartition(wanted) for wanted in self._transport.prepare(planned)]
+        return [RangePartition(wanted) for wanted in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)

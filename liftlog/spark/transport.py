@@ -6,10 +6,10 @@ same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from liftlog.records.decode import RecordBatch
 
@@ -49,7 +49,9 @@ class ScanRange:
     first_offset: int
     end_offset: int
     files: tuple[str, ...] | None = None
-    """Set by who reads files of a compacted stream: those that hold the range."""
+    """Of a compacted stream that is read from files: those that hold the range."""
+    lease_id: str | None = None
+    """Of a compacted stream that is read from a daemon."""
 
 
 class Transport(Protocol):
@@ -61,8 +63,13 @@ class Transport(Protocol):
         """Of the first record stamped at or after that time; the end if there is none."""
         ...
 
-    def prepare(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """Called once with all ranges of a read, before they leave for their tasks."""
+    def hold(self, state: StreamState, first_offset: int) -> StreamState:
+        """Make sure that a read of all from `first_offset` on sees one state of the stream, though
+        it is read in parts; the state returned is the one to plan with."""
+        ...
+
+    def held(self, planned: list[ScanRange]) -> list[ScanRange]:
+        """The ranges with what their tasks have to know of that."""
         ...
 
     def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
@@ -84,3 +91,9 @@ class Transport(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+def is_compacted(settings: Mapping[str, Any] | None) -> bool:
+    """Whether these settings of a stream let compaction remove records."""
+    compaction = (settings or {}).get("compaction")
+    return isinstance(compaction, Mapping) and compaction.get("enabled", True) is not False

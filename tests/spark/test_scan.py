@@ -8,21 +8,26 @@ import pytest
 from support.served_logs import ServedLogs
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 NS = 1_700_000_000_000_000_000
 
 
-def reader(spark: SparkSession, logs: ServedLogs, **options: Any) -> Any:
-    chosen = {"server": logs.server, "stream": "orders"} | options
-    found = spark.read.format("liftlog")
-    for name, value in chosen.items():
-        found = found.option(name, value)
-    return found
+def frame_of(spark: SparkSession, logs: ServedLogs, **options: Any) -> Any:
+    where = {} if "path" in options else {"server": logs.server, "stream": "orders"}
+    return spark.read.format("liftlog").options(**where, **options).load()
 
 
-def offsets(frame: DataFrame) -> list[int]:
-    return sorted(row.offset for row in frame.select("offset").collect())
+def fill(logs: ServedLogs, count: int = 20) -> int:
+    """`count` batches of 100 records, all sealed; returns the end."""
+    stream = logs.add("orders")
+    for i in range(count):
+        keys: list[bytes | None] = [b"k%d" % (j % 7) if j % 5 else None for j in range(100)]
+        values: list[bytes | None] = [b"%d/%d" % (i, j) if j % 11 else None for j in range(100)]
+        stamp = NS + 1_000_000_000 * i
+        logs.append("orders", values, keys=keys, timestamp_ns=stamp, subject=b"orders.%d" % (i % 2))
+    logs.call(stream.real_log.roll)
+    return stream.real_log.log_end_offset
 
 
 def test_all_columns(spark: SparkSession, logs: ServedLogs) -> None:
@@ -36,8 +41,9 @@ def test_all_columns(spark: SparkSession, logs: ServedLogs) -> None:
         keys=[b"k", b"l", None],
         headers=[block, b"", b""],
     )
-    frame = reader(spark, logs, columns="stream,value,key,headers,subject,timestamp,offset").load()
-    assert frame.columns == "stream value key headers subject timestamp offset".split()
+    columns = ["stream", "value", "key", "headers", "subject", "timestamp", "offset"]
+    frame = frame_of(spark, logs, columns=",".join(columns))
+    assert frame.columns == columns
     rows = frame.selectExpr("*", "unix_micros(timestamp) as us").orderBy("offset").collect()
     assert [row.us for row in rows] == [NS // 1000] * 3
     assert [(row.stream, row.subject, row.offset) for row in rows] == [
@@ -53,3 +59,55 @@ def test_all_columns(spark: SparkSession, logs: ServedLogs) -> None:
         [],
         [],
     ]
+
+
+def test_socket_and_files_in_many_tasks(spark: SparkSession, logs: ServedLogs) -> None:
+    end = fill(logs)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW over_socket USING liftlog "
+        f"OPTIONS (server '{logs.server}', stream 'orders', targetPartitionBytes '8KiB')"
+    )
+    files = frame_of(spark, logs, path=str(logs.directory / "orders"), targetPartitionBytes="8KiB")
+    assert files.rdd.getNumPartitions() > 3
+    files.createOrReplaceTempView("from_files")
+    question = "count(*), sum(offset), bit_xor(xxhash64(*)), count(key), count(value)"
+    counts = [
+        spark.sql(f"SELECT {question} FROM {view}").collect()[0]
+        for view in ("over_socket", "from_files")
+    ]
+    assert counts[0] == counts[1]
+    assert counts[0][:2] == (end - 1, sum(range(1, end)))
+    assert counts[0][3:] == (20 * 80, 20 * 90)
+    chosen = frame_of(spark, logs, subject="*.1", startingOffset="101", columns="offset")
+    assert chosen.count() == 10 * 100
+
+
+def test_an_empty_stream(spark: SparkSession, logs: ServedLogs) -> None:
+    logs.add("orders")
+    assert frame_of(spark, logs).count() == 0
+
+
+def test_mistakes_are_told(spark: SparkSession, logs: ServedLogs) -> None:
+    for options, said in (
+        ({"startingOffsets": "1"}, "did you mean 'startingOffset'"),
+        ({"columns": "vlaue"}, "did you mean 'value'"),
+        ({"endingOffset": "9"}, "there is no stream|has no stream 'orders'"),
+    ):
+        with pytest.raises(Exception, match=said):
+            frame_of(spark, logs, **options).count()
+    with pytest.raises(Exception, match=r"\.schema\(\.\.\.\) cannot change it"):
+        chosen = spark.read.format("liftlog").schema("offset int").option("stream", "orders")
+        chosen.load().count()
+
+
+def test_damage_fails_the_job_or_is_skipped(spark: SparkSession, logs: ServedLogs) -> None:
+    from support.stored_logs import batch_positions, flip
+
+    end = fill(logs)
+    path = logs.broker.stream("orders").real_log.segments[0].path
+    position, header = batch_positions(path)[2]
+    flip(path, position + 100)
+    with pytest.raises(Exception, match=r"records \[201, 301\).*failOnDataLoss=false"):
+        frame_of(spark, logs).count()
+    assert header.record_count == 100
+    assert frame_of(spark, logs, failOnDataLoss="false").count() == end - 1 - 100

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from support.pull_broker import LogBroker, LoggedStream, pull_server
 
+from liftlog.log import LogConfig
 from liftlog.server.pull.seams import Policy
 
 
@@ -23,7 +24,9 @@ class ServedLogs:
         self, directory: Path, *, segment_max_bytes: int = 1 << 20, policy: Policy | None = None
     ) -> None:
         self.directory = directory
-        self.broker = LogBroker(directory, segment_max_bytes=segment_max_bytes)
+        self.broker = LogBroker(directory)
+        # Tests stamp records as they like, so age says nothing.
+        self.broker.config = LogConfig(segment_max_bytes=segment_max_bytes, segment_max_age_ns=None)
         self.address = ""
         self._policy = policy
         self._loop = asyncio.new_event_loop()

@@ -1,0 +1,98 @@
+"""Structured streaming: what it reads, in which steps, and that a crash changes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.served_logs import ServedLogs
+from support.spark import spark_environment
+
+from liftlog.server.child_processes import tied_to_parent
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOB = Path(__file__).with_name("streaming_job.py")
+
+
+def run_to_end(spark: SparkSession, logs: ServedLogs, directory: Path, **options: str) -> Any:
+    """A query over all that is there; returns its progress."""
+    query = (
+        spark.readStream.format("liftlog")
+        .options(server=logs.server, stream="orders", **options)
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(directory / "lake"))
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination(100)
+        return [one.numInputRows for one in query.recentProgress if one.numInputRows]
+    finally:
+        query.stop()
+
+
+def lake(spark: SparkSession, directory: Path) -> list[int]:
+    frame = spark.read.parquet(str(directory / "lake")).select("offset")
+    return sorted(row.offset for row in frame.collect())
+
+
+def fill(logs: ServedLogs, batches: int) -> None:
+    for _ in range(batches):
+        logs.append("orders", [b"value"] * 10)
+
+
+def test_steps_and_going_on(spark: SparkSession, logs: ServedLogs, tmp_path: Path) -> None:
+    logs.add("orders")
+    fill(logs, 12)
+    assert run_to_end(spark, logs, tmp_path, maxOffsetsPerTrigger="50") == [50, 50, 20]
+    fill(logs, 3)
+    assert run_to_end(spark, logs, tmp_path) == [30]
+    assert lake(spark, tmp_path) == list(range(1, 151))
+    # A stream of that name made anew is not gone on with.
+    logs.delete("orders")
+    (logs.directory / "orders").rename(logs.directory / "old")
+    logs.add("orders")
+    with pytest.raises(Exception, match="created anew"):
+        run_to_end(spark, logs, tmp_path)
+
+
+def test_a_killed_query_goes_on_exactly(
+    spark: SparkSession, logs: ServedLogs, tmp_path: Path
+) -> None:
+    logs.add("orders")
+    fill(logs, 100)
+    process = subprocess.Popen(
+        tied_to_parent([sys.executable, str(JOB), str(tmp_path), logs.server]),
+        env={**os.environ, **spark_environment()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=(tmp_path / "job.log").open("wb"),
+        start_new_session=True,
+    )
+    try:
+        committed = tmp_path / "checkpoint" / "commits"
+        deadline = time.monotonic() + 100
+        while not (committed / "2").exists():
+            told = (tmp_path / "job.log").read_text(errors="replace")[-2000:]
+            assert process.poll() is None, told
+            assert time.monotonic() < deadline, told
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # driver, JVM and Python workers
+        process.wait()
+    last = max(int(one.name) for one in committed.iterdir() if one.name.isdigit())
+    assert last < 19, "the query was over before it was killed"
+    fill(logs, 1)
+    steps = run_to_end(spark, logs, tmp_path, maxOffsetsPerTrigger="50")
+    assert sum(steps) == 1010 - 50 * (last + 1)
+    assert lake(spark, tmp_path) == list(range(1, 1011))
