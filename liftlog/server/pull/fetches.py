@@ -12,7 +12,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from liftlog.errors import BadRequest, Cancelled, Diverged, LiftlogError, StaleIncarnation
@@ -168,7 +167,7 @@ class FetchQueue:
         question = (offset, max_bytes, fetch.max_records)
         if group is not None and offset >= log.log_start_offset:
             found = group.recall(high_watermark, *question)
-        if found is None:
+        if found is None and offset != high_watermark:  # there is nothing, and nothing is wrong
             found = log.read(*question)
             if group is not None and found is not None:
                 found = group.take(found, high_watermark, *question)
@@ -186,17 +185,14 @@ class FetchQueue:
             return False
         if next_offset >= high_watermark:
             self._tail_answered_at = self._host.loop.time()
-        header = _header(log, offset, next_offset)
-        if found is not None:
-            header = replace(
-                header,
-                first_offset=found.first_offset,
-                record_count=found.record_count,
-                body_length=found.length,
-            )
-        self._host.answer_fetch(
-            waiting.request_id, header, found.body if isinstance(found, Tail) else found
+        if found is None:
+            self._host.answer_fetch(waiting.request_id, _header(log, offset, next_offset), None)
+            return True
+        header = _header(
+            log, offset, next_offset, found.first_offset, found.record_count, found.length
         )
+        body = found.body if isinstance(found, Tail) else found
+        self._host.answer_fetch(waiting.request_id, header, body)
         return True
 
     def _serve_selected(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> bool:
@@ -217,12 +213,9 @@ class FetchQueue:
             return False
         if scanned.caught_up:
             self._tail_answered_at = self._host.loop.time()
-        header = replace(
-            _header(log, offset, next_offset),
-            first_offset=scanned.first_offset if scanned.record_count else offset,
-            record_count=scanned.record_count,
-            body_length=len(scanned.body),
-            selected=True,
+        first_offset = scanned.first_offset if scanned.record_count else offset
+        header = _header(
+            log, offset, next_offset, first_offset, scanned.record_count, len(scanned.body), True
         )
         self._host.answer_fetch(waiting.request_id, header, scanned.body or None)
         return True
@@ -364,16 +357,25 @@ def _known_offset(fetch: Fetch, log: ReadableLog) -> int | None:
     raise BadRequest(f"the start must be an offset, {EARLIEST!r} or {LATEST!r}")
 
 
-def _header(log: ReadableLog, offset: int, next_offset: int) -> FetchHeader:
-    """Of an answer without a body."""
+def _header(
+    log: ReadableLog,
+    offset: int,
+    next_offset: int,
+    first_offset: int | None = None,
+    record_count: int = 0,
+    body_length: int = 0,
+    selected: bool | None = None,
+) -> FetchHeader:
     return FetchHeader(
-        offset=offset,
-        first_offset=offset,
-        next_offset=next_offset,
-        record_count=0,
-        high_watermark=log.high_watermark,
-        log_start_offset=log.log_start_offset,
-        log_end_offset=log.log_end_offset,
-        leader_epoch=log.leader_epoch,
-        incarnation=log.incarnation,
+        offset,
+        offset if first_offset is None else first_offset,
+        next_offset,
+        record_count,
+        log.high_watermark,
+        log.log_start_offset,
+        log.log_end_offset,
+        log.leader_epoch,
+        log.incarnation,
+        body_length,
+        selected,
     )

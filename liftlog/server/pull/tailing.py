@@ -1,15 +1,18 @@
 """The consumers that wait at the end of one stream: woken together, and not too often.
 
 However often a stream commits, there is at most one round of waking per `linger`; after a pause
-the first commit begins one at once. All who are woken in a round read up to the same high
-watermark, so most of them ask for the same bytes the next time too: these are read once and kept
-for the others.
+the first commit begins one at once. With many consumers the pause grows with what a round takes,
+so that they cannot take more than a part of the event loop, and the commits get the rest.
+
+All who are woken in a round read up to the same high watermark, so most of them ask for the same
+bytes the next time too: these are read once and kept for the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +22,7 @@ from liftlog.server.pull.seams import LogSlice, ReadableStream
 MAX_TAIL_BYTES = 64 * KIB
 _WAKES_PER_TURN = 64
 _KEPT_TAILS = 8
+_REST = 4  # times as long as a round took there is none
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -58,7 +62,7 @@ class TailGroup:
         self._future: asyncio.Future[None] | None = None
         self._future_offset = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._last_round = -linger_seconds
+        self._due = 0.0  # when the next round may begin
         self._kept: dict[tuple[int, int, int | None], Tail] = {}
         self._kept_at = -1  # the high watermark that they end at
 
@@ -100,25 +104,28 @@ class TailGroup:
         self._future = None
         if not future.cancelled():
             future.exception()  # whatever ended the wait: who is woken finds out
-        due = self._last_round + self._linger
-        if self._loop.time() >= due:
+        if self._loop.time() >= self._due:
             self._begin_round()
         else:
-            self._timer = self._loop.call_at(due, self._begin_round)
+            self._timer = self._loop.call_at(self._due, self._begin_round)
 
     def _begin_round(self) -> None:
         self._timer = None
-        self._last_round = self._loop.time()
+        self._due = self._loop.time() + self._linger
         woken, self._waiting = list(self._waiting), {}
-        self._wake(woken)
+        self._wake(woken, 0.0)
 
-    def _wake(self, woken: list[Waiter]) -> None:
+    def _wake(self, woken: list[Waiter], seconds: float) -> None:
+        """`seconds` is what this round has taken before."""
+        began = time.monotonic()
         for waiter in woken[:_WAKES_PER_TURN]:
             wake, waiter.wake = waiter.wake, None
             if wake is not None:
                 wake()
+        seconds += time.monotonic() - began
+        self._due = max(self._due, self._loop.time() + _REST * seconds)
         if len(woken) > _WAKES_PER_TURN:
-            self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:])
+            self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:], seconds)
 
     # --- what they read ---
 

@@ -1,0 +1,230 @@
+"""Rounds of waking: at once after a pause, then once per linger, and one read for all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import RawPull
+
+from liftlog.records.decode import iter_batches
+from liftlog.server.pull import PullLimits, tailing
+from liftlog.server.pull.tailing import Tail, TailGroup
+
+LINGER = 0.05
+
+
+class Stream:
+    """The part of a stream that a group needs; commits are made by hand."""
+
+    name = "orders"
+    log: Any = None
+
+    def __init__(self) -> None:
+        self.high_watermark = 1
+        self.futures: list[tuple[int, asyncio.Future[None]]] = []
+        self.asked = 0
+
+    def wait_high_watermark(self, offset: int) -> asyncio.Future[None]:
+        self.asked += 1
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.high_watermark > offset:
+            future.set_result(None)
+        self.futures.append((offset, future))
+        return future
+
+    def commit(self) -> None:
+        self.high_watermark += 1
+        for offset, future in self.futures:
+            if offset < self.high_watermark and not future.done():
+                future.set_result(None)
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+async def test_many_waiters_cost_one_future(stream: Stream) -> None:
+    group = TailGroup(asyncio.get_running_loop(), LINGER)
+    woken: list[int] = []
+    for number in range(200):
+        group.wait(stream, 1, lambda number=number: woken.append(number))  # type: ignore[misc]
+    assert stream.asked == 1
+    stream.commit()
+    await turns(1)
+    assert len(woken) < 200, "one turn of the loop for all of them"
+    await turns()
+    assert woken == list(range(200))
+
+
+async def test_a_second_round_comes_after_the_linger(stream: Stream) -> None:
+    loop = asyncio.get_running_loop()
+    group = TailGroup(loop, LINGER)
+    woken: list[float] = []
+    group.wait(stream, 1, lambda: woken.append(time.monotonic()))
+    stream.commit()
+    await turns()
+    assert len(woken) == 1, "the first one is woken at once"
+    again = loop.create_future()
+    group.wait(stream, 2, lambda: again.set_result(time.monotonic()))
+    stream.commit()
+    await turns()
+    assert not again.done()
+    late = loop.create_future()
+    group.wait(stream, 2, lambda: late.set_result(None))  # joins the round that is due
+    assert await asyncio.wait_for(again, 10) - woken[0] >= LINGER * 0.99
+    await turns(1)
+    assert late.done()
+
+
+async def test_the_lowest_offset_decides(stream: Stream) -> None:
+    group = TailGroup(asyncio.get_running_loop(), LINGER)
+    woken: list[str] = []
+    group.wait(stream, 5, lambda: woken.append("far"))
+    group.wait(stream, 1, lambda: woken.append("near"))
+    stream.commit()
+    await turns()
+    assert "near" in woken
+
+
+async def test_who_leaves_is_not_woken_and_the_last_one_lets_go(stream: Stream) -> None:
+    group = TailGroup(asyncio.get_running_loop(), LINGER)
+    woken: list[str] = []
+    leaving = group.wait(stream, 1, lambda: woken.append("left"))
+    other = group.wait(stream, 1, lambda: group.leave(third))
+    third = group.wait(stream, 1, lambda: woken.append("left during the round"))
+    group.leave(leaving)
+    stream.commit()
+    await turns()
+    assert woken == []
+    group.leave(other)  # was woken: nothing
+    last = group.wait(stream, 2, lambda: woken.append("no"))
+    group.leave(last)
+    assert all(future.done() for _, future in stream.futures)
+
+
+async def test_a_stream_that_ends_wakes_everybody(stream: Stream) -> None:
+    group = TailGroup(asyncio.get_running_loop(), 0)
+    woken: list[int] = []
+    group.wait(stream, 1, lambda: woken.append(1))
+    stream.futures[0][1].set_exception(RuntimeError("failed"))
+    await turns()
+    assert woken == [1]
+
+
+async def test_long_rounds_make_longer_pauses(stream: Stream) -> None:
+    loop = asyncio.get_running_loop()
+    group = TailGroup(loop, 0.001)
+    began = time.monotonic()
+    group.wait(stream, 1, lambda: time.sleep(0.02))
+    stream.commit()
+    await turns()
+    again = loop.create_future()
+    group.wait(stream, 1, lambda: again.set_result(time.monotonic()))
+    assert await asyncio.wait_for(again, 10) - began >= 0.02 * (1 + tailing._REST) * 0.99
+
+
+async def test_consumers_share_one_read(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    async with pull_server(broker) as (_, address):
+        peers = [await RawPull.connect(address) for _ in range(8)]
+        for peer in peers:
+            peer.send({"k": "fetch", "i": 1, "s": "orders", "o": 101, "w": 60_000})
+        # A ping is answered after what came before it was handled.
+        for peer in peers:
+            peer.send({"k": "ping", "i": 2})
+            assert (await peer.receive())["k"] == "pong"
+        reads = stream.log.reads
+        stream.append([b"new", b"newer"])
+        for peer in peers:
+            answer = await peer.receive()
+            assert [batch.values() for batch in iter_batches(answer["body"])] == [
+                [b"new", b"newer"]
+            ]
+            assert (answer["o"], answer["f"], answer["n"], answer["c"]) == (101, 101, 103, 2)
+        assert stream.log.reads == reads + 1
+        for peer in peers:
+            await peer.close()
+
+
+async def test_a_consumer_is_answered_once_per_linger(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    limits = PullLimits(linger_seconds=0.2)
+    async with pull_server(broker, limits=limits) as (server, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send({"k": "fetch", "i": 1, "s": "orders", "o": "latest", "w": 60_000})
+            peer.send({"k": "ping", "i": 2})
+            assert (await peer.receive())["k"] == "pong"
+            began = time.monotonic()
+            stream.append([b"0"])
+            position = (await peer.receive())["n"]
+            assert time.monotonic() - began < 0.15, "the first at once"
+            for number in range(1, 30):
+                stream.append([b"%d" % number])
+            peer.send({"k": "fetch", "i": 3, "s": "orders", "o": position, "w": 60_000})
+            answer = await peer.receive()
+            assert time.monotonic() - began >= 0.19
+            assert answer["n"] == position + 29
+            # Who does not wait is not kept waiting, nor is who has only a moment.
+            before = time.monotonic()
+            stream.append([b"x"])
+            peer.send({"k": "fetch", "i": 4, "s": "orders", "o": answer["n"]})
+            assert (await peer.receive())["c"] == 1
+            peer.send({"k": "fetch", "i": 5, "s": "orders", "o": answer["n"], "w": 5})
+            assert (await peer.receive())["c"] == 1
+            assert time.monotonic() - before < 0.15
+        assert server.counters.fetches_total == 4
+
+
+async def test_a_catching_up_consumer_is_not_slowed_down(broker: LogBroker) -> None:
+    limits = PullLimits(linger_seconds=30)
+    async with pull_server(broker, limits=limits) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            position = 1
+            while position < 101:
+                peer.send({"k": "fetch", "i": 1, "s": "orders", "o": position, "m": 1, "w": 60_000})
+                position = (await peer.receive())["n"]
+
+
+class Piece:
+    """A slice of a file."""
+
+    first_offset, next_offset, record_count, position = 5, 9, 4, 2
+
+    def __init__(self, fd: int, length: int) -> None:
+        self.fd = fd
+        self.length = length
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
+
+
+async def test_only_what_is_whole_short_and_at_the_end_is_kept(tmp_path: Any) -> None:
+    group = TailGroup(asyncio.get_running_loop(), 0)
+    path = tmp_path / "file"
+    path.write_bytes(b"..abcdef")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        whole = group.take(Piece(fd, 6), 9, 5, 100, None)
+        assert whole == Tail(5, 9, 4, b"abcdef")
+        assert group.recall(9, 5, 100, None) is whole
+        assert group.recall(10, 5, 100, None) is None, "the stream has gone on"
+        assert group.recall(9, 6, 100, None) is None
+        for piece in (Piece(fd, 7), Piece(fd, tailing.MAX_TAIL_BYTES + 1)):
+            assert group.take(piece, 9, 1, 100, None) is piece, "the file is shorter, or it is long"
+            assert not piece.released
+        inside = Piece(fd, 6)
+        assert group.take(inside, 10, 1, 100, None) is inside
+    finally:
+        os.close(fd)
