@@ -23,6 +23,7 @@ from liftlog.log.rewrite import (
     rebatch,
 )
 from liftlog.records import RecordBatch, encode_batch, iter_batches
+from liftlog.server.compressing import compressed
 
 MINUTE_NS = 60 * 1_000_000_000
 ROLL_ON_DEMAND = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
@@ -88,10 +89,10 @@ def encode_rows(log: Log, batches: Iterable[list[Row]]) -> tuple[list[EncodedBat
     return encoded, found
 
 
-def add(log: Log, batches: Iterable[list[Row]]) -> Rows:
+def add(log: Log, batches: Iterable[list[Row]], *, compression: str = "none") -> Rows:
     """Append each list as one batch, in one group; committed on return."""
     encoded, found = encode_rows(log, batches)
-    log.append(encoded)
+    log.append(compressed(encoded, compression))
     log.advance_high_watermark(log.sync())
     return found
 
@@ -132,6 +133,7 @@ def plan(
     max_bytes: int = 1 << 20,
     memory: int = 1 << 20,
     bound: int | None = None,
+    compression: str = "none",
 ) -> CompactJob | None:
     """What the scheduler would ask for on demand, as it arrives in the worker."""
     damaged = log.damaged_files
@@ -154,6 +156,7 @@ def plan(
         [segment.entry() for segment in log.segments],
         log_start_offset=log.log_start_offset,
         memory_bytes=memory,
+        compression=compression,
     )
     assert CompactJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     return job
@@ -179,8 +182,10 @@ def compact_fully(log: Log, fs: Any, **how: Any) -> int:
     raise AssertionError("compaction never ends")
 
 
-def rebatch_file(log: Log, fs: Any, number: int, *, target: int = 4096) -> RebatchResult:
-    job = RebatchJob(str(DIRECTORY), log.segments[number].entry(), target)
+def rebatch_file(
+    log: Log, fs: Any, number: int, *, target: int = 4096, compression: str = "none"
+) -> RebatchResult:
+    job = RebatchJob(str(DIRECTORY), log.segments[number].entry(), target, compression)
     assert RebatchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     result = rebatch(job, fs)
     assert RebatchResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
@@ -210,7 +215,7 @@ def check_entries(log: Log, fs: Any) -> None:
                 assert at.offset == batch.header.base_offset
             assert position - at.position < 4096
             newest = max(newest, batch.header.max_timestamp_ns)
-            position += len(batch.raw)
+            position += len(batch.stored)
         assert index.floor_time(newest + 1).position <= position
 
 

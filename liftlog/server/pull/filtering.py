@@ -26,6 +26,7 @@ MAX_ANSWER_BYTES = 1 * MIB
 """Encoded for one answer, at most (or one record). Such answers lie in memory until they are
 sent, other than slices of files."""
 
+_INFLATED_BYTES = 16 * 1024 * KIB
 _READ_BYTES = 512 * KIB
 
 
@@ -171,7 +172,7 @@ def _chunks(raw: bytes) -> Iterator[Chunk]:
     """What can be looked at in one step each, up to damage. Raises CorruptBatch there."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None
-    position = 0
+    position = inflated = 0
     while position < len(raw):
         try:
             batch = decode_batch(raw, position)
@@ -180,6 +181,10 @@ def _chunks(raw: bytes) -> Iterator[Chunk]:
             break
         whole.append(batch)
         position += batch.header.length
+        inflated += len(batch.raw)
+        if inflated >= _INFLATED_BYTES:  # compressed batches become much longer than they lie here
+            yield from chunks_of(whole)
+            whole, inflated = [], 0
     yield from chunks_of(whole)
     if damage is not None:
         raise damage
