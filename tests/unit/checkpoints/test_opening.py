@@ -1,0 +1,213 @@
+"""Checkpoints on a real log: what is there after a restart, damage, a failed write."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.local_broker import Running
+
+from liftlog.errors import Forbidden, LiftlogError, ShuttingDown, StreamUnavailable
+from liftlog.server.broker import Broker
+from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
+from liftlog.server.checkpoints.expiry import expire
+from liftlog.server.checkpoints.opening import is_open_to_nats, open_checkpoints
+from liftlog.server.checkpoints.service import settle
+from liftlog.settings import Settings
+
+ORDERS = {"orders": {"subject": "in"}}
+DAY_NS = 86_400 * 1_000_000_000
+
+
+class Opened:
+    def __init__(self, running: Running, broker: Broker, checkpoints: Checkpoints) -> None:
+        self.running, self.broker, self.checkpoints = running, broker, checkpoints
+
+    async def commit(self, consumer: str, offset: int, **options: Any) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stream = options.pop("stream", "orders")
+        self.checkpoints.commit(
+            consumer, stream, offset, lambda error: settle(future, error), **options
+        )
+        await future
+
+    def offsets(self) -> dict[str, int]:
+        return {one.consumer: one.offset for one in self.checkpoints.page(lambda _: True)[0]}
+
+
+@asynccontextmanager
+async def opened(directory: Path, records: int = 0) -> AsyncIterator[Opened]:
+    running = Running(directory, **ORDERS)
+    broker = await running.start()
+    try:
+        checkpoints = await open_checkpoints(broker, running.clock.now_ns)
+        if records:
+            await running.publish("orders", *[b"x"] * records)
+        yield Opened(running, broker, checkpoints)
+    finally:
+        await broker.close()
+
+
+async def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=100) as one:
+        await asyncio.gather(*(one.commit(f"c{n}", n + 1) for n in range(100)))
+        await one.commit("c1", 77, metadata="mine")
+        await one.checkpoints.deleted("c2", "orders")
+        expected = one.offsets()
+        before = one.checkpoints.fetch("c1", "orders", check=True)
+    assert len(expected) == 99
+    assert expected["c1"] == 77
+    async with opened(tmp_path) as one:
+        assert one.offsets() == expected
+        assert one.checkpoints.fetch("c1", "orders", check=True) == before
+        host = one.broker.hosts[OFFSETS_STREAM]
+        assert host.log.high_watermark == 103  # two groups more than the first one
+        assert host.origin == "system"
+        assert host.settings.compaction is not None
+
+
+async def test_a_damaged_batch_costs_what_is_in_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path, records=9) as one:
+        await one.commit("a", 1)
+        await one.commit("b", 2)
+        await one.commit("a", 3)
+    path = tmp_path / "streams" / OFFSETS_STREAM / f"{1:020}.log"
+    raw = bytearray(path.read_bytes())
+    raw[raw.rindex(b'"offset":3')] ^= 1
+    path.write_bytes(raw)
+    async with opened(tmp_path) as one:
+        assert one.offsets() == {"a": 1, "b": 2}
+        await one.commit("a", 3)
+    assert "checkpoints-lost first_offset=3 next_offset=4" in caplog.text
+    async with opened(tmp_path) as one:
+        assert one.offsets() == {"a": 3, "b": 2}
+
+
+async def test_a_stream_that_cannot_be_opened_is_left_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=9) as one:
+        await one.commit("a", 1)
+    manifest = tmp_path / "streams" / OFFSETS_STREAM / "manifest"
+    manifest.write_bytes(b"nonsense")
+    with pytest.raises(StreamUnavailable, match="_offsets"):
+        async with opened(tmp_path):
+            pass
+    assert manifest.read_bytes() == b"nonsense"
+
+
+async def test_a_failed_write_is_told_and_the_next_one_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, records=9) as one:
+        await one.commit("a", 1)
+        log = one.broker.hosts[OFFSETS_STREAM].log
+        real = log.append
+
+        def failing(*arguments: Any) -> Any:
+            monkeypatch.setattr(log, "append", real)
+            raise LiftlogError("failed on purpose")
+
+        monkeypatch.setattr(log, "append", failing)
+        results = await asyncio.gather(
+            one.commit("a", 2), one.commit("b", 1), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [StreamUnavailable] * 2
+        assert one.offsets() == {"a": 1}
+        await one.commit("b", 5)
+        assert one.offsets() == {"a": 1, "b": 5}
+    async with opened(tmp_path) as one:
+        assert one.offsets() == {"a": 1, "b": 5}
+
+
+async def test_a_defect_while_committing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, records=9) as one:
+        log = one.broker.hosts[OFFSETS_STREAM].log
+        monkeypatch.setattr(log, "append", lambda _: 1 / 0)
+        with pytest.raises(StreamUnavailable):
+            await one.commit("a", 2)
+        with pytest.raises(StreamUnavailable):
+            await one.commit("a", 2)
+
+
+async def test_nobody_is_left_waiting_at_the_end(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=9) as one:
+        await one.broker.drain()
+        with pytest.raises(ShuttingDown):
+            await one.commit("a", 1)
+
+
+async def test_it_belongs_to_the_daemon(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one:
+        with pytest.raises(Forbidden):
+            await one.broker.delete_stream(OFFSETS_STREAM)
+        listed = [info.name for info in await one.broker.list_streams()]
+        assert listed == ["orders"]
+        info = await one.broker.describe_stream(OFFSETS_STREAM)
+        assert (info.origin, info.durability) == ("system", "fsync")
+
+
+@pytest.mark.parametrize(
+    ("acl", "over_nats", "open_to_nats"),
+    [(False, None, True), (True, None, False), (True, True, True), (False, False, False)],
+)
+def test_over_nats_only_where_nobody_is_kept_out(
+    acl: bool, over_nats: bool | None, open_to_nats: bool
+) -> None:
+    raw: dict[str, Any] = {"checkpoints": {"over_nats": over_nats}}
+    if acl:
+        raw["acl"] = {"file": "acl.yaml"}
+    assert is_open_to_nats(Settings.model_validate(raw)) == open_to_nats
+
+
+# --- expiry ---
+
+
+async def expired(one: Opened, find: Callable[[str], Any] | None = None) -> int:
+    before_ns = one.running.clock.now_ns() - DAY_NS
+    return await expire(one.checkpoints, find or one.broker.stream, before_ns)
+
+
+async def test_what_was_left_behind_expires(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=10) as one:
+        await one.commit("behind", 5)
+        await one.commit("at-the-end", 11)
+        await one.commit("busy", 5)
+        one.running.clock.ahead_ns = 2 * DAY_NS
+        await one.running.publish("orders", b"new")
+        await one.commit("busy", 5)
+        assert await expired(one) == 1
+        assert set(one.offsets()) == {"at-the-end", "busy"}
+        one.running.clock.ahead_ns = 4 * DAY_NS
+        # The record has waited for them for two days, and one of them has not come.
+        await one.commit("at-the-end", 11)
+        assert await expired(one) == 1
+        assert set(one.offsets()) == {"at-the-end"}
+    async with opened(tmp_path) as one:
+        assert set(one.offsets()) == {"at-the-end"}
+
+
+async def test_checkpoints_of_what_is_gone_expire_by_age(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=10) as one:
+        await one.broker.create_stream("other", {"subject": "other"})
+        await one.commit("c", 1, stream="other")
+        await one.broker.delete_stream("other")
+        assert await expired(one) == 0
+        one.running.clock.ahead_ns = 2 * DAY_NS
+        assert await expired(one) == 1
+
+
+async def test_a_stream_that_cannot_be_asked_costs_nobody_a_checkpoint(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=10) as one:
+        await one.commit("behind", 5)
+        one.running.clock.ahead_ns = 2 * DAY_NS
+
+        def unavailable(name: str) -> Any:
+            raise StreamUnavailable(f"{name} has failed")
+
+        assert await expired(one, unavailable) == 0
+        assert await expired(one) == 1
