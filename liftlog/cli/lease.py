@@ -23,9 +23,9 @@ _TTL_HELP = "How long it lasts unless it is renewed: 90s, 10m, up to 1h."
 @server_options
 @debug_option
 def lease_commands() -> None:
-    """Hold what a long read needs: retention and compaction spare it.
+    """Hold what a long read needs.
 
-    A lease ends by release, by time, or when the disk is full.
+    Retention and compaction spare it. A lease ends by release, by time, or when the disk is full.
     """
 
 
@@ -70,7 +70,10 @@ def list_leases(name: str) -> None:
 @server_options
 @debug_option
 def acquire(name: str, start: str, ttl: str, holder: str) -> None:
-    """Hold the stream NAME from an offset to its end of now; prints the id of the lease."""
+    """Hold the stream NAME from an offset to its end.
+
+    The end is that of this moment. Prints the id of the lease.
+    """
     if start != "earliest" and not (start.isascii() and start.isdigit()):
         raise InvalidArgument(f"--from {start}: expected an offset or earliest")
     where: int | str = start if start == "earliest" else int(start)
@@ -103,7 +106,10 @@ def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
 @server_options
 @debug_option
 def release(name: str, lease_id: str) -> None:
-    """Give back a lease on the stream NAME; no error if it has ended."""
+    """Give back a lease on the stream NAME.
+
+    One that has ended is no error.
+    """
     style = output_format()
     with connect_to_server() as client:
         client.release_lease(name, lease_id)

@@ -107,7 +107,10 @@ def info(name: str) -> None:
 @server_options
 @debug_option
 def streams_for(subject: str) -> None:
-    """List the streams that record SUBJECT; for a pattern, any part of it."""
+    """List the streams that record SUBJECT.
+
+    For a pattern: the streams that record any part of it.
+    """
     style = output_format()
     with connect_to_server() as client:
         infos = client.streams_for(subject)

@@ -111,10 +111,10 @@ def _update_object(found: StreamUpdate) -> dict[str, Any]:
 @server_options
 @debug_option
 def pause(name: str) -> None:
-    """Have the stream NAME refuse new messages until it is resumed.
+    """Refuse new messages of the stream NAME for now.
 
     Whoever asks for an ack is told; messages without a reply subject are counted and lost. What
-    came before is committed when the command returns. Also holds after a restart.
+    came before is committed when the command returns. Holds after a restart, until `resume`.
     """
     with connect_to_server() as client:
         _show(client.pause_stream(name), "paused")
@@ -157,7 +157,7 @@ def _show(found: StreamInfo, done: str) -> None:
 @server_options
 @debug_option
 def truncate(name: str, offset: int, dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Delete the records of the stream NAME below OFFSET, for ever.
+    """Delete the records below OFFSET, for ever.
 
     Refused while a lease holds one of them.
     """

@@ -122,7 +122,12 @@ class NatsLink:
 
     @property
     def server_version(self) -> str:
-        return str(self._client.connected_server_version) if self._client else ""
+        """Of the server that it is connected to; empty without one."""
+        if self._client is None:
+            return ""
+        # nats-py shows its object of a version as "<nats server v2.15.1>".
+        shown = str(self._client.connected_server_version)
+        return shown.removeprefix("<nats server v").removesuffix(">")
 
     def send(self, commands: bytes) -> None:
         """Queue NATS commands (acks). Lost when there is no connection: a publisher that waits for
