@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.background_job import BackgroundJob, check_files
 from support.logs import BASE_NS, SMALL, create, reopen
 from support.rewriting import (
     MINUTE_NS,
@@ -19,7 +20,6 @@ from support.rewriting import (
     compact_once,
     encode_rows,
     expected,
-    plan,
     rebatch_file,
     row,
     rows_of,
@@ -29,11 +29,13 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 from compaction import CompactionPolicy
 from liftlog.errors import CorruptRange, DiskFull, OffsetOutOfRange, StorageError, SyncFailed
 from liftlog.log import ActiveState, Log
-from liftlog.log.rewrite import compact
+from liftlog.log.manifest import QuarantinedRange
 from liftlog.records import iter_batches
 
 records = st.tuples(st.sampled_from([None, b"a", b"b", b"c", b"d"]), st.booleans())
 groups = st.lists(st.lists(records, min_size=1, max_size=5), min_size=1, max_size=3)
+feeds = st.lists(groups, max_size=4)
+Group = list[list[tuple[bytes | None, bool]]]
 keeps: st.SearchStrategy[Keep] = st.sampled_from(["none", "all", "last", "some", "some", "some"])
 fractions = st.floats(0, 1, exclude_max=True)
 POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=MINUTE_NS)
@@ -81,6 +83,8 @@ class LogMachine(RuleBasedStateMachine):
         self.rows: Rows = {}
         self.waiting: Rows = {}
         self.written: dict[int, list[Row]] = {}  # whatever may turn up at an offset
+        self.damaged: Rows = {}  # was there, until it was found damaged
+        self.job: BackgroundJob | None = None  # planned, and worked on if it has a result
         self.acked_early = False  # what waits was acked
         self.acked_end = 1  # nothing below it may be assigned again
         self.start = 1
@@ -89,13 +93,14 @@ class LogMachine(RuleBasedStateMachine):
         self.now = BASE_NS
         self.serial = 0
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(feed=feeds)
+    def begin(self, feed: list[Group]) -> None:
         self.log = create(self.fs, boot="boot-1")
+        self._feed(feed)
 
     # --- writing ---
 
-    def _append(self, group: list[list[tuple[bytes | None, bool]]]) -> None:
+    def _append(self, group: Group) -> None:
         batches = []
         for batch in group:
             made = []
@@ -111,12 +116,19 @@ class LogMachine(RuleBasedStateMachine):
         self.waiting.update(found)
 
     @rule(group=groups, tick=st.integers(0, 5))
-    def append(self, group: list[list[tuple[bytes | None, bool]]], tick: int) -> None:
+    def append(self, group: Group, tick: int) -> None:
         self.now += tick * 1_000_000
         self._append(group)
         if self.acked_early:
             self.log.note_acked(self.log.log_end_offset)
             self.acked_end = self.log.log_end_offset
+
+    def _feed(self, feed: list[Group]) -> None:
+        """A sealed segment for each group, or there would seldom be any to work on."""
+        for group in feed:
+            self.append(group, 1)
+            self.commit()
+            self.log.roll()
 
     @rule()
     def commit(self) -> None:
@@ -150,9 +162,7 @@ class LogMachine(RuleBasedStateMachine):
         self.acked_end = self.log.log_end_offset
 
     @rule(group=groups, short=st.integers(0, 300), full=st.booleans())
-    def append_fails(
-        self, group: list[list[tuple[bytes | None, bool]]], short: int, full: bool
-    ) -> None:
+    def append_fails(self, group: Group, short: int, full: bool) -> None:
         end = self.log.log_end_offset
         self.fs.faults = [Fault("write", path=".log", short=short)]
         self.fs.faults.append(
@@ -165,7 +175,7 @@ class LogMachine(RuleBasedStateMachine):
         self.fs.faults = []
 
     @rule(group=groups)
-    def sync_fails(self, group: list[list[tuple[bytes | None, bool]]]) -> None:
+    def sync_fails(self, group: Group) -> None:
         self.append(group, 0)
         self.fs.faults = [Fault("fsync", path=".log")]
         self.commit()
@@ -208,7 +218,7 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.log_end_offset == self.acked_end == end
 
     def _forget_from(self, end: int) -> None:
-        for rows in (self.rows, self.waiting, self.written):
+        for rows in (self.rows, self.waiting, self.written, self.damaged):
             for offset in [offset for offset in rows if offset >= end]:
                 del rows[offset]  # type: ignore[attr-defined]
         self.acked_end = end
@@ -239,18 +249,24 @@ class LogMachine(RuleBasedStateMachine):
             assert set(self.rows) <= set(kept) | {o for o in before if o < self.start}
 
     def _compacted(self, found: Rows, before: Rows) -> None:
-        """Nothing changed, nothing came back, and the newest of each key is still there."""
+        """Nothing changed, nothing came back, and the newest of each key is still there.
+
+        A record may have given way to a newer one that was found damaged since.
+        """
         start = self.log.log_start_offset
         before = {o: r for o, r in before.items() if o >= start}
         assert found.items() <= before.items()
-        newest = {r.key: o for o, r in sorted(before.items()) if r.key is not None}
+        known = before | {o: r for o, r in self.damaged.items() if o >= start}
+        newest = {r.key: o for o, r in sorted(known.items()) if r.key is not None}
         for offset in before.keys() - found.keys():
             one = before[offset]
             assert one.key is not None
             if newest[one.key] == offset:
                 assert one.is_tombstone
                 assert offset < self.log.tombstones_removed_below
-        assert view(found) == view(before)
+                assert all(other.key != one.key for other in found.values())
+        if not self.damaged:
+            assert view(found) == view(before)
         self.rows = {o: r for o, r in self.rows.items() if o < start} | found
 
     @precondition(lambda self: self.log.segment_count > 1)
@@ -260,17 +276,112 @@ class LogMachine(RuleBasedStateMachine):
 
     def _rebatch(self, where: float) -> None:
         number = int(where * (self.log.segment_count - 1))
-        segment = self.log.segments[number]
-        if segment.path.name in self.log.damaged_files or not segment.size_bytes:
-            return
-        if segment.sealed and segment.next_offset <= self.log.high_watermark:
+        if self._may_rebatch(number):
             rebatch_file(self.log, self.fs, number)
 
+    def _may_rebatch(self, number: int) -> bool:
+        segment = self.log.segments[number]
+        if segment.path.name in self.log.damaged_files or not segment.size_bytes:
+            return False
+        return segment.sealed and segment.next_offset <= self.log.high_watermark
+
+    # --- rewriting in the background: anything may come between these steps ---
+
+    @precondition(lambda self: self.job is None)
+    @rule(
+        memory=st.sampled_from([1, 64, 1 << 20, 1 << 20]),
+        expired=st.booleans(),
+        feed=feeds,
+        work=st.booleans(),
+    )
+    def begin_compaction(self, memory: int, expired: bool, feed: list[Group], work: bool) -> None:
+        self._feed(feed)
+        self.job = BackgroundJob.compaction(
+            self.log,
+            policy=POLICY,
+            now_ns=self.now + (2 * MINUTE_NS if expired else 0),
+            memory=memory,
+            max_bytes=1000,
+        )
+        if work:
+            self.work_on_the_job()
+
+    @precondition(lambda self: self.job is None and self.log.segment_count > 1)
+    @rule(where=fractions, feed=feeds, work=st.booleans())
+    def begin_rebatching(self, where: float, feed: list[Group], work: bool) -> None:
+        self._feed(feed)
+        number = int(where * (self.log.segment_count - 1))
+        if self._may_rebatch(number):
+            self.job = BackgroundJob.rebatching(self.log, number)
+        if work:
+            self.work_on_the_job()
+
+    @precondition(lambda self: self.job is not None and self.job.result is None)
     @rule()
-    def a_job_that_came_to_nothing(self) -> None:
-        job = plan(self.log, policy=POLICY, max_bytes=1000)
-        if job is not None:
-            self.log.discard_files(compact(job, self.fs).new_files)
+    def work_on_the_job(self) -> None:
+        if self.job is not None and not self.job.work(self.log, self.fs):
+            self.job = None
+
+    @precondition(lambda self: self.job is not None)
+    @rule()
+    def finish_the_job(self) -> None:
+        if self.job is not None and self.job.result is None:
+            self.work_on_the_job()
+        self._swap_in()
+
+    def _swap_in(self) -> None:
+        job, before = self.job, dict(self.rows)
+        if job is None or job.result is None:
+            return
+        if not job.swap_in(self.log, self.fs) and not job.swaps_made:
+            assert readable(self.log) == {
+                o: r for o, r in before.items() if o >= self.log.log_start_offset
+            }
+        self._compacted(readable(self.log), before)
+        assert job.is_compaction or self.rows == before
+        self.job = None
+
+    @precondition(lambda self: self.job is not None)
+    @rule()
+    def give_up_the_job(self) -> None:
+        if self.job is not None:
+            self.job.discard(self.log)
+            self.job = None
+
+    @precondition(lambda self: self.job is not None and self.job.result is None)
+    @rule(after=st.integers(0, 12))
+    def the_worker_is_killed(self, after: int) -> None:
+        if self.job is not None:
+            self.job.be_killed(self.log, self.fs, after)
+            self.job = None
+
+    @precondition(lambda self: self.log.segment_count > 1)
+    @rule(where=fractions, batch=fractions, rot=st.booleans())
+    def damage_is_found(self, where: float, batch: float, rot: bool) -> None:
+        """As by the scrubber or a reader: one batch of a sealed segment."""
+        segment = self.log.segments[int(where * (self.log.segment_count - 1))]
+        raw = self.fs.read(segment.path)[: segment.size_bytes]
+        if segment.path.name in self.log.damaged_files or not raw:
+            return  # may be damaged already where a batch would have to be read
+        batches = list(iter_batches(raw))
+        one = batches[int(batch * len(batches))]
+        header = one.header
+        if header.next_offset > self.log.high_watermark:
+            return
+        position = sum(b.header.length for b in batches[: batches.index(one)])
+        end = position + header.length
+        self.log.quarantine(
+            segment.path.name,
+            [QuarantinedRange(
+                header.base_offset, header.next_offset, segment.path.name, position, end, "rot"
+            )],
+        )  # fmt: skip
+        if rot:
+            hurt = bytearray(self.fs.read(segment.path))
+            hurt[end - 1] ^= 1
+            self.fs.replace(segment.path, bytes(hurt))
+        for offset in [o for o in self.rows if header.base_offset <= o < header.next_offset]:
+            self.damaged[offset] = self.rows.pop(offset)
 
     # --- stopping ---
 
@@ -283,6 +394,8 @@ class LogMachine(RuleBasedStateMachine):
         self.fs = self.fs.kill()
         self.log, report = reopen(self.fs, boot=f"boot-{self.boots}", clean=state)
         assert report.clean
+        self.job = None
+        check_files(self.log)
         assert (self.log.log_end_offset, self.log.leader_epoch) == (end, epoch)
 
     @rule(keep=keeps, seed=st.integers(0, 2**16))
@@ -308,7 +421,9 @@ class LogMachine(RuleBasedStateMachine):
         self._start_again(image.power_cut("some", seed + 1), reboot=True)
 
     @rule(
-        what=st.sampled_from(["compact", "rebatch", "roll", "truncate", "retention", "checkpoint"]),
+        what=st.sampled_from(
+            ["compact", "rebatch", "swap", "roll", "truncate", "retention", "checkpoint"]
+        ),
         steps=st.integers(0, 40),
         keep=keeps,
         seed=st.integers(0, 2**16),
@@ -329,6 +444,7 @@ class LogMachine(RuleBasedStateMachine):
                 log, self.fs, policy=POLICY, now_ns=self.now + 2 * MINUTE_NS, max_bytes=1000
             ),
             "rebatch": lambda: self._rebatch(where),
+            "swap": self._stopped_swap,
             "roll": log.roll,
             "truncate": lambda: log.truncate_suffix(cut),
             "retention": lambda: self.retention(where, where) if sealed else None,
@@ -343,9 +459,14 @@ class LogMachine(RuleBasedStateMachine):
         self._start_again(
             image,
             reboot=not killed,
-            compacted=what == "compact",
+            compacted=what in ("compact", "swap"),
             truncated=what == "truncate",
         )
+
+    def _stopped_swap(self) -> None:
+        job = self.job
+        if job is not None and (job.result is not None or job.work(self.log, self.fs)):
+            job.swap_in(self.log, self.fs)
 
     def _start_again(
         self,
@@ -363,7 +484,9 @@ class LogMachine(RuleBasedStateMachine):
         )
         assert not report.clean
         assert self.log.leader_epoch > before
+        self.job = None
         log, found = self.log, readable(self.log)
+        check_files(log)
         if truncated and log.log_end_offset < self.acked_end:
             self._forget_from(log.log_end_offset)
         assert log.log_end_offset >= self.acked_end
