@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from liftlog.errors import InvalidArgument
 from liftlog.server.broker import Broker
 from liftlog.server.http.access import Access
 from liftlog.server.http.appending import Appender
@@ -43,14 +42,7 @@ def make_http_server(
         limits = LogApiLimits(
             max_body_bytes=http.max_body_bytes, body_timeout_seconds=http.timeout_seconds
         )
-
-        async def truncate_prefix(stream: str, offset: int) -> None:
-            host = broker.stream(stream)
-            if offset > host.log.high_watermark:
-                raise InvalidArgument(f"offset {offset} lies beyond the high watermark")
-            await host.run_exclusive(lambda: host.log.truncate_prefix(offset))
-
-        log_api = LogApi(broker, truncate_prefix, appender, access, limits)
+        log_api = LogApi(broker, broker.administration.truncate_prefix, appender, access, limits)
     return HttpServer(
         readiness,
         exposition,
