@@ -10,6 +10,9 @@ from support.served_logs import ServedLogs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# A session takes long to start on a busy machine, and the first test waits for it.
+pytestmark = pytest.mark.timeout(400)
+
 NS = 1_700_000_000_000_000_000
 
 

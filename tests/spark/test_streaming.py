@@ -19,6 +19,9 @@ from liftlog.server.child_processes import tied_to_parent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# A session takes long to start on a busy machine, and the first test waits for it.
+pytestmark = pytest.mark.timeout(400)
+
 JOB = Path(__file__).with_name("streaming_job.py")
 
 
