@@ -209,6 +209,9 @@ DAEMON_METRICS = (
     ("liftlog_possible_loss_events", "counter", "Times messages may have passed us by"),
     ("liftlog_streams_failed_to_open", "gauge", "Streams on disk that could not be opened"),
     ("liftlog_pull_connections", "gauge", "Connected consumers"),
+    ("liftlog_pull_fetches", "counter", "Fetches answered"),
+    ("liftlog_pull_records", "counter", "Records sent to consumers, at most"),
+    ("liftlog_pull_body_bytes", "counter", "Bytes of batches sent to consumers"),
     ("liftlog_max_resident_bytes", "gauge", "Largest resident memory so far"),
 )
 REFUSED = ("liftlog_refused", "counter", "Messages not stored, by reason")
@@ -258,6 +261,9 @@ class DaemonCollector(Collector):
             "liftlog_possible_loss_events": self._broker.possible_loss_events,
             "liftlog_streams_failed_to_open": len(self._broker.broken),
             "liftlog_pull_connections": self._pull.connection_count,
+            "liftlog_pull_fetches": self._pull.counters.fetches_total,
+            "liftlog_pull_records": self._pull.counters.records_total,
+            "liftlog_pull_body_bytes": self._pull.counters.body_bytes_total,
             "liftlog_max_resident_bytes": 1024.0
             * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG
 
 SENDFILE = "sendfile"
+CAT = "cat"
 
 Series = tuple[str, str]
 """Who, and what was measured: ("liftlog", "64x100")."""
@@ -271,5 +272,52 @@ ROWS = (
         (LIFTLOG, "recovery-crc"),
         0,
         0.9,
+    ),
+    _ratio(
+        "cold-vs-cat",
+        "read 2 KiB from files that are not in memory / cat of them",
+        (LIFTLOG, "cold"),
+        (CAT, "cold"),
+        0.5,
+        0.9,
+    ),
+    Row(
+        "tailing-p99",
+        "64 consumers tail 10,000 msg/s, every message, p99 from the stamp to the consumer",
+        ((LIFTLOG, "tailing-p99"),),
+        lambda measured: measured.median((LIFTLOG, "tailing-p99")),
+        250,
+        50,
+        lower_is_better=True,
+        unit=" ms",
+        beside=((LIFTLOG, "tailing-p50"),),
+    ),
+    _ratio(
+        "ingest-tailed",
+        "peak of 8 publishers, 64 consumers tailing / none",
+        (LIFTLOG, "ingest-tailed"),
+        (LIFTLOG, "ingest-alone"),
+        0.5,
+        0.8,
+    ),
+    Row(
+        "filtered-bytes",
+        "bytes sent to a consumer whose filter matches 1 %",
+        ((LIFTLOG, "filtered"),),
+        lambda measured: measured.median((LIFTLOG, "filtered")),
+        5,
+        2,
+        lower_is_better=True,
+        unit=" %",
+        beside=((LIFTLOG, "filtered-scan"),),
+    ),
+    Row(
+        "checkpoints",
+        "durable checkpoint commits of 100 consumers",
+        ((LIFTLOG, "checkpoints"),),
+        lambda measured: measured.median((LIFTLOG, "checkpoints")),
+        5_000,
+        20_000,
+        unit="/s",
     ),
 )

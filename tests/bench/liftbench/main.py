@@ -16,7 +16,7 @@ from typing import Any
 
 from support.daemon import REPOSITORY
 
-from . import behaviour, cleaning, publishing, reading, report
+from . import behaviour, cleaning, consuming, publishing, reading, report
 from .figures import LOADS, Measurements
 from .fsyncs import can_trace
 from .processes import WorkerFailed, is_real_disk
@@ -105,6 +105,8 @@ def measure(
         behaviour.flood(directory, measured, progress, repeats=1 if options.quick else 3)
     _measure_cleaning(options, {what for who, what in wanted if who == LIFTLOG}, directory,
                       measured, progress)  # fmt: skip
+    _measure_consumers(options, {what for who, what in wanted if who == LIFTLOG}, directory,
+                       measured, progress)  # fmt: skip
     if (LIFTLOG, "idle") in wanted:
         behaviour.idle(directory, measured, progress, seconds=10 if options.quick else 60)
 
@@ -133,6 +135,26 @@ def _measure_cleaning(
             rounds=options.rounds,
             seconds=max(options.seconds, 2.0),
         )
+
+
+def _measure_consumers(
+    options: argparse.Namespace,
+    wanted: set[str],
+    directory: Path,
+    measured: Measurements,
+    progress: Progress,
+) -> None:
+    rounds, seconds = options.rounds, max(options.seconds, 2.0)
+    if "cold" in wanted:
+        consuming.cold(directory, measured, progress, rounds=rounds)
+    if "tailing-p99" in wanted:
+        consuming.tailing(directory, measured, progress, rounds=rounds, seconds=seconds)
+    if "ingest-tailed" in wanted:
+        consuming.beside_consumers(directory, measured, progress, rounds=rounds, seconds=seconds)
+    if "filtered" in wanted:
+        consuming.filtering(directory, measured, progress, rounds=min(rounds, 3))
+    if "checkpoints" in wanted:
+        consuming.checkpoints(directory, measured, progress, rounds=rounds, seconds=seconds)
 
 
 def main(arguments: Sequence[str]) -> int:

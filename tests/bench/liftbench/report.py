@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,8 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
         ("Round trip of a message, p50 / p99", _latencies(measured)),
         ("Reading, MiB of values per second", _reading(measured)),
         ("Flood without acks, 128 B", _floods(measured)),
-        ("Compaction, re-batching, recovery", _cleaning(measured)),
+        ("Compaction, re-batching, recovery", _medians(measured, _CLEANING)),
+        ("Consumers", _medians(measured, _CONSUMERS)),
         ("Idle daemon", _idle(measured)),
     ):
         if content:
@@ -254,9 +255,22 @@ _CLEANING = {
 }
 
 
-def _cleaning(measured: Measurements) -> str:
+_CONSUMERS = {
+    "cold": ("read from files that are not in memory, MiB/s", 0),
+    "tailing-p50": ("64 consumers tail 10,000 msg/s: delivered after, p50, ms", 1),
+    "tailing-p99": ("the same, p99, ms", 1),
+    "ingest-alone": ("peak of 8 publishers, msg/s", 0),
+    "ingest-tailed": ("the same with 64 consumers tailing, msg/s", 0),
+    "tailed-delivered": ("part of it that the slowest consumer had at the end", 3),
+    "filtered": ("bytes sent for a filter of 1 %, %", 2),
+    "filtered-scan": ("scanned for it, MiB/s", 0),
+    "checkpoints": ("durable checkpoint commits of 100 consumers, per second", 0),
+}
+
+
+def _medians(measured: Measurements, titles: Mapping[str, tuple[str, int]]) -> str:
     lines: list[tuple[str, ...]] = [("", "median", "range")]
-    for what, (title, digits) in _CLEANING.items():
+    for what, (title, digits) in titles.items():
         if measured.has((LIFTLOG, what)):
             samples = measured.samples[LIFTLOG, what]
             median = f"{measured.median((LIFTLOG, what)):,.{digits}f}"

@@ -1,0 +1,250 @@
+"""Consumers: many that tail one stream, cold reads, filters, durable checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.raw_nats import RawNats
+
+from .figures import CAT, Measurements
+from .processes import WorkerFailed, run_worker, settle_disk, worker
+from .progress import Progress
+from .systems import LIFTLOG, Liftlog, wait_until_still
+
+_CONSUMERS = 64
+_RATE = 10_000
+_TAILED_BYTES = 128
+_COLD_RECORDS = 262_144
+_COLD_BYTES = 2048
+_FILTERED_RECORDS = 400_000
+_SUBJECTS = 100
+_COMMITTERS = 100
+
+
+@contextmanager
+def _consumers(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    with worker("consumers", spec) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise WorkerFailed(process.communicate()[1].strip())
+        yield process
+
+
+def _told(process: subprocess.Popen[str], *, timeout: float = 120) -> dict[str, Any]:
+    output, errors = process.communicate(timeout=timeout)
+    if process.returncode:
+        raise WorkerFailed(errors.strip())
+    told: dict[str, Any] = json.loads(output)
+    return told
+
+
+def tailing(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
+) -> None:
+    """Every message at a steady rate to 64 consumers, and how long the last ones waited."""
+    with Liftlog(directory / "tailing") as system:
+        for number in range(rounds):
+            stream = f"tailed-{number}"
+            system.create(stream, f"bench.{stream}")
+            count = int(_RATE * seconds)
+            spec = _tail(system, stream, records=count)
+            with _consumers(spec) as process:
+                pace = {
+                    "port": system.port,
+                    "subject": f"bench.{stream}",
+                    "rate": _RATE,
+                    "seconds": seconds,
+                    "payload_bytes": _TAILED_BYTES,
+                }
+                paced = run_worker("pacer", pace)
+                told = _told(process)
+            if told["failures"] or set(told["received"]) != {count} or paced["acked"] != count:
+                raise WorkerFailed(f"not every consumer got every message: {told} {paced}")
+            measured.add(LIFTLOG, "tailing-p99", told["p99_ms"])
+            measured.add(LIFTLOG, "tailing-p50", told["p50_ms"])
+            progress.say(
+                f"round {number + 1}/{rounds} {_CONSUMERS} consumers at {_RATE:,}/s: delivered "
+                f"after {told['p50_ms']:.1f} ms (p50), {told['p99_ms']:.1f} ms (p99)"
+            )
+            system.delete(stream)
+
+
+def _tail(system: Liftlog, stream: str, *, records: int | None) -> dict[str, Any]:
+    return {
+        "mode": "tail",
+        "address": system.daemon.pull_address,
+        "stream": stream,
+        "count": _CONSUMERS,
+        "start": 1,
+        "records": records,
+    }
+
+
+def beside_consumers(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
+) -> None:
+    """The peak of eight publishers, with 64 consumers that tail the stream and without."""
+    with Liftlog(directory / "beside-consumers") as system:
+        for number in range(rounds):
+            rates = {}
+            for what in ("alone", "tailed") if number % 2 else ("tailed", "alone"):
+                stream = f"{what}-{number}"
+                system.create(stream, f"bench.{stream}")
+                settle_disk()
+                publish = {
+                    "port": system.port,
+                    "subject": f"bench.{stream}",
+                    "connections": 8,
+                    "in_flight": 100,
+                    "seconds": seconds,
+                }
+                if what == "alone":
+                    rates[what] = float(run_worker("publisher", publish)["rate"])
+                else:
+                    with _consumers(_tail(system, stream, records=None)) as process:
+                        rates[what] = float(run_worker("publisher", publish)["rate"])
+                        process.send_signal(signal.SIGTERM)
+                        told = _told(process)
+                    if told["failures"] or not min(told["received"]):
+                        raise WorkerFailed(f"a consumer did not read: {told}")
+                    share = min(told["received"]) / system.stored(stream)
+                    measured.add(LIFTLOG, "tailed-delivered", share)
+                system.delete(stream)
+                measured.add(LIFTLOG, f"ingest-{what}", rates[what])
+            progress.say(
+                f"round {number + 1}/{rounds} ingest {rates['alone']:,.0f}/s alone, "
+                f"{rates['tailed']:,.0f}/s with {_CONSUMERS} tailing"
+            )
+
+
+def cold(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    """Files that are not in the page cache: our client beside `cat`."""
+    with Liftlog(directory / "cold") as system:
+        system.create("cold", "bench.cold")
+        fill = {
+            "port": system.port,
+            "subject": "bench.cold",
+            "connections": 8,
+            "in_flight": 100,
+            "payload_bytes": _COLD_BYTES,
+            "count": _COLD_RECORDS,
+        }
+        run_worker("publisher", fill)
+        files = system.segment_files("cold")
+        total = sum(size for _, size in files)
+        settle_disk()
+        read = {
+            "mode": "liftlog",
+            "address": system.daemon.pull_address,
+            "stream": "cold",
+            "passes": 1,
+            "value_bytes": _COLD_BYTES,
+        }
+        for number in range(rounds):
+            speeds = {}
+            for who in (LIFTLOG, CAT) if number % 2 else (CAT, LIFTLOG):
+                _forget(files)
+                if who == CAT:
+                    seconds = _cat(files)
+                else:
+                    ((records, _, seconds),) = run_worker("readers", read)["passes"]
+                    if records != _COLD_RECORDS:
+                        raise WorkerFailed(f"{records} of {_COLD_RECORDS} records were read")
+                speeds[who] = total / seconds / 2**20
+                measured.add(who, "cold", speeds[who])
+            progress.say(
+                f"round {number + 1}/{rounds} cold: {speeds[LIFTLOG]:,.0f} MiB/s, "
+                f"cat {speeds[CAT]:,.0f} MiB/s"
+            )
+
+
+def _forget(files: Sequence[tuple[str, int]]) -> None:
+    for path, _ in files:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def _cat(files: Sequence[tuple[str, int]]) -> float:
+    started = time.perf_counter()
+    subprocess.run(["cat", *(path for path, _ in files)], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
+
+
+def filtering(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    """What is sent to a consumer whose filter matches one record in a hundred."""
+    with Liftlog(directory / "filtered") as system:
+        system.create("filtered", "bench.filtered.*")
+        payload = b"x" * _TAILED_BYTES
+        turn = b"".join(  # every subject once
+            b"PUB bench.filtered.%d %d\r\n%s\r\n" % (subject, _TAILED_BYTES, payload)
+            for subject in range(_SUBJECTS)
+        )
+        with RawNats(system.port, timeout=60) as raw:
+            for _ in range(_FILTERED_RECORDS // _SUBJECTS // 100):
+                raw.send(turn * 100)
+                raw.ping()
+        if wait_until_still(system, "filtered") != _FILTERED_RECORDS:
+            raise WorkerFailed("not everything was stored")
+        total = sum(size for _, size in system.segment_files("filtered"))
+        for _ in range(rounds):
+            before = system.daemon.metric("liftlog_pull_body_bytes_total")
+            spec = {
+                "mode": "filtered",
+                "address": system.daemon.pull_address,
+                "stream": "filtered",
+                "count": 1,
+                "subject": "bench.filtered.7",
+            }
+            with _consumers(spec) as process:
+                told = _told(process)
+            sent = system.daemon.metric("liftlog_pull_body_bytes_total") - before
+            if told["records"] != _FILTERED_RECORDS // _SUBJECTS:
+                raise WorkerFailed(f"the filter let {told['records']} records through")
+            measured.add(LIFTLOG, "filtered", sent / total * 100)
+            measured.add(LIFTLOG, "filtered-scan", total / told["seconds"] / 2**20)
+            progress.say(
+                f"filter of 1 %: {sent / total:.2%} of the bytes sent, scanned at "
+                f"{total / told['seconds'] / 2**20:,.0f} MiB/s"
+            )
+
+
+def checkpoints(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
+) -> None:
+    """100 consumers, each with a connection, commit one checkpoint after the other."""
+    with Liftlog(directory / "checkpoints") as system:
+        system.create("read", "bench.read")
+        fill = {
+            "port": system.port,
+            "subject": "bench.read",
+            "connections": 1,
+            "in_flight": 100,
+            "payload_bytes": _TAILED_BYTES,
+            "count": 10_000,
+        }
+        run_worker("publisher", fill)
+        for number in range(rounds):
+            settle_disk()
+            spec = {
+                "mode": "checkpoints",
+                "address": system.daemon.pull_address,
+                "stream": "read",
+                "count": _COMMITTERS,
+                "offset": 10_000,
+                "seconds": seconds,
+            }
+            with _consumers(spec) as process:
+                rate = _told(process)["commits_per_second"]
+            measured.add(LIFTLOG, "checkpoints", rate)
+            progress.say(f"round {number + 1}/{rounds} checkpoints: {rate:,.0f}/s")
