@@ -41,8 +41,9 @@ added; those named here stay.
 |---|---|
 | `consume`, `log dump --values` | a record |
 | `pub` | what one message was answered |
-| `stream ls`, `stream info`, `stream create`, `stream for`, `stream pause`, `stream resume`, `stream read-only` | a stream, with its settings and offsets |
-| `stream update` | `differences` (`setting`, `existing`, `requested`), `removal` by retention, `dry_run`, and the `stream` |
+| `stream ls`, `stream info`, `stream create`, `stream for` | a stream: settings and offsets |
+| `stream pause`, `stream resume`, `stream read-only` | the stream |
+| `stream update` | `differences`, `removal` by retention, `dry_run`, and the `stream` |
 | `stream truncate` | how many `records` go at most, and the bounds |
 | `stream lease ls`, `acquire`, `renew` | a lease on [`low`, `high`) |
 | `info` | the daemon |

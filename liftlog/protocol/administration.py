@@ -32,22 +32,30 @@ class UpdateStream(Message):
     dry_run: bool = key("d", BOOL, default=False)
     allow_deletion: bool = key("y", BOOL, default=False)
 
+    @property
+    def is_repeatable(self) -> bool:
+        """A second answer would not tell what the first attempt changed."""
+        return self.dry_run
+
 
 @dataclass(frozen=True, slots=True)
 class PauseStream(Message):
     KIND: ClassVar[str] = "pause"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeStream(Message):
     KIND: ClassVar[str] = "resume"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class SetReadOnly(Message):
     KIND: ClassVar[str] = "readonly"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
     read_only: bool = key("o", BOOL)
 
@@ -60,6 +68,11 @@ class TruncateStream(Message):
     stream: str = key("s", _NAME)
     offset: int = key("o", uint())
     incarnation: str | None = key("x", _LABEL, default=None)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Unless it could be another stream by then."""
+        return self.incarnation is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,7 @@ class AcquireLease(Message):
 @dataclass(frozen=True, slots=True)
 class RenewLease(Message):
     KIND: ClassVar[str] = "renew"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
     lease_id: str = key("l", _LABEL)
     ttl_ms: int = key("t", uint())
@@ -84,6 +98,7 @@ class RenewLease(Message):
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(Message):
     KIND: ClassVar[str] = "release"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
     lease_id: str = key("l", _LABEL)
 
@@ -91,18 +106,21 @@ class ReleaseLease(Message):
 @dataclass(frozen=True, slots=True)
 class ListLeases(Message):
     KIND: ClassVar[str] = "leases"
+    REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", _NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsFor(Message):
     KIND: ClassVar[str] = "streamsfor"
+    REPEATABLE: ClassVar[bool] = True
     subject: str = key("u", text(4096))
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata(Message):
     KIND: ClassVar[str] = "metadata"
+    REPEATABLE: ClassVar[bool] = True
 
 
 # --- answers --------------------------------------------------------------------

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
 import nats.js.errors
 import pytest
 from click.testing import CliRunner, Result
-from support.daemon import Daemon
+from support.daemon import REPOSITORY, Daemon
 from support.nats_server import NatsServer
 
 from liftlog.cli.exit_codes import ExitCode
@@ -234,3 +237,23 @@ def test_streams_for_a_subject_and_info(daemon: Daemon, liftlog: Cli, stream: st
     text = liftlog.ok("info")
     assert info["server_id"] in text
     assert daemon.pull_address in text
+
+
+def test_the_example_of_the_how_to_page_runs(daemon: Daemon, liftlog: Cli, tmp_path: Path) -> None:
+    liftlog.ok("stream", "create", "orders", "-s", "orders.>")
+    for number in range(3):
+        liftlog.ok("pub", "orders.new", str(number))
+    page = (REPOSITORY / "docs/how-to/change-a-stream.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(code.replace("tcp://127.0.0.1:9292", daemon.pull_address))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "3 records, held from 4 to 4\n"
+    assert liftlog.json("stream", "lease", "ls", "orders") == []
