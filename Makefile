@@ -56,7 +56,8 @@ torture: setup ## Kill the daemon and cut its power 50 times in each durability 
 	  tests/crash/test_storage_faults.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 tests/property $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \
+	  tests/property tests/unit/log/test_crash_points.py $(ARGS)
 
 lint: setup ## Check style and the direction of imports
 	$(BIN)/ruff check

@@ -285,75 +285,62 @@ class LogMachine(RuleBasedStateMachine):
             return False
         return segment.sealed and segment.next_offset <= self.log.high_watermark
 
-    # --- rewriting in the background: anything may come between these steps ---
+    # --- rewriting in the background: anything may come between two steps ---
 
-    @precondition(lambda self: self.job is None)
     @rule(
+        kind=st.sampled_from(["compact", "compact", "rebatch"]),
         memory=st.sampled_from([1, 64, 1 << 20, 1 << 20]),
         expired=st.booleans(),
+        where=fractions,
         feed=feeds,
-        work=st.booleans(),
+        ending=st.sampled_from(["swap", "swap", "swap", "discard", "kill"]),
+        kill_after=st.integers(0, 12),
     )
-    def begin_compaction(self, memory: int, expired: bool, feed: list[Group], work: bool) -> None:
-        self._feed(feed)
-        self.job = BackgroundJob.compaction(
-            self.log,
-            policy=POLICY,
-            now_ns=self.now + (2 * MINUTE_NS if expired else 0),
-            memory=memory,
-            max_bytes=1000,
-        )
-        if work:
-            self.work_on_the_job()
-
-    @precondition(lambda self: self.job is None and self.log.segment_count > 1)
-    @rule(where=fractions, feed=feeds, work=st.booleans())
-    def begin_rebatching(self, where: float, feed: list[Group], work: bool) -> None:
-        self._feed(feed)
-        number = int(where * (self.log.segment_count - 1))
-        if self._may_rebatch(number):
-            self.job = BackgroundJob.rebatching(self.log, number)
-        if work:
-            self.work_on_the_job()
-
-    @precondition(lambda self: self.job is not None and self.job.result is None)
-    @rule()
-    def work_on_the_job(self) -> None:
-        if self.job is not None and not self.job.work(self.log, self.fs):
+    def a_job_goes_on(
+        self,
+        kind: str,
+        memory: int,
+        expired: bool,
+        where: float,
+        feed: list[Group],
+        ending: str,
+        kill_after: int,
+    ) -> None:
+        """One rule, or it would be rare that a job that began also came to an end."""
+        if self.job is None:
+            self._feed(feed)
+            self.job = self._begin_a_job(kind, memory, expired, where)
+        elif self.job.result is None and ending == "kill":
+            self.job.be_killed(self.log, self.fs, kill_after)
+            self.job = None
+        elif self.job.result is None:
+            if not self.job.work(self.log, self.fs):
+                self.job = None
+        else:
+            if ending == "swap":
+                self._swap_in(self.job)
+            else:
+                self.job.discard(self.log)
             self.job = None
 
-    @precondition(lambda self: self.job is not None)
-    @rule()
-    def finish_the_job(self) -> None:
-        if self.job is not None and self.job.result is None:
-            self.work_on_the_job()
-        self._swap_in()
+    def _begin_a_job(
+        self, kind: str, memory: int, expired: bool, where: float
+    ) -> BackgroundJob | None:
+        if kind == "compact":
+            now = self.now + (2 * MINUTE_NS if expired else 0)
+            return BackgroundJob.compaction(
+                self.log, policy=POLICY, now_ns=now, memory=memory, max_bytes=1000
+            )
+        number = int(where * (self.log.segment_count - 1))
+        return BackgroundJob.rebatching(self.log, number) if self._may_rebatch(number) else None
 
-    def _swap_in(self) -> None:
-        job, before = self.job, dict(self.rows)
-        if job is None or job.result is None:
-            return
+    def _swap_in(self, job: BackgroundJob) -> None:
+        before = dict(self.rows)
         if not job.swap_in(self.log, self.fs) and not job.swaps_made:
-            assert readable(self.log) == {
-                o: r for o, r in before.items() if o >= self.log.log_start_offset
-            }
+            start = self.log.log_start_offset
+            assert readable(self.log) == {o: r for o, r in before.items() if o >= start}
         self._compacted(readable(self.log), before)
         assert job.is_compaction or self.rows == before
-        self.job = None
-
-    @precondition(lambda self: self.job is not None)
-    @rule()
-    def give_up_the_job(self) -> None:
-        if self.job is not None:
-            self.job.discard(self.log)
-            self.job = None
-
-    @precondition(lambda self: self.job is not None and self.job.result is None)
-    @rule(after=st.integers(0, 12))
-    def the_worker_is_killed(self, after: int) -> None:
-        if self.job is not None:
-            self.job.be_killed(self.log, self.fs, after)
-            self.job = None
 
     @precondition(lambda self: self.log.segment_count > 1)
     @rule(where=fractions, batch=fractions, rot=st.booleans())

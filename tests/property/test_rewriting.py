@@ -11,6 +11,7 @@ import os
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.background_job import BackgroundJob, check_files
 from support.logs import BASE_NS, reopen
 from support.rewriting import (
     HEADER,
@@ -31,6 +32,7 @@ from support.simfs import MachineStopped, SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.log import Log
+from liftlog.log.rewrite import CompactResult
 
 POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=8 * MINUTE_NS)
 
@@ -41,6 +43,9 @@ messages = st.tuples(keys, values, subjects, st.integers(0, 3), st.booleans())
 batches = st.lists(st.lists(messages, min_size=1, max_size=5), min_size=1, max_size=4)
 memories = st.sampled_from([1, 400, 1 << 20])
 sizes = st.sampled_from([600, 2000, 1 << 20])
+fractions = st.floats(0, 1, exclude_max=True)
+Batches = list[list[tuple[object, ...]]]
+FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 
 
 class RewritingMachine(RuleBasedStateMachine):
@@ -54,9 +59,10 @@ class RewritingMachine(RuleBasedStateMachine):
         self.now = BASE_NS
         self.boots = 1
         self.whole_below = 0  # compacted in complete passes
+        self.job: BackgroundJob | None = None  # planned, and worked on if it has a result
 
     @rule(batches=batches, then_roll=st.booleans())
-    def append(self, batches: list[list[tuple[object, ...]]], then_roll: bool) -> None:
+    def append(self, batches: Batches, then_roll: bool) -> None:
         self.rows.update(add(self.log, [[self._row(*one) for one in b] for b in batches]))
         if then_roll:
             self.log.roll()
@@ -97,6 +103,77 @@ class RewritingMachine(RuleBasedStateMachine):
     def rebatch(self, data: st.DataObject) -> None:
         rebatch_file(self.log, self.fs, data.draw(st.integers(0, self.log.segment_count - 2)))
 
+    # --- in the background: anything may come between two steps ---
+
+    @rule(
+        kind=st.sampled_from(["compact", "rebatch"]),
+        memory=memories,
+        size=sizes,
+        where=fractions,
+        batches=batches,
+        ending=st.sampled_from(["swap", "swap", "swap", "discard", "kill"]),
+        kill_after=st.integers(0, 12),
+    )
+    def a_job_goes_on(
+        self,
+        kind: str,
+        memory: int,
+        size: int,
+        where: float,
+        batches: Batches,
+        ending: str,
+        kill_after: int,
+    ) -> None:
+        """One rule, or it would be rare that a job that began also came to an end."""
+        if self.job is None:
+            self.append(batches, then_roll=True)
+            if kind == "compact":
+                self.job = BackgroundJob.compaction(
+                    self.log, policy=POLICY, now_ns=self.now, memory=memory, max_bytes=size
+                )
+            else:
+                number = int(where * (self.log.segment_count - 1))
+                self.job = BackgroundJob.rebatching(self.log, number)
+        elif self.job.result is None and ending == "kill":
+            self.job.be_killed(self.log, self.fs, kill_after)
+            self.job = None
+        elif self.job.result is None:
+            if not self.job.work(self.log, self.fs):
+                self.job = None
+        else:
+            if ending == "swap":
+                self._swap_in(self.job)
+            else:
+                self.job.discard(self.log)
+            self.job = None
+
+    def _swap_in(self, job: BackgroundJob) -> None:
+        before, end = stored(self.log), self.log.log_end_offset
+        swapped = job.swap_in(self.log, self.fs)
+        if not job.swaps_made:
+            assert stored(self.log) == before
+        if swapped and isinstance(job.result, CompactResult) and job.result.complete:
+            self.whole_below = max(self.whole_below, job.result.cleaned_below)
+        assert self.log.log_end_offset == end
+        self._each_key_once()
+
+    # --- what takes something away ---
+
+    @rule(where=fractions)
+    def truncate_suffix(self, where: float) -> None:
+        """Mostly only a little of it."""
+        low, high = self.log.segments[0].base_offset, self.log.log_end_offset
+        self.log.truncate_suffix(high - int((high - low + 1) * where**2))
+        # What an earlier pass removed for the sake of what is cut off now, stays away.
+        self.rows = stored(self.log)
+        self.whole_below = min(self.whole_below, self.log.cleaned_below)
+        self._each_key_once()
+
+    @rule(where=fractions)
+    def truncate_prefix(self, where: float) -> None:
+        start, end = self.log.log_start_offset, self.log.high_watermark
+        self.log.truncate_prefix(start + int((end - start + 1) * where**2))
+
     @rule(data=st.data())
     def retention(self, data: st.DataObject) -> None:
         number = data.draw(st.integers(0, self.log.segment_count - 1))
@@ -107,17 +184,20 @@ class RewritingMachine(RuleBasedStateMachine):
     @rule(after=st.integers(0, 40), keep=st.sampled_from(["none", "all", "some"]), size=sizes)
     def crash_while_compacting(self, after: int, keep: str, size: int) -> None:
         self.log.roll()
+        job = self.job
         self.fs.stop_at = self.fs.operations + after
         try:
-            compact_once(self.log, self.fs, policy=POLICY, now_ns=self.now, max_bytes=size)
+            if job is None:
+                compact_once(self.log, self.fs, policy=POLICY, now_ns=self.now, max_bytes=size)
+            elif job.result is not None or job.work(self.log, self.fs):
+                job.swap_in(self.log, self.fs)
         except MachineStopped:
             pass
         self.fs = self.fs.power_cut(keep, after)  # type: ignore[arg-type]
         self.boots += 1
         self.log, _ = reopen(self.fs, config=ROLL_ON_DEMAND, boot=f"boot-{self.boots}")
-        listed = {segment.path.name for segment in self.log.segments}
-        files = self.fs.list_directory(self.log.directory)
-        assert {name for name in files if name.endswith(".log")} == listed
+        self.job = None
+        check_files(self.log)
 
     @invariant()
     def readers_end_with_the_same_values(self) -> None:
@@ -143,7 +223,5 @@ class RewritingMachine(RuleBasedStateMachine):
 
 TestRewriting = RewritingMachine.TestCase
 TestRewriting.settings = settings(
-    max_examples=int(os.environ.get("LIFTLOG_FUZZ_EXAMPLES", "40")),
-    stateful_step_count=25,
-    deadline=None,
+    max_examples=5000 if FUZZ else 60, stateful_step_count=60 if FUZZ else 30, deadline=None
 )
