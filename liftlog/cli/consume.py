@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from liftlog.errors import ConnectionLost, CorruptRange
 
 if TYPE_CHECKING:
     from liftlog.cli.record_output import Write
-    from liftlog.client import SyncClient
+    from liftlog.client import Filter, OnReset, Reset, SyncClient
 
 _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
@@ -41,12 +42,50 @@ _FEW_RECORDS_FETCH_BYTES = 64 * 1024
     is_flag=True,
     help="Go on behind damaged records; they are named on stderr and the exit code is 8.",
 )
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only records whose subject matches; NATS wildcards. Several: any of them.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Only records with this key. Several: any of them.",
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Only records with this header. Several: all of them.",
+)
+@click.option(
+    "--on-reset",
+    type=click.Choice(["error", "earliest", "latest"]),
+    default="error",
+    help="If what comes next is gone (retention, a stream made anew): end, or go on at the first "
+    "record or at new ones, and say so on stderr. Default: error.",
+)
 @server_options
 @debug_option
 def consume(
-    stream: str, start: Position, until_end: bool, limit: int | None, skip_damaged: bool
+    stream: str,
+    start: Position,
+    until_end: bool,
+    limit: int | None,
+    skip_damaged: bool,
+    subjects: tuple[str, ...],
+    keys: tuple[str, ...],
+    headers: tuple[str, ...],
+    on_reset: OnReset,
 ) -> ExitCode:
     """Print the records of STREAM, and wait for more until Ctrl-C.
+
+    The daemon applies --subject, --key and --header; a record is printed if it meets all of them.
 
     With `--output json` or `jsonl` a key or value that is not UTF-8 is printed as base64, and
     `key_encoding` or `value_encoding` says so. A deleted key (tombstone) has the value null.
@@ -55,7 +94,16 @@ def consume(
 
     style = output_format()
     with connect_to_server() as client, record_writer(style) as write:
-        reading = _Reading(client, stream, start, limit, write, skip_damaged=skip_damaged)
+        reading = _Reading(
+            client,
+            stream,
+            start,
+            limit,
+            write,
+            skip_damaged=skip_damaged,
+            on_reset=on_reset,
+            only=_filter(subjects, keys, headers),
+        )
         try:
             reading.run(until="end" if until_end else None)
         except CorruptRange as error:
@@ -65,6 +113,17 @@ def consume(
             error.hint = f"read on with --from {reading.position_text}"
             raise
         return ExitCode.DAMAGED if reading.damaged else ExitCode.OK
+
+
+def _filter(
+    subjects: tuple[str, ...], keys: tuple[str, ...], headers: tuple[str, ...]
+) -> Filter | None:
+    from liftlog.client import Filter
+
+    if not (subjects or keys or headers):
+        return None
+    raw_keys = [os.fsencode(key) for key in keys]  # the bytes that the shell has handed over
+    return Filter(subject=subjects or None, key=raw_keys or None, header=headers or None)
 
 
 class _Reading:
@@ -79,6 +138,8 @@ class _Reading:
         write: Write,
         *,
         skip_damaged: bool,
+        on_reset: OnReset = "error",
+        only: Filter | None = None,
     ) -> None:
         self.damaged = False
         self._client = client
@@ -86,7 +147,13 @@ class _Reading:
         self._position = start
         self._left = limit
         self._write = write
-        self._options: dict[str, Any] = {"on_corrupt": self._skip} if skip_damaged else {}
+        self._options: dict[str, Any] = {
+            "filter": only,
+            "on_reset": on_reset,
+            "reset_callback": self._tell_reset,
+        }
+        if skip_damaged:
+            self._options["on_corrupt"] = self._skip
         if limit is not None and limit <= _FEW_RECORDS:
             self._options |= {"fetch_bytes": _FEW_RECORDS_FETCH_BYTES, "read_ahead_bytes": 0}
 
@@ -99,6 +166,10 @@ class _Reading:
         warn(error.message)
         self.damaged = True
         self._position = error.next_offset
+
+    def _tell_reset(self, reset: Reset) -> None:
+        warn(f"{reset.error.message}; going on at offset {reset.to_offset}")
+        self._position = reset.to_offset
 
     def run(self, until: Any) -> None:
         """Print records until the end, or the limit."""

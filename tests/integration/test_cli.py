@@ -417,6 +417,35 @@ def test_serve_logs_json_lines_without_secrets(tmp_path: Path) -> None:
     assert "s3cret" not in daemon.log
 
 
+def test_consume_shows_what_was_asked_for(liftlog: Cli, stream: str) -> None:
+    for number in range(6):
+        header = ("--header", f"Kind: {'odd' if number % 2 else 'even'}")
+        key = ("--key", f"k{number % 3}")
+        liftlog.ok("pub", f"{stream}.{number}", f"value {number}", *header, *key)
+    consume = ("consume", stream, "--until-end")
+
+    def values(*options: str) -> list[str]:
+        return [one["value"] for one in liftlog.objects(*consume, *options)]
+
+    assert values("--subject", f"{stream}.2", "--subject", "*.5") == ["value 2", "value 5"]
+    assert values("--key", "k1") == ["value 1", "value 4"]
+    assert values("--key", "k1", "--key", "k2", "--header", "kind=odd") == ["value 1", "value 5"]
+    assert values("--header", "None") == []
+    refused = liftlog(*consume, "--subject", "a..b")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "a..b" in refused.stderr
+
+
+def test_consume_goes_on_elsewhere_only_when_told_to(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("pub", f"{stream}.a", "hello")
+    consume = ("consume", stream, "--until-end", "--from", "500")
+    assert liftlog(*consume).exit_code != ExitCode.OK
+    found = liftlog(*consume, "--on-reset", "earliest")
+    assert found.exit_code == ExitCode.OK
+    assert "hello" in found.stdout
+    assert "going on at offset 1" in found.stderr
+
+
 def test_consume_starts_fast(liftlog: Cli) -> None:
     """CPU time, since the machine may be busy; generous, but imports of servers would break it."""
     before = os.times()

@@ -7,6 +7,7 @@ is wrong ends the answer in front of it, and begins the next one as CORRUPT_RANG
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,6 +22,10 @@ from liftlog.server.pull.seams import LogSlice, ReadableLog
 
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
+
+SCAN_SECONDS = 0.1
+"""Of the processor, for one answer, roughly: synchronous publishers leave batches of one record,
+which cost ten times as much per byte. Other scans wait for their turn."""
 
 MAX_ANSWER_BYTES = 1 * MIB
 """Encoded for one answer, at most (or one record). Such answers lie in memory until they are
@@ -88,7 +93,10 @@ class _Scanner:
     def _go(self) -> bool:
         """Look at batch after batch; True when the high watermark was reached."""
         scan, log = self._scan, self._log
-        while self._left > 0:
+        deadline = time.thread_time() + SCAN_SECONDS
+        while self._left > 0 and (
+            self._reached == scan.offset or time.thread_time() < deadline  # never without progress
+        ):
             if scan.stop_offset is not None and self._reached >= scan.stop_offset:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there

@@ -168,6 +168,23 @@ async def test_a_bounded_amount_is_looked_at_for_one_answer(
         assert 4 <= answers <= 8
 
 
+async def test_a_slow_scan_ends_after_its_time_but_not_without_progress(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtering, "SCAN_SECONDS", 0)
+    monkeypatch.setattr(filtering, "_READ_BYTES", 500)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        position, seen, answers = 1, [], 0
+        while position < 101:
+            peer.send(fetch(1, position, p=["offset"]))
+            answer = await peer.receive()
+            seen += offsets(answer)
+            position = answer["n"]
+            answers += 1
+        assert seen == list(range(1, 101))
+        assert answers >= 5
+
+
 async def test_a_filtered_long_poll_sleeps_through_what_does_not_match(broker: LogBroker) -> None:
     stream = broker.streams["orders"]
     async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
