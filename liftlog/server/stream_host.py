@@ -87,6 +87,7 @@ class StreamHost:
         self.inline_commits = 0
         self.records = 0
         self.received_bytes = 0
+        self.shown_settings: tuple[StreamSettings, dict[str, Any]] | None = None
         self.rewriting = False
         """A compaction pass reads old segments; retention leaves their files for a while."""
         self._shared = committers

@@ -43,7 +43,7 @@ from liftlog.server.pull.limits import (
     LINGER_SECONDS,
 )
 from liftlog.server.pull.outbox import Outbox
-from liftlog.server.pull.requests import Caller, perform
+from liftlog.server.pull.requests import QUESTIONS, Caller, perform
 from liftlog.server.pull.seams import LogSlice, ReadableStream
 from liftlog.server.pull.tailing import MAX_TAIL_BYTES, TailGroup
 from liftlog.server.pull.transport import Transport
@@ -84,6 +84,7 @@ class PullConnection:
         self._reading = False
         self._closed = False
         self._last_words = False  # nothing but what is in the outbox will be sent
+        self._question = asyncio.Lock()
         self._linger_left = LINGER_BYTES
         self._request_since = 0.0  # when the request that is still arriving began; 0: none is
         self._timer: asyncio.TimerHandle | None = self.loop.call_later(
@@ -261,6 +262,17 @@ class PullConnection:
 
     async def _serve(self, request_id: int, message: Message) -> None:
         """Requests that wait for the daemon. They run to their end even if the client goes."""
+        if isinstance(message, QUESTIONS):
+            # Each keeps the loop busy for as long as there are streams to describe: one per turn
+            # of the loop and connection, so that nobody else has to wait for a client's flood.
+            async with self._question:
+                if self._closed or self._last_words:
+                    return
+                await self._perform(request_id, message)
+            return
+        await self._perform(request_id, message)
+
+    async def _perform(self, request_id: int, message: Message) -> None:
         answer: Message | None = None
         try:
             caller = Caller(self.principal, self._server.gate, self._server.broker)

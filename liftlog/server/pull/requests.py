@@ -35,6 +35,9 @@ class Caller(NamedTuple):
         return self.gate.may(self.principal, operation, stream)
 
 
+QUESTIONS = (ListStreams, DescribeStream)
+"""Answered without waiting for anything, and not at no cost."""
+
 Asked = TypeVar("Asked", bound=Message)
 Perform = Callable[[Caller, Any], Awaitable[Message]]
 
