@@ -1,9 +1,10 @@
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 from liftlog.errors import ConfigError
-from liftlog.settings import Settings, load_settings
+from liftlog.settings import Settings, load_settings, parse_listen
 
 
 def problems(error: ConfigError) -> dict[str, str]:
@@ -192,6 +193,11 @@ def test_all_findings_come_at_once_with_path_and_origin(tmp_path: Path) -> None:
         ("pull: {listen: ['unix://relative']}", "pull.listen[0]"),
         (f"pull: {{listen: ['unix:///{'x' * 120}']}}", "pull.listen[0]"),
         ("pull: {listen: ['unix:///a', 'unix:///a']}", "pull.listen[1]"),
+        ("pull: {tls: {cert: a}}", "pull.tls.cert"),
+        ("pull: {tls: {client_ca: a}}", "pull.tls.client_ca"),
+        ("pull: {listen: ['tls://127.0.0.1:0'], tls: {cert: a}}", "pull.tls.key"),
+        ("pull: {listen: ['tls://127.0.0.1:0'], tls: {key: a}}", "pull.tls.cert"),
+        ("pull: {tls: {min_version: 1.1}}", "pull.tls.min_version"),
         ("pull: {max_fetch_bytes: 1KiB}", "pull.default_fetch_bytes"),
         ("pull: {max_frame_bytes: 1KiB}", "pull.max_hello_frame_bytes"),
         ("pull: {max_in_flight: true}", "pull.max_in_flight"),
@@ -208,6 +214,7 @@ def test_all_findings_come_at_once_with_path_and_origin(tmp_path: Path) -> None:
             "streams: {a: {subject: a}}\ningest: {max_pending_bytes: 1MiB}",
             "streams.a.max_message_bytes",
         ),
+        ("streams: {a: {subject: a, compression: gzip}}", "streams.a.compression"),
         ("streams: {_a: {subject: a}}", "streams._a"),
         ("streams: {a: {subject: 'orders*'}}", "streams.a.subject"),
         ("streams: {a: {subject: 'a b'}}", "streams.a.subject"),
@@ -247,6 +254,32 @@ def test_listening_beyond_loopback_needs_a_decision(tmp_path: Path, address: str
     assert list(refused(text, tmp_path)) == ["pull.listen[0]", "http.listen"]
     load(text, tmp_path, "allow_anonymous=true")
     load(text, tmp_path, "acl.file=acl.yaml")
+
+
+def test_tls_addresses(tmp_path: Path) -> None:
+    tls = "tls: {cert: a.pem, key: a.key, min_version: %s}"
+    for version in ("1.3", "'1.3'"):
+        pull = load(f"pull: {{listen: ['tls://127.0.0.1:0'], {tls % version}}}", tmp_path).pull
+        assert pull.tls.min_version == "1.3"
+    assert parse_listen("tls://[::1]:7") == ("::1", 7, None, True)
+    assert not parse_listen("tcp://[::1]:7").tls
+    # TLS alone says who the daemon is, not who may read.
+    text = f"pull: {{listen: ['tls://0.0.0.0:0'], {tls % '1.2'}}}"
+    assert list(refused(text, tmp_path)) == ["pull.listen[0]"]
+
+
+@pytest.mark.parametrize(("name", "package"), [("lz4", "lz4"), ("zstd", "zstandard")])
+def test_a_compression_without_its_package(
+    tmp_path: Path, name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"streams: {{a: {{subject: a, compression: {name}}}}}"
+    assert load(text, tmp_path).streams["a"].compression == name
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda wanted: None if wanted == package else find(wanted)
+    )
+    (finding,) = refused(text, tmp_path).values()
+    assert f"needs the package {package}" in str(finding)
 
 
 @pytest.mark.parametrize(
