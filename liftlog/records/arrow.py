@@ -8,7 +8,7 @@ them alive. Offsets and timestamps are computed, the subject becomes a dictionar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError
 from liftlog.records.format import (
@@ -21,7 +21,13 @@ from liftlog.records.format import (
     TIMESTAMP_DELTAS,
     TOMBSTONES,
 )
-from liftlog.records.layout import Binary, find_dictionary, numbers, timestamps_position
+from liftlog.records.layout import (
+    Binary,
+    dictionary_position,
+    find_dictionary,
+    numbers,
+    timestamps_position,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +42,8 @@ except ImportError as error:
         f"Arrow record batches need {error.name}, which is not installed",
         hint=f"pip install {error.name}",
     ) from error
+
+Makers: TypeAlias = dict[str, Callable[[Any], pa.Array]]
 
 _TIMESTAMP = pa.timestamp("ns", "UTC")
 SCHEMA = pa.schema(
@@ -64,15 +72,28 @@ def to_arrow(batch: RecordBatch, columns: Sequence[str] | None = None) -> pa.Rec
             hint=f"choose from {', '.join(_MAKERS)}",
         )
     schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in names])
+    return pa.RecordBatch.from_arrays(_arrays_of(batch, names, _MAKERS), schema=schema)
+
+
+def arrays_of(batch: RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+    """The arrays of these columns of SCHEMA, but with subjects as text instead of a dictionary.
+
+    Raises CorruptBatch.
+    """
+    return _arrays_of(batch, names, _TEXT_MAKERS)
+
+
+def _arrays_of(batch: RecordBatch, names: Sequence[str], makers: Makers) -> list[pa.Array]:
     try:
-        arrays = [_MAKERS[name](batch) for name in names]
+        arrays = [makers[name](batch) for name in names]
         for made in arrays:
             # Offsets that leave the batch, or ids outside the dictionary, would be followed by C++.
             made.validate(full=True)
     except (pa.ArrowException, OverflowError, IndexError) as error:
         raise CorruptBatch(f"the columns of the batch contradict each other: {error}") from error
-    whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return whole if len(batch) == len(whole) else whole.slice(batch._lo, len(batch))
+    if len(batch) == batch.header.record_count:
+        return arrays
+    return [made.slice(batch._lo, len(batch)) for made in arrays]
 
 
 def _offsets(batch: RecordBatch) -> pa.Array:
@@ -97,14 +118,27 @@ def _timestamps(batch: RecordBatch) -> pa.Array:
 
 
 def _subjects(batch: RecordBatch) -> pa.Array:
-    header = batch.header
-    names = pa.array(batch._subject_names(), pa.utf8())
-    if header.attributes & SUBJECT_IDS:
-        position = find_dictionary(batch.raw, header).end
-        ids = _numbers(batch, position, "H").astype(np.int32)
-    else:
-        ids = np.zeros(header.record_count, np.int32)
+    names, ids = _subject_parts(batch)
     return pa.DictionaryArray.from_arrays(_fixed(pa.int32(), ids), names, safe=False)
+
+
+def _subject_text(batch: RecordBatch) -> pa.Array:
+    names, ids = _subject_parts(batch)
+    return names.take(_fixed(pa.int32(), ids))
+
+
+def _subject_parts(batch: RecordBatch) -> tuple[pa.Array, NDArray[np.int32]]:
+    """The dictionary, as it lies in the batch, and each record's place in it."""
+    header, raw = batch.header, batch.raw
+    dictionary = find_dictionary(raw, header)
+    count = len(dictionary.ends) - 1
+    ends = numbers(raw, dictionary_position(header) + 8, count + 1, "i")
+    data = raw[dictionary.data : dictionary.data + dictionary.ends[-1]]
+    names = pa.Array.from_buffers(pa.utf8(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    names.validate(full=True)
+    if header.attributes & SUBJECT_IDS:
+        return names, _numbers(batch, dictionary.end, "H").astype(np.int32)
+    return names, np.zeros(header.record_count, np.int32)
 
 
 def _keys(batch: RecordBatch) -> pa.Array:
@@ -124,7 +158,7 @@ def _values(batch: RecordBatch) -> pa.Array:
     return _binary(batch, batch._column(TOMBSTONES))
 
 
-_MAKERS: dict[str, Callable[[Any], pa.Array]] = {
+_MAKERS: Makers = {
     "offset": _offsets,
     "timestamp": _timestamps,
     "subject": _subjects,
@@ -132,6 +166,7 @@ _MAKERS: dict[str, Callable[[Any], pa.Array]] = {
     "headers": _headers,
     "value": _values,
 }
+_TEXT_MAKERS: Makers = _MAKERS | {"subject": _subject_text}
 
 
 def _binary(batch: RecordBatch, column: Binary) -> pa.Array:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from liftlog.errors import CorruptBatch, InvalidArgument
-from liftlog.records.arrow import SCHEMA, to_arrow
+from liftlog.records.arrow import SCHEMA, arrays_of
 from liftlog.records.column_set import BinaryColumn, Columns
 from liftlog.records.decode import RecordBatch
 from liftlog.records.many import can_decode_together, decode_many
@@ -76,12 +76,7 @@ def _is_small(batch: RecordBatch) -> bool:
 
 def _convert(run: Sequence[RecordBatch], names: list[str]) -> list[pa.Array]:
     if len(run) == 1:
-        found = to_arrow(run[0], names)
-        columns = found.columns
-        if "subject" in names:
-            at = names.index("subject")
-            columns[at] = columns[at].dictionary_decode()
-        return list(columns)
+        return arrays_of(run[0], names)
     records = decode_many(run)
     try:
         arrays = [_MAKERS[name](records) for name in names]

@@ -38,7 +38,7 @@ def run_to_end(spark: SparkSession, logs: ServedLogs, directory: Path, **options
         .start()
     )
     try:
-        query.awaitTermination(100)
+        query.awaitTermination(250)
         return [one.numInputRows for one in query.recentProgress if one.numInputRows]
     finally:
         query.stop()
@@ -74,19 +74,21 @@ def test_a_killed_query_goes_on_exactly(
 ) -> None:
     logs.add("orders")
     fill(logs, 100)
-    process = subprocess.Popen(
-        tied_to_parent([sys.executable, str(JOB), str(tmp_path), logs.server]),
-        env={**os.environ, **spark_environment()},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(tmp_path / "job.log").open("wb"),
-        start_new_session=True,
-    )
+    told_path = tmp_path / "job.log"
+    with told_path.open("wb") as told_file:
+        process = subprocess.Popen(
+            tied_to_parent([sys.executable, str(JOB), str(tmp_path), logs.server]),
+            env={**os.environ, **spark_environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=told_file,
+            start_new_session=True,
+        )
     try:
         committed = tmp_path / "checkpoint" / "commits"
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 250
         while not (committed / "2").exists():
-            told = (tmp_path / "job.log").read_text(errors="replace")[-2000:]
+            told = told_path.read_text(errors="replace")[-2000:]
             assert process.poll() is None, told
             assert time.monotonic() < deadline, told
             time.sleep(0.01)

@@ -58,6 +58,8 @@ def spark_settings(directory: Path) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
+        # How long a Python worker may take to start: long on a machine that does much else.
+        "spark.python.authenticate.socketTimeout": "200s",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
