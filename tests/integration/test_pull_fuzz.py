@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import resource
 import select
 import socket
 import struct
@@ -27,6 +28,7 @@ from support.raw_pull import AUTH, HELLO, frame
 
 from liftlog.client import connect_sync
 from liftlog.protocol.messages import REQUESTS
+from liftlog.server.daemon import raise_open_file_limit
 
 pytestmark = pytest.mark.integration
 
@@ -216,6 +218,14 @@ def test_bytes_that_are_no_frames_end_in_a_code(greet: bool, daemon: Daemon) -> 
 # --- many who do little ---
 
 
+@pytest.fixture(scope="module")
+def many_files() -> None:
+    raise_open_file_limit()
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 5000:
+        pytest.skip("needs 5000 open files: raise the hard limit (ulimit -Hn)")
+
+
+@pytest.mark.usefixtures("many_files")
 def test_thousands_of_silent_connections(daemon: Daemon) -> None:
     """Each costs some KiB; those that never say hello are told so and gone after its timeout."""
     before = daemon.rss_bytes
@@ -236,6 +246,7 @@ def test_thousands_of_silent_connections(daemon: Daemon) -> None:
         peer.sock.close()
 
 
+@pytest.mark.usefixtures("many_files")
 def test_more_silent_connections_than_places(daemon: Daemon) -> None:
     silent = [Peer(daemon, greet=False) for _ in range(3200)]
     for _ in range(20):
