@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
-from liftlog.errors import LiftlogError
 from liftlog.protocol.checkpoints import (
     CheckpointAnswer,
     CheckpointsAnswer,
@@ -14,35 +12,29 @@ from liftlog.protocol.checkpoints import (
     FetchCheckpoint,
     ListCheckpoints,
 )
-from liftlog.protocol.messages import Done, Message
-from liftlog.server.pull.requests import Caller, handles
+from liftlog.protocol.messages import Message
+from liftlog.server.pull.requests import Caller, Told, handles, starts
 
 
-@handles(CommitCheckpoint, "commit")
-async def _commit(caller: Caller, message: CommitCheckpoint) -> Message:
-    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+@starts(CommitCheckpoint, "commit")
+def _commit(caller: Caller, message: CommitCheckpoint, told: Told) -> None:
     caller.broker.checkpoints.commit(
         message.consumer,
         message.stream,
         message.offset,
-        partial(_settle, durable),
+        told,
         expected=message.expected,
         metadata=message.metadata,
         incarnation=message.incarnation,
         epoch=message.epoch,
     )
-    await durable
-    return Done()
 
 
-@handles(DeleteCheckpoint, "commit")
-async def _delete(caller: Caller, message: DeleteCheckpoint) -> Message:
-    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+@starts(DeleteCheckpoint, "commit")
+def _delete(caller: Caller, message: DeleteCheckpoint, told: Told) -> None:
     caller.broker.checkpoints.delete(
-        message.consumer, message.stream, partial(_settle, durable), expected=message.expected
+        message.consumer, message.stream, told, expected=message.expected
     )
-    await durable
-    return Done()
 
 
 @handles(FetchCheckpoint, "read")
@@ -62,12 +54,3 @@ async def _list(caller: Caller, message: ListCheckpoints) -> Message:
         after=message.after,
     )
     return CheckpointsAnswer([one.to_wire() for one in found], after)
-
-
-def _settle(future: asyncio.Future[None], error: LiftlogError | None) -> None:
-    if future.done():
-        return  # the client is gone, and so is who waited
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

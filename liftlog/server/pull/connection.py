@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import liftlog
@@ -23,6 +24,7 @@ from liftlog.protocol.messages import (
     TOKEN,
     Auth,
     Cancel,
+    Done,
     Fetch,
     FetchHeader,
     Hello,
@@ -43,7 +45,7 @@ from liftlog.server.pull.limits import (
     LINGER_SECONDS,
 )
 from liftlog.server.pull.outbox import Outbox
-from liftlog.server.pull.requests import QUESTIONS, Caller, perform
+from liftlog.server.pull.requests import QUESTIONS, STARTERS, Caller, Starter, perform, start
 from liftlog.server.pull.seams import LogSlice, ReadableStream
 from liftlog.server.pull.tailing import MAX_TAIL_BYTES, TailGroup
 from liftlog.server.pull.transport import Transport
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("liftlog.pull")
 
 _SOFTWARE = f"liftlog/{liftlog.__version__}"
+_DONE = Done()
 
 
 class PullConnection:
@@ -82,6 +85,7 @@ class PullConnection:
         )
         self._fetches: dict[str, FetchQueue] = {}
         self._reading = False
+        self._done_frames: list[bytes] = []
         self._closed = False
         self._last_words = False  # nothing but what is in the outbox will be sent
         self._question = asyncio.Lock()
@@ -211,8 +215,35 @@ class PullConnection:
             self._greet(request_id)
         elif isinstance(message, Auth):
             self._server.spawn(self._authenticate(request_id, message))
+        elif (starter := STARTERS.get(type(message))) is not None:
+            self._start(request_id, message, starter)
         else:
             self._server.spawn(self._serve(request_id, message))
+
+    def _start(self, request_id: int, message: Message, starter: Starter) -> None:
+        caller = Caller(self.principal, self._server.gate, self._server.broker)
+        try:
+            start(caller, message, starter, partial(self._told, request_id))
+        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
+            self.refuse(request_id, error)
+
+    def _told(self, request_id: int, error: LiftlogError | None) -> None:
+        if self._closed or self._last_words:
+            return
+        if error is None:
+            if not self._done_frames:
+                # Many end in the same turn of the loop: one call of the system sends them all.
+                self.loop.call_soon(self._send_done)
+            self._done_frames.append(self._protocol.answer(request_id, _DONE))
+        else:
+            self.refuse(request_id, error)
+            self.loop.call_soon(self.settle)
+
+    def _send_done(self) -> None:
+        frames, self._done_frames = self._done_frames, []
+        if not self._closed and not self._last_words:
+            self._outbox.put(b"".join(frames))
+            self._outbox.flush()  # which settles what else is to be done
 
     def _greet(self, request_id: int) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
-from liftlog.errors import InternalError
+from liftlog.errors import InternalError, LiftlogError
 from liftlog.protocol.messages import (
     CompactStream,
     CreateStream,
@@ -67,19 +67,56 @@ def handles(
     return register
 
 
+Told = Callable[[LiftlogError | None], None]
+"""None: the request is answered with `done`."""
+
+
+class Starter(NamedTuple):
+    operation: Operation
+    start: Callable[[Caller, Any, Told], None]
+
+
+STARTERS: dict[type[Message], Starter] = {}
+"""Requests of which so many come that a task for each would be most of what they cost."""
+
+
+def starts(
+    kind: type[Asked], operation: Operation
+) -> Callable[[Callable[[Caller, Asked, Told], None]], Callable[[Caller, Asked, Told], None]]:
+    """Register what begins the requests of one kind; it returns at once and tells the end later."""
+
+    def register(
+        start: Callable[[Caller, Asked, Told], None],
+    ) -> Callable[[Caller, Asked, Told], None]:
+        STARTERS[kind] = Starter(operation, start)
+        return start
+
+    return register
+
+
+def start(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
+    """Raises as `perform`; `told` is then not called."""
+    _authorize(caller, message, starter.operation)
+    starter.start(caller, message, told)
+
+
 async def perform(caller: Caller, message: Message) -> Message:
     """The answer to a request; raises Forbidden, InvalidArgument and what the broker raises."""
     handler = HANDLERS.get(type(message))
     if handler is None:
         raise InternalError(f"no code answers the request {message.KIND!r}")
     if handler.operation is not None:
-        caller.gate.authorize(
-            caller.principal,
-            handler.operation,
-            message.stream,  # type: ignore[attr-defined]
-            subject=_subject(message),
-        )
+        _authorize(caller, message, handler.operation)
     return await handler.perform(caller, message)
+
+
+def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
+    caller.gate.authorize(
+        caller.principal,
+        operation,
+        message.stream,  # type: ignore[attr-defined]
+        subject=_subject(message),
+    )
 
 
 def _subject(message: Message) -> str | None:
