@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from support.cutting_proxy import CuttingProxy, cutting_proxy
+from support.opened_client import Opened, until
 from support.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
-from liftlog.client import connect, connect_sync, link, reconnecting
+from liftlog.client import connect, link, reconnecting
 from liftlog.client.reconnecting import Backoff
 
 Connect = Callable[..., Any]
@@ -46,51 +47,6 @@ class Closed:
 
     def decide(self, *asked: object) -> Any:
         raise AssertionError(asked)
-
-
-class Opened:
-    """One client of either kind; calls and reads from the test's loop."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.blocking = not asyncio.iscoroutinefunction(client.ping)
-
-    @classmethod
-    async def to(cls, kind: str, address: str, **options: Any) -> Opened:
-        if kind == "sync":
-            return cls(await asyncio.to_thread(connect_sync, address, **options))
-        return cls(await connect(address, **options))
-
-    async def call(self, name: str, *args: Any, **options: Any) -> Any:
-        method = getattr(self.client, name)
-        if self.blocking:
-            return await asyncio.to_thread(method, *args, **options)
-        return await method(*args, **options)
-
-    async def offsets(
-        self, stream: str, *args: Any, into: list[int] | None = None, **o: Any
-    ) -> Any:
-        seen: list[int] = [] if into is None else into
-        if self.blocking:
-
-            def run() -> None:
-                for batch in self.client.read_batches(stream, *args, **o):
-                    seen.extend(batch.offsets())
-
-            await asyncio.to_thread(run)
-        else:
-            async for batch in self.client.read_batches(stream, *args, **o):
-                seen.extend(batch.offsets())
-        return seen
-
-    async def close(self) -> None:
-        await self.call("close")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def opening_bytes(address: str) -> int:
