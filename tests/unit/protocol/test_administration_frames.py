@@ -1,0 +1,64 @@
+"""Frames of administration, byte for byte: other clients have been built by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftlog.protocol import administration as a
+from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
+from liftlog.protocol.frames import FrameReader, encode_frame
+from liftlog.protocol.messages import ANSWERS, REQUESTS
+from liftlog.protocol.wire import Message
+
+GOLDEN = Path(__file__).parents[2] / "golden/protocol"
+
+LEASE = LeaseInfo("orders", "0f1e", "1d", 5, 81, "export", 1_700_000_060_000_000_000, 60_000)
+DIFFERENCE = {"setting": "retention.max_messages", "existing": None, "requested": 76}
+DAEMON = DaemonInfo(
+    "main",
+    "0.1.0",
+    "c0ffee00",
+    1_700_000_000_000_000_000,
+    1.5,
+    {"connected": True, "server_version": "2.15.1"},
+    {"max_in_flight": 64},
+    2,
+    ["fetch", "ping"],
+)
+
+EXAMPLES: list[Message] = [
+    a.UpdateStream("orders", {"retention": {"max_messages": 76}}, dry_run=True),
+    a.PauseStream("orders"),
+    a.ResumeStream("orders"),
+    a.SetReadOnly("orders", True),
+    a.TruncateStream("orders", 5, "0f1e"),
+    a.AcquireLease("orders", "earliest", 60_000, "export"),
+    a.RenewLease("orders", "1d", 60_000, 9),
+    a.ReleaseLease("orders", "1d"),
+    a.ListLeases("orders"),
+    a.StreamsFor("orders.eu"),
+    a.Metadata(),
+    a.Updated({"name": "orders"}, [DIFFERENCE], Removal(5, 4, 1, 400, ["max"]).to_wire(), True),
+    a.LeaseAnswer(LEASE.to_wire()),
+    a.LeasesAnswer([LEASE.to_wire()]),
+    a.DaemonAnswer(DAEMON.to_wire()),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.KIND)
+def test_the_golden_frames_are_what_the_code_writes_and_reads(message: Message) -> None:
+    golden = (GOLDEN / f"{message.KIND}.bin").read_bytes()
+    assert encode_frame(message.to_map(7)) == golden
+    frames = FrameReader(max_frame_bytes=4096, max_body_bytes=0)
+    frames.get_buffer()[: len(golden)] = golden
+    frames.buffer_updated(len(golden))
+    received = frames.next_event()
+    assert isinstance(received, dict)
+    assert {**REQUESTS, **ANSWERS}[received["k"]].from_map(received) == message
+
+
+def test_every_kind_has_a_golden_frame() -> None:
+    kinds = {cls.KIND for cls in (*a.REQUESTS, *a.ANSWERS)}
+    assert {message.KIND for message in EXAMPLES} == kinds
