@@ -288,8 +288,7 @@ class Broker:
         )
 
     def _is_attachable(self, host: StreamHost) -> bool:
-        """Whether it is to receive messages: what belongs to the system may be written by us alone.
-        """
+        """Whether it is to receive messages: what the system has for itself may get none."""
         return host.origin != SYSTEM or host.name in self._own_receivers
 
     def on_gap(self, reason: str) -> None:
