@@ -12,6 +12,8 @@ import pytest
 from support.daemon import REPOSITORY, Daemon
 from support.nats_server import NatsServer
 
+from liftlog.client import connect_sync
+
 pytestmark = pytest.mark.integration
 
 STREAMS = {"orders": {"subject": "orders.>"}, "ledger": {"subject": "ledger"}}
@@ -28,7 +30,10 @@ def servers() -> Iterator[tuple[NatsServer, Daemon]]:
         yield server, daemon
 
 
-def run(code: str, servers: tuple[NatsServer, Daemon], directory: Path) -> list[str]:
+def run(
+    code: str, servers: tuple[NatsServer, Daemon], directory: Path, said: str = ""
+) -> list[str]:
+    """What it printed; `said` is what it says on stderr."""
     server, daemon = servers
     script = directory / "example.py"
     script.write_text(
@@ -38,9 +43,36 @@ def run(code: str, servers: tuple[NatsServer, Daemon], directory: Path) -> list[
     )
     command = [sys.executable, "-W", "error", str(script)]
     environment = {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment, cwd=directory
+    )
+    assert (done.returncode, done.stderr) == (0, said)
     return done.stdout.splitlines()
+
+
+def test_consume(tmp_path: Path) -> None:
+    """The examples of the page, and each a second time: it finds where it was."""
+    with NatsServer() as server, Daemon(server.url, {"streams": STREAMS}) as daemon:
+        servers = (server, daemon)
+        publishing = examples("publish.md")[0]
+        run(publishing, servers, tmp_path)
+        at_least_once, reset, once = examples("consume.md")
+        assert run(at_least_once, servers, tmp_path) == ["1 b'{\"total\": 12}'", "2 None"]
+        assert run(at_least_once, servers, tmp_path) == []
+        assert run(reset, servers, tmp_path) == ["2 records, the checkpoint was 3"]
+        assert run(once, servers, tmp_path) == ["orders.new 2 13"]
+        run(publishing, servers, tmp_path)
+        assert run(once, servers, tmp_path) == ["orders.new 4 26"]
+        assert run(at_least_once, servers, tmp_path) == ["3 b'{\"total\": 12}'", "4 None"]
+        with connect_sync(daemon.pull_address) as client:
+            found = {one.consumer: (one.offset, one.lag) for one in client.list_checkpoints()}
+            assert found == {"audit": (3, 2), "billing": (5, 0), "totals": (5, 0)}
+            client.truncate_prefix("orders", 5)
+        said = "position-reset stream=orders from_offset=3 to_offset=5 reason=OFFSET_OUT_OF_RANGE\n"
+        assert run(reset, servers, tmp_path, said) == [
+            "OFFSET_OUT_OF_RANGE: from 3 to 5",
+            "0 records, the checkpoint was 5",
+        ]
 
 
 def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_path: Path) -> None:
