@@ -56,8 +56,9 @@ class LoseFsHandle:
         """Power goes now, or has gone by `cut_after`; decides what the disk kept. Not mounted."""
         self._ask("cut", keep=keep, seed=seed)
 
-    def cut_after(self, operations: int) -> None:
-        """Power goes before the n-th of the next operations that change something or sync."""
+    def cut_after(self, operations: int | None) -> None:
+        """Power goes before the n-th of the next operations that change something or sync; None:
+        no more, if it has not gone by now."""
         self._ask("cut_after", operations=operations)
 
     def fail(

@@ -426,7 +426,8 @@ def _command(fs: LoseFs, asked: dict[str, Any]) -> dict[str, Any]:
         case "cut":
             fs.cut(**asked)
         case "cut_after":
-            fs.cut_at = fs.operations + asked["operations"]
+            count = asked["operations"]
+            fs.cut_at = None if count is None else fs.operations + count
         case "fail":
             fs.faults.append(asked)
         case "heal":

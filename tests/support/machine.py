@@ -44,6 +44,7 @@ class Machine:
             self.daemon.spawn()
             self.disk.cut_after(chance.randint(1, 40))
             until(lambda: not self.disk.mounted or not self.daemon.running or self.ready, PATIENCE)
+            self.disk.cut_after(None)  # the daemon may have been quicker
             if not self.disk.mounted:
                 self.lose_power(chance.randrange(1 << 30))
                 self.daemon.start()
