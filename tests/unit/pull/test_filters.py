@@ -11,11 +11,13 @@ import pytest
 from support.pull_broker import LogBroker, LoggedStream, pull_server
 from support.raw_pull import RawPull
 
+from liftlog.errors import CorruptRange
 from liftlog.log import Log
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.header import parse_header
-from liftlog.server.pull import filtering
+from liftlog.server.pull import filtering, limits
 
+STAMP = 1_900_000_000_000_000_000
 BLOCK = b"NATS/1.0\r\nKind: %b\r\n\r\n"
 
 
@@ -218,9 +220,15 @@ async def test_cancel_and_close_while_a_thread_looks(
     began, go_on = asyncio.Event(), asyncio.Event()
     real = filtering.scan_log
 
+    calls = 0
+
     def slow(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
         loop.call_soon_threadsafe(began.set)
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
+        if calls == 1:
+            raise CorruptRange("for the cancelled one", first_offset=1, next_offset=2)
         return real(*arguments)
 
     monkeypatch.setattr("liftlog.server.pull.fetches.scan_log", slow)
@@ -305,34 +313,42 @@ async def test_a_disk_that_cannot_read_is_damage(
 async def test_epochs_are_not_mixed(broker: LogBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = broker.streams["orders"]
     monkeypatch.setattr(Log, "leader_epoch", 2)
-    stream.append([b"a", b"b"])
+    stream.append([b"a", b"b"], timestamp_ns=STAMP)
+    stream.append([b"c"], timestamp_ns=STAMP)
     monkeypatch.setattr(Log, "leader_epoch", 3)
-    stream.append([b"c", b"d"])
+    stream.append([b"d", b"e"], timestamp_ns=STAMP)
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         peer.send(fetch(1, 95, fs=[">"]))
         found = batches(await peer.receive())
         assert [batch.header.leader_epoch for batch in found] == [1, 2, 3]
         assert [list(batch.offsets()) for batch in found] == [
-            list(range(95, 101)), [101, 102], [103, 104],
+            list(range(95, 101)), [101, 102, 103], [104, 105],
         ]  # fmt: skip
 
 
-async def test_what_lies_in_memory_unsent_is_bounded(broker: LogBroker) -> None:
+async def test_what_lies_in_memory_unsent_is_bounded(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = broker.streams["orders"]
+    unsent: list[int] = []
+    real = filtering.scan_log
+
+    def watched(*arguments: Any) -> Any:
+        unsent.extend([one._outbox.unsent_bytes for one in server._connections])
+        return real(*arguments)
+
+    monkeypatch.setattr("liftlog.server.pull.fetches.scan_log", watched)
     for _ in range(30):
         stream.append([b"x" * 10_000] * 50)
     async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
         for request_id in range(1, 41):
             peer.send(fetch(request_id, 101, m=8 << 20, fs=[">"]))
-        answered = server.counters
-        await until(lambda: answered.fetches_total >= 3)
+        await until(lambda: server._connections)
         (connection,) = server._connections
-        most = 0
-        for _ in range(2000):
-            await asyncio.sleep(0)
-            most = max(most, connection._outbox.unsent_bytes)
-        assert most <= 2 * filtering.MAX_ANSWER_BYTES + 10_000
+        await until(lambda: connection._outbox.unsent_bytes >= limits.ENCODED_UNSENT_BYTES)
         for request_id in range(1, 41):  # and all are answered once the client reads
             answer = await peer.receive()
             assert answer["i"] == request_id
             assert 900_000 < answer["b"] <= filtering.MAX_ANSWER_BYTES
+        assert len(unsent) == 40
+        assert max(unsent) < limits.ENCODED_UNSENT_BYTES, "made while enough waits to be sent"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from acl.subjects import is_valid_pattern, matches
@@ -131,6 +131,9 @@ def plainly_matches(raw: bytes, name: bytes, value: bytes | None) -> bool:
     name=st.sampled_from(["A", "a", "Ab", "x", "NATS/1.0"]),
     value=st.sampled_from([None, "", "x", " x ", "xy", "X", "x\r", "A"]),
 )
+@example([b"NATS/1.0\r\n", b"A: x\r\n\r\n"], "A", None)
+@example([b"NATS/1.0\r\nA: x\r", b"\nB"], "A", "x")
+@example([b"NATS/1.0\r\nA: x", b"y\r\n"], "A", "xy")
 def test_headers_match_as_their_lines_do(
     headers: list[bytes], name: str, value: str | None
 ) -> None:
