@@ -10,22 +10,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.spark import start_spark
+from support.spark import patiently, start_spark
 
 
 def main(directory: Path, server: str) -> None:
     spark = start_spark(directory / "driver")
-    query = (
-        spark.readStream.format("liftlog")
-        .options(server=server, stream="orders", maxOffsetsPerTrigger="50")
-        .load()
-        .writeStream.format("parquet")
-        .option("path", str(directory / "lake"))
-        .option("checkpointLocation", str(directory / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+
+    def run() -> None:
+        (
+            spark.readStream.format("liftlog")
+            .options(server=server, stream="orders", maxOffsetsPerTrigger="50")
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(directory / "lake"))
+            .option("checkpointLocation", str(directory / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+
+    patiently(run)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.served_logs import ServedLogs
+from support.spark import REPOSITORY, patiently
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,3 +117,32 @@ def test_damage_fails_the_job_or_is_skipped(spark: SparkSession, logs: ServedLog
         frame_of(spark, logs).count()
     assert header.record_count == 100
     assert frame_of(spark, logs, failOnDataLoss="false").count() == end - 1 - 100
+
+
+def test_the_how_to_page(
+    spark: SparkSession, logs: ServedLogs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The examples run as they stand, but for addresses and paths."""
+    logs.add("orders")
+    for country, totals in (("de", (5, 7)), ("fr", (11,))):
+        subject = f"orders.{country}.new".encode()
+        keys: list[bytes | None] = [country.encode()] * len(totals)
+        logs.append("orders", [b'{"total": %d}' % n for n in totals], subject=subject, keys=keys)
+    logs.append("orders", [None], subject=b"orders.fr.gone", keys=[b"fr"])
+    page = (REPOSITORY / "docs/how-to/spark.md").read_text()
+    examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 5
+    scope: dict[str, Any] = {"spark": spark}
+    for example in examples[:3]:
+        code = example.replace("127.0.0.1:9292", logs.server).replace("lake/", f"{tmp_path}/")
+        if "server" not in code:  # the default one
+            code = code.replace(
+                '"stream", "orders")', f'"stream", "orders").option("server", "{logs.server}")'
+            )
+        patiently(lambda code=code: exec(code, scope))
+    told = capfd.readouterr().out
+    assert re.search(r"\|\s*de\|\s*2\|\s*12\.0\|\s*\|\s*fr\|\s*1\|\s*11\.0\|", told)
+    assert "1 keys" in told
+    assert "4 orders in the lake" in told
+    for example in examples[3:]:  # other hosts
+        compile(example, "example", "exec")

@@ -7,11 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OLDEST_JAVA = 17
@@ -58,7 +61,6 @@ def spark_settings(directory: Path) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
-        # How long a Python worker may take to start: long on a machine that does much else.
         "spark.python.authenticate.socketTimeout": "200s",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
@@ -80,3 +82,18 @@ def start_spark(directory: Path, master: str = "local[2]") -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
+
+
+def patiently(run: Callable[[], T]) -> T:
+    """What a streaming query comes to, begun again if its Python did not start in time.
+
+    Spark gives the process of a streaming source 10 seconds to start, and no setting changes that;
+    a machine that does much else may need longer. No other failure is tried again.
+    """
+    for _ in range(9):
+        try:
+            return run()
+        except Exception as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+    return run()

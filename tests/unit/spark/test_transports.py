@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from support.served_logs import ServedLogs
@@ -14,6 +14,7 @@ from support.stored_logs import batch_positions, flip
 from liftlog.errors import (
     CorruptMetadata,
     CorruptRange,
+    Forbidden,
     InvalidArgument,
     LiftlogError,
     OffsetOutOfRange,
@@ -21,6 +22,7 @@ from liftlog.errors import (
     StaleIncarnation,
     StorageError,
     StreamNotFound,
+    Unauthenticated,
 )
 from liftlog.log.manifest import SKIPPED, QuarantinedRange
 from liftlog.spark.options import ReadOptions, parse_options
@@ -28,6 +30,25 @@ from liftlog.spark.scan import plan, read
 
 NS = 1_700_000_000_000_000_000
 Options = Callable[..., ReadOptions]
+
+
+class Verdict(NamedTuple):
+    allowed: bool
+    explanation: str
+
+
+class OnlyBob:
+    """The shape of `acl.Policy`."""
+
+    allows_anonymous = False
+
+    def authenticate_token(self, token: str) -> str | None:
+        return "bob" if token == "bob.s" else None
+
+    def decide(
+        self, principal: str, operation: str, stream: str, subject: str | None = None
+    ) -> Verdict:
+        return Verdict((operation, stream) == ("read", "orders"), "bob may read orders only")
 
 
 @pytest.fixture
@@ -299,3 +320,21 @@ def test_files_that_were_rewritten_since(logs: ServedLogs, compaction: object) -
     else:
         assert not errors
         assert found == list(range(1, end))
+
+
+# --- access ---
+
+
+def test_refusals_say_why(tmp_path: Path) -> None:
+    with ServedLogs(tmp_path / "streams", policy=OnlyBob()) as logs:
+        end = fill(logs)
+        token = tmp_path / "token"
+        token.write_text("bob.s\n")
+        given = {"stream": "orders", "server": logs.server}
+        with pytest.raises(Unauthenticated):
+            plan(parse_options(given))
+        allowed = parse_options(given | {"tokenFile": str(token)})
+        assert offsets(allowed) == list(range(1, end))
+        logs.add("wages")
+        with pytest.raises(Forbidden, match="bob may read orders only"):
+            plan(parse_options(given | {"tokenFile": str(token), "stream": "wages"}))
