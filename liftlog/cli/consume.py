@@ -70,6 +70,13 @@ _FEW_RECORDS_FETCH_BYTES = 64 * 1024
     help="If what comes next is gone (retention, a stream made anew): end, or go on at the first "
     "record or at new ones, and say so on stderr. Default: error.",
 )
+@click.option(
+    "--reconnect-for",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    metavar="SECONDS",
+    help="If the connection is lost, try so long to go on with the next record. Default: 60.",
+)
 @server_options
 @debug_option
 def consume(
@@ -82,6 +89,7 @@ def consume(
     keys: tuple[str, ...],
     headers: tuple[str, ...],
     on_reset: OnReset,
+    reconnect_for: float,
 ) -> ExitCode:
     """Print the records of STREAM, and wait for more until Ctrl-C.
 
@@ -93,7 +101,8 @@ def consume(
     from liftlog.cli.record_output import record_writer
 
     style = output_format()
-    with connect_to_server() as client, record_writer(style) as write:
+    connected = connect_to_server(reconnect_for=reconnect_for)
+    with connected as client, record_writer(style) as write:
         reading = _Reading(
             client,
             stream,

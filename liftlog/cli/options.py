@@ -94,12 +94,13 @@ def output_format() -> str:
     return chosen
 
 
-def connect_to_server() -> SyncClient:
-    """A connection to the daemon that --server and --token name."""
+def connect_to_server(**options: Any) -> SyncClient:
+    """A connection to the daemon that --server and --token name; `options` of `connect_sync`."""
     from liftlog.client.synchronous import connect_sync
 
     address = str(_kept("server", "LIFTLOG_SERVER") or DEFAULT_SERVER)
-    return connect_sync(address, token=_kept("token", "LIFTLOG_TOKEN"), tls=_tls_for(address))
+    token = _kept("token", "LIFTLOG_TOKEN")
+    return connect_sync(address, token=token, tls=_tls_for(address), **options)
 
 
 def _tls_for(address: str) -> ClientTls:

@@ -288,7 +288,7 @@ def test_a_daemon_that_goes_away(tmp_path: Path) -> None:
     with NatsServer() as nats, Daemon(nats.url, {"streams": {"a": {"subject": "a"}}}) as daemon:
         liftlog = Cli(daemon, nats)
         liftlog.ok("pub", "a", "x")
-        process = liftlog.spawn("consume", "a", "-o", "jsonl")
+        process = liftlog.spawn("consume", "a", "-o", "jsonl", "--reconnect-for", "1")
         assert process.stdout is not None
         try:
             assert process.stdout.readline()
