@@ -111,7 +111,7 @@ class BackgroundJob:
         assert self.result is not None
         before = log.segments, log.cleaned_below, log.tombstones_removed_below
         manifest = fs.read(log.directory / "manifest")
-        counting = _Counting(log)
+        damaged, counting = log.damaged_files, _Counting(log)
         try:
             if isinstance(self.result, CompactResult):
                 apply_compaction(counting, self.result, self.lineage)
@@ -128,6 +128,8 @@ class BackgroundJob:
                 )  # fmt: skip
             return False
         self.swaps_made = len(self.result.swaps)
+        assert self.lineage == log.lineage
+        assert not damaged.intersection(name for one in self.result.swaps for name in one.old)
         return True
 
     def discard(self, log: Log) -> None:
