@@ -295,8 +295,10 @@ class PullConnection:
         """Requests that wait for the daemon. They run to their end even if the client goes."""
         if isinstance(message, QUESTIONS):
             # Each keeps the loop busy for as long as there are streams to describe: one per turn
-            # of the loop and connection, so that nobody else has to wait for a client's flood.
-            async with self._question:
+            # of the loop, and the connections take turns, so that a flood of them delays only
+            # whoever sent it.
+            async with self._question, self._server.question:
+                await asyncio.sleep(0)  # nothing else would end this turn before the next one's
                 if self._closed or self._last_words:
                     return
                 await self._perform(request_id, message)

@@ -62,6 +62,7 @@ class PullServer:
         self._pending_auths = 0
         self._listeners: list[Listener] = []
         self.memory = UnsentMemory()
+        self.question = asyncio.Lock()  # one at a time, see PullConnection._serve
         self._connections: dict[PullConnection, None] = {}  # the oldest first
         self._jobs: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None

@@ -172,3 +172,29 @@ async def test_all_together_are_bounded_too(
                 one.peer.writer.transport.abort()
             await until(lambda: server.connection_count == 1)
             assert server.memory.used_bytes == 0
+
+
+async def test_a_flood_of_questions_takes_one_turn_each(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that whoever asks for anything else waits for one of them at most."""
+    turn, asked_in = 0, []
+    listed = broker.list_streams
+
+    async def list_streams() -> list[Any]:
+        asked_in.append(turn)
+        return await listed()
+
+    monkeypatch.setattr(broker, "list_streams", list_streams)
+    async with pull_server(broker) as (_, address):
+        peers = [await RawPull.connect(address) for _ in range(5)]
+        for peer in peers:
+            peer.send_bytes(b"".join(frame({"k": "list", "i": i}) for i in range(1, 101)))
+        async with asyncio.timeout(20):
+            while len(asked_in) < 500:
+                await asyncio.sleep(0)
+                turn += 1
+        assert len(set(asked_in)) == 500
+        for peer in peers:
+            assert sorted([(await peer.receive())["i"] for _ in range(100)]) == [*range(1, 101)]
+            await peer.close()
