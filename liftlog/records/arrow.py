@@ -8,7 +8,7 @@ them alive. Offsets and timestamps are computed, the subject becomes a dictionar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError
 from liftlog.records.format import (
@@ -23,6 +23,7 @@ from liftlog.records.format import (
 )
 from liftlog.records.layout import (
     Binary,
+    Dictionary,
     dictionary_position,
     find_dictionary,
     numbers,
@@ -42,8 +43,6 @@ except ImportError as error:
         f"Arrow record batches need {error.name}, which is not installed",
         hint=f"pip install {error.name}",
     ) from error
-
-Makers: TypeAlias = dict[str, Callable[[Any], pa.Array]]
 
 _TIMESTAMP = pa.timestamp("ns", "UTC")
 SCHEMA = pa.schema(
@@ -72,20 +71,12 @@ def to_arrow(batch: RecordBatch, columns: Sequence[str] | None = None) -> pa.Rec
             hint=f"choose from {', '.join(_MAKERS)}",
         )
     schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in names])
-    return pa.RecordBatch.from_arrays(_arrays_of(batch, names, _MAKERS), schema=schema)
+    return pa.RecordBatch.from_arrays(_arrays_of(batch, names), schema=schema)
 
 
-def arrays_of(batch: RecordBatch, names: Sequence[str]) -> list[pa.Array]:
-    """The arrays of these columns of SCHEMA, but with subjects as text instead of a dictionary.
-
-    Raises CorruptBatch.
-    """
-    return _arrays_of(batch, names, _TEXT_MAKERS)
-
-
-def _arrays_of(batch: RecordBatch, names: Sequence[str], makers: Makers) -> list[pa.Array]:
+def _arrays_of(batch: RecordBatch, names: Sequence[str]) -> list[pa.Array]:
     try:
-        arrays = [makers[name](batch) for name in names]
+        arrays = [_MAKERS[name](batch) for name in names]
         for made in arrays:
             # Offsets that leave the batch, or ids outside the dictionary, would be followed by C++.
             made.validate(full=True)
@@ -97,45 +88,50 @@ def _arrays_of(batch: RecordBatch, names: Sequence[str], makers: Makers) -> list
 
 
 def _offsets(batch: RecordBatch) -> pa.Array:
+    return _fixed(pa.int64(), offsets_of(batch))
+
+
+def offsets_of(batch: RecordBatch) -> NDArray[np.int64]:
+    """Of all records, whatever was trimmed. Raises CorruptBatch."""
     header = batch.header
     base, count = header.base_offset, header.record_count
     if not header.attributes & OFFSET_DELTAS:
-        return _fixed(pa.int64(), np.arange(base, base + count, dtype=np.int64))
+        return np.arange(base, base + count, dtype=np.int64)
     deltas = _numbers(batch, HEADER_SIZE, "I").astype(np.int64)
     if count and (np.any(np.diff(deltas) <= 0) or deltas[-1] > header.last_offset_delta):
         raise CorruptBatch("the offset deltas do not ascend inside the batch")
-    return _fixed(pa.int64(), deltas + base)
+    return deltas + base
 
 
 def _timestamps(batch: RecordBatch) -> pa.Array:
+    return _fixed(_TIMESTAMP, timestamps_of(batch))
+
+
+def timestamps_of(batch: RecordBatch) -> NDArray[np.int64]:
+    """Of all records, whatever was trimmed, in nanoseconds. Raises CorruptBatch."""
     header = batch.header
     if header.attributes & TIMESTAMP_DELTAS:
         deltas = _numbers(batch, timestamps_position(header), "I")
-        stamps = deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
-    else:
-        stamps = np.full(header.record_count, header.base_timestamp_ns, np.int64)
-    return _fixed(_TIMESTAMP, stamps)
+        return deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
+    return np.full(header.record_count, header.base_timestamp_ns, np.int64)
 
 
 def _subjects(batch: RecordBatch) -> pa.Array:
-    names, ids = _subject_parts(batch)
+    names, ids = subjects_of(batch, find_dictionary(batch.raw, batch.header))
+    names.validate(full=True)
     return pa.DictionaryArray.from_arrays(_fixed(pa.int32(), ids), names, safe=False)
 
 
-def _subject_text(batch: RecordBatch) -> pa.Array:
-    names, ids = _subject_parts(batch)
-    return names.take(_fixed(pa.int32(), ids))
+def subjects_of(batch: RecordBatch, dictionary: Dictionary) -> tuple[pa.Array, NDArray[np.int32]]:
+    """The dictionary as it lies in the batch, and each record's place in it, whatever was trimmed.
 
-
-def _subject_parts(batch: RecordBatch) -> tuple[pa.Array, NDArray[np.int32]]:
-    """The dictionary, as it lies in the batch, and each record's place in it."""
+    Neither is checked: not that the names are UTF-8, nor that the places exist.
+    """
     header, raw = batch.header, batch.raw
-    dictionary = find_dictionary(raw, header)
     count = len(dictionary.ends) - 1
     ends = numbers(raw, dictionary_position(header) + 8, count + 1, "i")
     data = raw[dictionary.data : dictionary.data + dictionary.ends[-1]]
     names = pa.Array.from_buffers(pa.utf8(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
-    names.validate(full=True)
     if header.attributes & SUBJECT_IDS:
         return names, _numbers(batch, dictionary.end, "H").astype(np.int32)
     return names, np.zeros(header.record_count, np.int32)
@@ -144,21 +140,19 @@ def _subject_parts(batch: RecordBatch) -> tuple[pa.Array, NDArray[np.int32]]:
 def _keys(batch: RecordBatch) -> pa.Array:
     if not batch.header.attributes & KEYS:
         return pa.nulls(batch.header.record_count, pa.binary())
-    return _binary(batch, batch._column(KEYS))
+    return binary_of(batch, batch._column(KEYS))
 
 
 def _headers(batch: RecordBatch) -> pa.Array:
-    if not batch.header.attributes & HEADERS:
-        nothing = [None, _ZEROS, pa.py_buffer(b"")]
-        return pa.Array.from_buffers(pa.binary(), batch.header.record_count, nothing)
-    return _binary(batch, batch._column(HEADERS))
+    has_headers = batch.header.attributes & HEADERS
+    return binary_of(batch, batch._column(HEADERS) if has_headers else None)
 
 
 def _values(batch: RecordBatch) -> pa.Array:
-    return _binary(batch, batch._column(TOMBSTONES))
+    return binary_of(batch, batch._column(TOMBSTONES))
 
 
-_MAKERS: Makers = {
+_MAKERS: dict[str, Callable[[Any], pa.Array]] = {
     "offset": _offsets,
     "timestamp": _timestamps,
     "subject": _subjects,
@@ -166,10 +160,13 @@ _MAKERS: Makers = {
     "headers": _headers,
     "value": _values,
 }
-_TEXT_MAKERS: Makers = _MAKERS | {"subject": _subject_text}
 
 
-def _binary(batch: RecordBatch, column: Binary) -> pa.Array:
+def binary_of(batch: RecordBatch, column: Binary | None) -> pa.Array:
+    """A binary column as it lies in the batch, whatever was trimmed; not checked. None: empty."""
+    if column is None:
+        nothing = [None, _ZEROS, pa.py_buffer(b"")]
+        return pa.Array.from_buffers(pa.binary(), batch.header.record_count, nothing)
     end = column.data + column.ends[-1]
     bitmap = None if column.bitmap is None else pa.py_buffer(column.bitmap)
     buffers = [bitmap, pa.py_buffer(column.ends), pa.py_buffer(batch.raw[column.data : end])]

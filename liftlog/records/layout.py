@@ -113,10 +113,15 @@ def find_dictionary(view: memoryview, header: BatchHeader) -> Dictionary:
     return Dictionary(ascending(ends), escapes, position, end)
 
 
-def find_columns(view: memoryview, header: BatchHeader) -> dict[int, Binary]:
-    """Keys, headers and values, by attribute bit; TOMBSTONES stands for the value column."""
+def find_columns(
+    view: memoryview, header: BatchHeader, dictionary: Dictionary | None = None
+) -> dict[int, Binary]:
+    """Keys, headers and values, by attribute bit; TOMBSTONES stands for the value column.
+
+    `dictionary` is what `find_dictionary` said, if that was asked already.
+    """
     attributes, count = header.attributes, header.record_count
-    position = find_dictionary(view, header).end
+    position = (dictionary or find_dictionary(view, header)).end
     if attributes & SUBJECT_IDS:
         position += padded(2 * count)
     found: dict[int, Binary] = {}
