@@ -99,6 +99,7 @@ class StreamHost:
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._maintenance: list[Maintenance] = []
+        self._maintained = False  # since the last commit
         self._closed = False
         self._own = OwnRecords(name)
         self._observed_syncs = log.fsync_count
@@ -150,15 +151,22 @@ class StreamHost:
         """Commit what waits, unless a commit is under way: then its end does it. Never raises."""
         if self._in_flight or self._closed:
             return
-        if self._maintenance:
+        if self._maintenance and not self._is_turn_of_messages():
             self._start_maintenance()
             return
+        self._maintained = False
         if self.failure:
             return
         try:
             self._commit()
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self._fail(f"internal error while committing: {error!r}")
+        self._start_maintenance()
+
+    def _is_turn_of_messages(self) -> bool:
+        """Whether a group comes before the maintenance that waits. They take turns: however much
+        of it is asked for, publishers get their acks."""
+        return self._maintained and self.sequencer.pending_messages > 0 and not self.failure
 
     def _commit(self) -> None:
         messages = self.sequencer.pending_messages
@@ -417,6 +425,7 @@ class StreamHost:
         self, work: Maintenance, outcome: list[object], error: Exception | None
     ) -> None:
         self._in_flight = False
+        self._maintained = True
         if isinstance(error, SyncFailed):
             self._undo_waiting(error)
         elif self.settings.durability == "interval":

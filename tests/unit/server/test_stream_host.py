@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,31 @@ async def test_maintenance_runs_alone_and_in_order(harness: Harness) -> None:
     assert seqs(await harness.publish(b"1")) == [1]
     await asyncio.gather(*futures)
     assert order == [0, 1, 2]
+
+
+async def test_endless_maintenance_leaves_messages_their_turns(harness: Harness) -> None:
+    """Whoever may read may ask for leases, as many and as often as he likes."""
+    host = harness.host
+    done: list[str] = []
+
+    def again(name: str, before: asyncio.Future[object] | None = None) -> None:
+        if before is None or before.exception() is None:  # until it is closed
+            future = host.run_exclusive(partial(done.append, name))
+            future.add_done_callback(partial(again, name))
+
+    for name in "abc":
+        again(name)
+    reply, subject = [b"_INBOX.r"], [b"in"]
+    for number in range(5):
+        before = len(done)
+        host.receive(MessageRun(subject, reply, [b"%d" % number], has_cookie=False))
+        while harness.log.log_end_offset < number + 2:
+            assert len(done) - before < 10, "messages wait for maintenance without end"
+            host.kick()
+            await asyncio.sleep(0)
+    while len(done) < 100:  # and the other way round
+        await asyncio.sleep(0)
+    host.close()
 
 
 async def test_maintenance_errors_go_to_who_asked(harness: Harness) -> None:
