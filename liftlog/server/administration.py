@@ -179,9 +179,12 @@ class Administration:
             ) from None
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
-        by_time = self._streams.clock_guard.wall_clock_is_trusted()
+        """What the limits ask for, also when a lease or a clock that jumped puts it off: nobody is
+        asked again when it happens."""
         now_ns = self._streams.now_ns()
-        return await asyncio.to_thread(decide_retention, host.log, wanted, now_ns, by_time=by_time)
+        return await asyncio.to_thread(
+            decide_retention, host.log, wanted, now_ns, after_leases=True
+        )
 
     def _check_origin(self, host: StreamHost, found: list[Difference]) -> None:
         if host.origin == "config" and any(path not in SWITCHES for path, _, _ in found):

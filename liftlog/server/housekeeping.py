@@ -17,6 +17,7 @@ from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.side_by_side import SideBySide
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_retention import decide_retention, remove_decided
+from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server")
 
@@ -78,9 +79,10 @@ class Housekeeping:
         """With `at_once` files go also from under a compaction pass, which then begins anew."""
         if host.log.is_roll_due():
             await host.run_exclusive(host.log.roll_if_due)
+        settings = host.settings
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,
-            lambda: self._decide(host, by_time=by_time),
+            lambda: self._decide(host, settings, by_time=by_time),
         )
         if decision is None:
             return
@@ -88,11 +90,16 @@ class Housekeeping:
         count = 0 if host.rewriting and not at_once else decision.delete_segments
         if not count and decision.log_start_offset <= host.log.log_start_offset:
             return
-        freed = await host.run_exclusive(
-            lambda: remove_decided(
-                host.log, decision, self._streams.now_ns(), delete_segments=count
-            )
-        )
+
+        def remove() -> int | None:
+            # As the writer of the moment: no update comes in between.
+            if host.settings is not settings:
+                return None  # others hold by now, and the next round goes by them
+            return remove_decided(host.log, decision, self._streams.now_ns(), delete_segments=count)
+
+        freed = await host.run_exclusive(remove)
+        if freed is None:
+            return
         logger.info(
             "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
             host.name,
@@ -101,11 +108,13 @@ class Housekeeping:
             freed,
         )
 
-    def _decide(self, host: StreamHost, *, by_time: bool) -> RetentionDecision | None:
+    def _decide(
+        self, host: StreamHost, settings: StreamSettings, *, by_time: bool
+    ) -> RetentionDecision | None:
         """In a thread. No reader may keep publishers waiting for room."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
-        return decide_retention(host.log, host.settings, self._streams.now_ns(), by_time=by_time)
+        return decide_retention(host.log, settings, self._streams.now_ns(), by_time=by_time)
 
     # --- recovery points ---
 

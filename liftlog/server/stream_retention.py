@@ -26,10 +26,15 @@ def _nanoseconds(seconds: float | None) -> int | None:
 
 
 def decide_retention(
-    log: Log, settings: StreamSettings, now_ns: int, *, by_time: bool = True
+    log: Log,
+    settings: StreamSettings,
+    now_ns: int,
+    *,
+    by_time: bool = True,
+    after_leases: bool = False,
 ) -> RetentionDecision | None:
     """What to remove now, or None when nothing is to be done. May read batch headers, and leases
-    that could not be read so far.
+    that could not be read so far. `after_leases`: what will go when the last of them has ended.
 
     Raises StorageError when the leases cannot be read: what they hold must not go for that.
     """
@@ -48,7 +53,7 @@ def decide_retention(
         log_end_offset=log.high_watermark,
         now_ns=now_ns,
         offset_of_record=lambda segment, number: _offset_of_record(log, segment, number),
-        held_from=log.leases.low_bound(now_ns),
+        held_from=None if after_leases else log.leases.low_bound(now_ns),
     )
     if not decision.delete_segments and decision.log_start_offset == log.log_start_offset:
         return None
@@ -96,9 +101,10 @@ def grant_lease(log: Log, low: int, *, duration_ns: int, now_ns: int, holder: st
 
 
 def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
-    """Whether retention would at once remove more than a tenth of what can be read."""
+    """Whether retention would at once remove more than a tenth of what can be read, be it that
+    leases put it off."""
     try:
-        decision = decide_retention(log, settings, now_ns)
+        decision = decide_retention(log, settings, now_ns, after_leases=True)
     except StorageError:  # then nothing will be removed
         return False
     return decision is not None and is_large(log, decision)

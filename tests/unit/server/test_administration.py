@@ -155,6 +155,27 @@ async def test_limits_that_remove_much_have_to_be_wanted(
     assert log.log_start_offset == 1, "retention itself does it, in its next round"
 
 
+async def test_what_is_put_off_has_to_be_wanted_as_well(
+    running: Running, admin: Administration
+) -> None:
+    """When the lease has ended, or the clock is believed again, nobody is asked any more."""
+    log = await fill(running)
+    log.roll()
+    lease = await admin.acquire_lease("s", 1, ttl_ms=MINUTE_MS)
+    with pytest.raises(Conflict, match="records"):
+        await admin.update_stream("s", {"retention": {"max_messages": 5}})
+    preview = await admin.update_stream("s", {"retention": {"max_messages": 5}}, dry_run=True)
+    assert preview.removal is not None
+    assert preview.removal.records == 15
+    await admin.release_lease("s", lease.lease_id)
+    running.clock.ahead_ns += 2 * 3600 * 10**9
+    running.clock.jumped_ns += 3600 * 10**9
+    assert not running.broker.clock_guard.wall_clock_is_trusted()
+    with pytest.raises(Conflict, match="records"):
+        await admin.update_stream("s", {"retention": {"max_age": "1h"}})
+    assert running.broker.hosts["s"].settings.retention.max_age_seconds is None
+
+
 async def test_a_stream_of_the_file_is_changed_there(tmp_path: Path) -> None:
     running = Running(tmp_path, s={"subject": "in"})
     await running.start()

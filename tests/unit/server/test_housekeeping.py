@@ -7,6 +7,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.local_broker import Running
@@ -127,6 +128,35 @@ async def test_leases_hold_retention_until_the_disk_is_full(
     await retain(housekeeping)
     assert log.log_start_offset == 16
     assert log.leases.live(broker.now_ns()) == ()
+
+
+async def test_limits_that_were_lifted_remove_nothing_any_more(
+    running: Running, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what was decided a moment before the update."""
+    await streams(running, "s", retention={"max_messages": 5}, dedupe_window="0s")
+    log = running.broker.hosts["s"].log
+    decided, updated = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    original = housekeeping._decide
+
+    def decide(*arguments: Any, **options: Any) -> Any:
+        found = original(*arguments, **options)
+        loop.call_soon_threadsafe(decided.set)
+        updated.wait(20)
+        return found
+
+    monkeypatch.setattr(housekeeping, "_decide", decide)
+    task = asyncio.create_task(retain(housekeeping))
+    await decided.wait()
+    admin = running.broker.administration
+    await admin.update_stream("s", {"retention": {"max_messages": 20}})
+    updated.set()
+    await task
+    assert log.log_start_offset == 1
+    await admin.update_stream("s", {"retention": {"max_messages": 6}}, allow_deletion=True)
+    await retain(housekeeping)
+    assert log.log_start_offset == 15
 
 
 async def test_leases_end_when_retention_itself_finds_no_room(
