@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from liftlog.errors import CorruptBatch
+from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.file_pool import FilePool
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry
@@ -87,6 +87,6 @@ def _offset_in(file: File, position: int, header: BatchHeader, number: int) -> i
     if header.record_count <= header.last_offset_delta:
         try:
             return int(decode_batch(file.pread(header.length, position)).offsets()[number])
-        except CorruptBatch:
+        except (CorruptBatch, UnsupportedFormat):
             pass  # readers will be told; here a little less precision is no harm
     return header.base_offset + number

@@ -102,6 +102,14 @@ def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | m
     return small
 
 
+def raw_length(batch: bytes, header: BatchHeader) -> int:
+    """How long the batch is without compression, as its first 72 bytes say; nothing is checked."""
+    if not header.attributes & CODEC_MASK or len(batch) < _DATA_POSITION:
+        return header.length
+    length: int = _SIZES.unpack_from(batch, HEADER_SIZE)[0]
+    return HEADER_SIZE + length
+
+
 def inflate(view: memoryview, header: BatchHeader) -> memoryview:
     """A verified batch with its columns as they were before they were compressed.
 
@@ -111,13 +119,13 @@ def inflate(view: memoryview, header: BatchHeader) -> memoryview:
     codec = _codec(header.attributes & CODEC_MASK)
     if len(view) < _DATA_POSITION:
         raise CorruptBatch(f"{len(view)} bytes are too few for a compressed batch")
-    raw_length, size = _SIZES.unpack_from(view, HEADER_SIZE)
-    if raw_length > MAX_RAW_BODY_BYTES or raw_length & 7:
-        raise CorruptBatch(f"impossible length {raw_length} of the body before compression")
+    length, size = _SIZES.unpack_from(view, HEADER_SIZE)
+    if length > MAX_RAW_BODY_BYTES or length & 7:
+        raise CorruptBatch(f"impossible length {length} of the body before compression")
     if _DATA_POSITION + padded(size) != len(view):
         raise CorruptBatch(f"the compressed body is {size} bytes long, the batch {len(view)}")
     try:
-        body = codec.decompress(view[_DATA_POSITION : _DATA_POSITION + size], raw_length)
+        body = codec.decompress(view[_DATA_POSITION : _DATA_POSITION + size], length)
     except ValueError as error:
         raise CorruptBatch(f"the {codec.name} body cannot be decompressed: {error}") from error
     return memoryview(b"".join((view[:HEADER_SIZE], body)))

@@ -70,7 +70,7 @@ class RowDecoder:
                 continue
             run.append(batch)
             rows += len(batch)
-            size += batch.size_bytes
+            size += len(batch.raw)  # which may be much more than it took on the wire
             if rows >= self._rows_per_batch or size >= MOST_BYTES:
                 yield run
                 rows = size = 0

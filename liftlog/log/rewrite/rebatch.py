@@ -6,11 +6,12 @@ checksum and a dozen small steps per record, for as long as they are kept.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.index import ENTRY_SIZE, index_path
+from liftlog.log.index import ENTRY_SIZE, index_path, read_index
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.rewrite.chunks import chunks_of
 from liftlog.log.rewrite.job import (
@@ -26,19 +27,25 @@ from liftlog.log.rewrite.job import (
 from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
+from liftlog.records.codecs import raw_length
+from liftlog.records.format import HEADER_SIZE
+from liftlog.records.header import parse_header
 
 SMALL_BATCH_BYTES = 16 * 1024
 _WORTHWHILE = 2  # at least so many times fewer batches
+_SAMPLES = 16
+_HEAD_BYTES = HEADER_SIZE + 8
 
 
 def needs_rebatch(
     fs: FileSystem, directory: Path, entry: SegmentEntry, *, below_bytes: int = SMALL_BATCH_BYTES
 ) -> bool:
-    """Whether the mean batch of a sealed segment is smaller than `below_bytes`.
+    """Whether the mean batch of a sealed segment is smaller than `below_bytes`, uncompressed.
 
-    Looks only at how long its index is: batches of more than 4 KiB have an entry each, smaller
-    ones share entries that are less than 8 KiB apart. A segment that is one batch at most needs
-    nothing, nor does one without an index. Raises OSError.
+    Looks at how long its index is: batches of more than 4 KiB have an entry each, smaller ones
+    share entries that are less than 8 KiB apart. How much compression hides, a few headers tell.
+    A segment that is one batch at most needs nothing, nor does one without an index. Raises
+    OSError.
     """
     path = index_path(directory / entry.file_name)
     if not fs.exists(path):
@@ -48,7 +55,30 @@ def needs_rebatch(
         entries = file.size() // ENTRY_SIZE - 1
     finally:
         file.close()
-    return entries > 1 and entry.size_bytes < below_bytes * entries
+    if entries < 2 or entry.size_bytes >= below_bytes * entries:
+        return False
+    return entry.size_bytes * _inflation(fs, directory, entry) < below_bytes * entries
+
+
+def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry) -> float:
+    """How many times as long as in their file the batches of a segment are without compression."""
+    path = directory / entry.file_name
+    index = read_index(fs, path, entry.base_offset)
+    if index is None:
+        return 1.0
+    stored = raw = 0
+    file = fs.open(path, writable=False)
+    try:
+        for i in range(_SAMPLES):
+            at = index.floor_position(entry.size_bytes * i // _SAMPLES).position
+            found = file.pread(_HEAD_BYTES, at)
+            with suppress(CorruptBatch, UnsupportedFormat):  # whoever reads all of it is told
+                header = parse_header(found)
+                stored += header.length
+                raw += raw_length(found, header)
+    finally:
+        file.close()
+    return raw / stored if stored else 1.0
 
 
 def rebatch(

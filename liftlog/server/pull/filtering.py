@@ -74,6 +74,7 @@ class _Scanner:
         self._builder = AnswerBuilder(scan.max_bytes)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES
+        self._deadline = time.thread_time() + SCAN_SECONDS
 
     def run(self) -> Scanned:
         incarnation = self._log.incarnation
@@ -93,10 +94,7 @@ class _Scanner:
     def _go(self) -> bool:
         """Look at batch after batch; True when the high watermark was reached."""
         scan, log = self._scan, self._log
-        deadline = time.thread_time() + SCAN_SECONDS
-        while self._left > 0 and (
-            self._reached == scan.offset or time.thread_time() < deadline  # never without progress
-        ):
+        while self._left > 0 and not self._is_late():
             if scan.stop_offset is not None and self._reached >= scan.stop_offset:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there
@@ -133,7 +131,7 @@ class _Scanner:
             ) from damage
 
     def _take(self, piece: LogSlice) -> bool:
-        """Look at these batches; False when the answer is full. Raises _Damaged."""
+        """Look at these batches; False when the answer is full, or late. Raises _Damaged."""
         try:
             self._left -= piece.length
             raw = _pread(piece)
@@ -141,12 +139,17 @@ class _Scanner:
             piece.release()
         try:
             for chunk in _chunks(raw):
-                if not self._take_chunk(chunk):
+                # Compressed batches may become a thousand times as long as the piece.
+                if not self._take_chunk(chunk) or self._is_late():
                     return False
         except CorruptBatch as error:
             raise _Damaged from error
         self._reached = max(self._reached, piece.next_offset)
         return True
+
+    def _is_late(self) -> bool:
+        """Never without progress."""
+        return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
     def _take_chunk(self, chunk: Chunk) -> bool:
         header = chunk.header

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from support.logs import BASE_NS, DIRECTORY, flip, reopen
 from support.rewriting import (
@@ -22,8 +24,10 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log
-from liftlog.log.rewrite import ScrubJob, scrub
-from liftlog.records import iter_batches
+from liftlog.log.counting import RecordCounts
+from liftlog.log.rewrite import ScrubJob, needs_rebatch, scrub
+from liftlog.log.rewrite.rebatch import SMALL_BATCH_BYTES
+from liftlog.records import codecs, iter_batches
 from liftlog.records.format import CODEC_MASK
 from liftlog.records.header import parse_header
 
@@ -71,6 +75,23 @@ def test_small_batches_are_put_together_and_compressed(name: str) -> None:
     check_entries(log, fs)
 
 
+def test_what_was_put_together_is_not_read_again_for_being_small_on_disk(name: str) -> None:
+    """Else every start of the daemon would read and write all compressed segments for nothing."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    add(log, orders(1000), compression=name)
+    log.roll()
+    assert needs_rebatch(fs, DIRECTORY, log.segments[0].entry())
+    rebatch_file(log, fs, 0, compression=name, target=65536)
+    log.roll()
+    entry = log.segments[0].entry()
+    assert max(len(batch.stored) for batch in batches_of(log)) < SMALL_BATCH_BYTES
+    assert not needs_rebatch(fs, DIRECTORY, entry)
+    assert len(batches_of(log)) > 8
+    flip(fs, log.segments[0].path, 40)
+    assert not needs_rebatch(fs, DIRECTORY, entry), "a damaged header is passed over"
+
+
 def test_a_batch_that_is_large_enough_before_compression_stays_as_it_is(name: str) -> None:
     fs = SimFileSystem()
     log = keyed(fs)
@@ -96,6 +117,25 @@ def test_compaction_keeps_the_newest_of_each_key(name: str) -> None:
     assert NAMES[name] in codecs_in(log)
     check_entries(log, fs)
     assert compact_once(log, fs, compression=name) is None or stored(log)
+
+
+def test_retention_by_number_needs_no_codec(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little less exact, but a disk must not fill up for want of a package."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    add(log, orders(30), compression=name)
+    log.roll()
+    compact_fully(log, fs, compression=name)
+    segment = log.segments[0]
+    exact = sorted(stored(log))[7]
+    assert log.offset_of_record(segment, 7) == exact > segment.base_offset + 7
+    log._counts = RecordCounts(log.environment.pool)
+    codecs._codec.cache_clear()
+    monkeypatch.setitem(sys.modules, {"lz4": "lz4", "zstd": "zstandard"}[name], None)
+    try:
+        assert segment.base_offset <= log.offset_of_record(segment, 7) <= exact
+    finally:
+        codecs._codec.cache_clear()
 
 
 @pytest.mark.parametrize("inside", [3, 20, 62, 66, 70, 80])

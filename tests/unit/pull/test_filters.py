@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,26 @@ async def test_a_slow_scan_ends_after_its_time_but_not_without_progress(
         assert answers >= 5
 
 
+async def test_a_slow_scan_ends_inside_what_it_read_at_once(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a MiB of compressed batches may be half a GiB to look at."""
+    monkeypatch.setattr(filtering, "SCAN_SECONDS", 0)
+    stream = broker.streams["orders"]
+    for number in range(20):
+        stream.append([b"x" * 6000], keys=[b"%d" % (number % 2)])
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        position, seen, answers = 101, [], 0
+        while position < 121:
+            peer.send(fetch(1, position, m=1 << 20, fk=[b"1"]))
+            answer = await peer.receive()
+            seen += offsets(answer)
+            position = answer["n"]
+            answers += 1
+        assert seen == list(range(102, 121, 2))
+        assert answers == 20
+
+
 async def test_a_filtered_long_poll_sleeps_through_what_does_not_match(broker: LogBroker) -> None:
     stream = broker.streams["orders"]
     async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
@@ -248,6 +269,56 @@ async def test_cancel_and_close_while_a_thread_looks(
             peer.send(fetch(4, 1, fk=[b"k"]))
             await began.wait()
         go_on.set()  # the client is gone
+
+
+async def test_fetches_that_are_cancelled_leave_no_work_behind(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever asks and cancels, again and again, has the thread for itself for hours."""
+    loop = asyncio.get_running_loop()
+    go_on, begun = threading.Event(), []
+    real = filtering.scan_log
+
+    def slow(*arguments: Any) -> Any:
+        begun.append(arguments)
+        assert go_on.wait(10)
+        return real(*arguments)
+
+    monkeypatch.setattr("liftlog.server.pull.fetches.scan_log", slow)
+    broker.add("other").append([b"value"])
+    async with pull_server(broker) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            for request_id in range(1, 101):
+                stream = "orders" if request_id % 2 else "other"
+                peer.send(fetch(request_id, 1, s=stream, fk=[b"k"]))
+                peer.send({"k": "cancel", "i": request_id})
+                assert (await peer.receive())["n"] == "CANCELLED"
+            peer.send(fetch(101, 1, p=["offset"]))
+            await until(lambda: begun)
+            async with await RawPull.connect(address) as gone:
+                gone.send(fetch(1, 1, fk=[b"k"]))
+                gone.send({"k": "ping", "i": 2})
+                assert (await gone.receive())["k"] == "pong"
+            peer.send({"k": "ping", "i": 102})
+            assert (await peer.receive())["k"] == "pong", "the other connection is closed by now"
+            loop.call_soon(go_on.set)
+            assert offsets(await peer.receive()) == list(range(1, 101))
+    assert len(begun) <= 2, "the first, which had begun, and the one that was not cancelled"
+
+
+async def test_what_was_found_in_a_stream_that_is_gone_says_nothing_of_a_new_one(
+    broker: LogBroker,
+) -> None:
+    old = broker.streams["orders"]
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 1, fk=[b"k"], w=60_000))
+        await until(lambda: old.waiters)
+        new = broker.add("anew")
+        broker.streams["orders"] = broker.streams.pop("anew")
+        new.append([b"value %d" % n for n in range(150)], keys=[b"k", *[None] * 149])
+        old.wake(everyone=True)
+        assert offsets(await peer.receive()) == [1]
+    old.real_log.close()
 
 
 def flip(stream: LoggedStream, offset: int, *, at: int) -> None:

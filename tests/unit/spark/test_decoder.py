@@ -13,9 +13,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from acl.subjects import matches
 from liftlog.records import RecordBatch, decode_batch, encode_batch
+from liftlog.records.codecs import codec_named, compress_batch
 from liftlog.records.message_headers import header_lines
 from liftlog.spark.columns import TYPES, schema_of
-from liftlog.spark.decoder import RowDecoder, headers_of
+from liftlog.spark.decoder import MOST_BYTES, RowDecoder, headers_of
 from liftlog.spark.options import parse_options
 from liftlog.spark.source import spark_schema
 
@@ -115,6 +116,19 @@ def test_a_filter_that_leaves_little_still_makes_full_batches() -> None:
     batches = [make(1 + 10 * i, rows) for i in range(40)]
     decoder = RowDecoder(["offset"], stream="orders", rows_per_batch=10, subject="a.*")
     assert [made.num_rows for made in decoder.rows(batches)] == [10, 10, 10, 10]
+
+
+def test_what_is_decoded_at_once_is_bounded_by_what_it_becomes() -> None:
+    """Batches of a MiB that hardly take any room on the wire."""
+    codec = codec_named("zstd")
+    assert codec is not None
+    plain = make(1, [(b"a.x", bytes(1 << 20), None, b"")])
+    small = decode_batch(compress_batch(bytearray(plain.stored), codec))
+    assert small.size_bytes < 1000
+    decoder = RowDecoder(["value"], stream="orders", rows_per_batch=10_000)
+    sizes = [made.nbytes for made in decoder.rows([small] * 100)]
+    assert max(sizes) < MOST_BYTES + (2 << 20)
+    assert sum(sizes) >= 100 << 20
 
 
 def test_a_large_batch_is_cut_evenly() -> None:
