@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from liftlog.errors import InternalError, LiftlogError
+from liftlog.protocol.administration import Metadata, StreamsFor
 from liftlog.protocol.messages import (
     CompactStream,
     CreateStream,
@@ -35,7 +36,7 @@ class Caller(NamedTuple):
         return self.gate.may(self.principal, operation, stream)
 
 
-QUESTIONS = (ListStreams, DescribeStream)
+QUESTIONS = (ListStreams, DescribeStream, StreamsFor, Metadata)
 """Answered without waiting for anything, and not at no cost."""
 
 Asked = TypeVar("Asked", bound=Message)

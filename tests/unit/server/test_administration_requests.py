@@ -17,8 +17,9 @@ from liftlog.client import StreamUpdate, connect, connect_sync
 from liftlog.client.administration import AsyncAdministration, SyncAdministration
 from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, OffsetOutOfRange
 from liftlog.protocol import administration as messages
-from liftlog.protocol.messages import REQUESTS
-from liftlog.server.pull.requests import HANDLERS
+from liftlog.protocol.checkpoints import ListCheckpoints
+from liftlog.protocol.messages import REQUESTS, DescribeStream
+from liftlog.server.pull.requests import HANDLERS, QUESTIONS
 
 
 @pytest.fixture
@@ -117,6 +118,12 @@ async def test_questions(call: Caller, running: Running) -> None:
     assert await call("streams_for", "out") == []
     info = await call("metadata")
     assert (info.server_id, info.stream_count) == (running.broker.server_id, 1)
+
+
+def test_what_describes_many_streams_takes_turns() -> None:
+    """Of a list of checkpoints a page is shown at a time."""
+    about_all = {kind for kind, handler in HANDLERS.items() if handler.operation is None}
+    assert about_all == {*QUESTIONS, ListCheckpoints} - {DescribeStream}
 
 
 def test_both_clients_have_the_same_methods() -> None:
