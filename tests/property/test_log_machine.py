@@ -234,6 +234,7 @@ class LogMachine(RuleBasedStateMachine):
 
     # --- rewriting ---
 
+    @precondition(lambda self: self.job is None)  # one at a time, as the daemon does it
     @rule(memory=st.sampled_from([1, 64, 1 << 20]), expired=st.booleans())
     def compact(self, memory: int, expired: bool) -> None:
         before, bound = dict(self.rows), self.log.high_watermark
@@ -269,7 +270,7 @@ class LogMachine(RuleBasedStateMachine):
             assert view(found) == view(before)
         self.rows = {o: r for o, r in self.rows.items() if o < start} | found
 
-    @precondition(lambda self: self.log.segment_count > 1)
+    @precondition(lambda self: self.job is None and self.log.segment_count > 1)
     @rule(where=fractions)
     def rebatch(self, where: float) -> None:
         self._rebatch(where)
@@ -421,6 +422,8 @@ class LogMachine(RuleBasedStateMachine):
         self, what: str, steps: int, keep: Keep, seed: int, where: float, killed: bool
     ) -> None:
         log = self.log
+        if self.job is not None and what in ("compact", "rebatch"):
+            what = "swap"
         if what == "truncate":
             self.commit()
         sealed = log.segment_count - 1

@@ -77,6 +77,7 @@ class RewritingMachine(RuleBasedStateMachine):
     def wait(self, minutes: int) -> None:
         self.now += minutes * MINUTE_NS
 
+    @precondition(lambda self: self.job is None)  # one at a time, as the daemon does it
     @rule(memory=memories, size=sizes)
     def compact(self, memory: int, size: int) -> None:
         self.log.roll()
@@ -92,13 +93,14 @@ class RewritingMachine(RuleBasedStateMachine):
         ]
         assert len(found) == len(set(found)), "a key is there twice in what was compacted"
 
+    @precondition(lambda self: self.job is None)
     @rule(memory=memories, size=sizes)
     def compact_some(self, memory: int, size: int) -> None:
         compact_once(
             self.log, self.fs, policy=POLICY, now_ns=self.now, memory=memory, max_bytes=size
         )
 
-    @precondition(lambda self: self.log.segment_count > 1)
+    @precondition(lambda self: self.job is None and self.log.segment_count > 1)
     @rule(data=st.data())
     def rebatch(self, data: st.DataObject) -> None:
         rebatch_file(self.log, self.fs, data.draw(st.integers(0, self.log.segment_count - 2)))
