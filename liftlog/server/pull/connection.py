@@ -284,8 +284,8 @@ class PullConnection:
         queue = self._fetches.get(fetch.stream)
         if queue is None:
             # Queues that have run empty are dropped here, so their number stays bounded by
-            # that of the requests in flight.
-            for name in [name for name, idle in self._fetches.items() if not idle]:
+            # that of the requests in flight, and of the threads that work for what was cancelled.
+            for name in [name for name, one in self._fetches.items() if one.is_idle]:
                 del self._fetches[name]
             queue = FetchQueue(self, fetch.stream, self._limits)
             self._fetches[fetch.stream] = queue

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
 from liftlog.errors import BadRequest, Cancelled, Diverged, LiftlogError, StaleIncarnation
@@ -57,6 +57,7 @@ class _Waiting:
     __slots__ = (
         "deadline",
         "fetch",
+        "incarnation",
         "lingered",
         "offset",
         "request_id",
@@ -68,10 +69,15 @@ class _Waiting:
     def __init__(self, request_id: int, fetch: Fetch) -> None:
         self.request_id = request_id
         self.fetch = fetch
-        self.offset: int | None = None  # once known
         self.deadline: float | None = None  # once it is this fetch's turn
         self.lingered = False
         self.selection: Selection | None = None
+        self.begin(None)
+
+    def begin(self, incarnation: str | None) -> None:
+        """Nothing is known yet; what will be holds in that incarnation of the stream alone."""
+        self.incarnation = incarnation
+        self.offset: int | None = None  # once known
         self.scan_from: int | None = None  # nothing that is wanted lies between offset and here
         self.scanned: Scanned | None = None  # to be judged
 
@@ -87,11 +93,13 @@ class FetchQueue:
         self._queue: deque[_Waiting] = deque()
         self._parked: tuple[TailGroup, Waiter] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._job: asyncio.Future[Any] | None = None  # a thread works for the first in the queue
+        self._job: Future[Any] | None = None  # a thread works for the first in the queue
         self._tail_answered_at = -self._linger
 
-    def __len__(self) -> int:
-        return len(self._queue)
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, and no thread works for what did."""
+        return not self._queue and self._job is None
 
     def add(self, request_id: int, fetch: Fetch) -> None:
         self._queue.append(_Waiting(request_id, fetch))
@@ -106,6 +114,7 @@ class FetchQueue:
             return False
         if waiting is self._queue[0]:
             self._unpark()
+            self._drop_job()
         self._queue.remove(waiting)
         self._host.refuse(request_id, Cancelled("the fetch was cancelled"))
         self.pump()
@@ -127,6 +136,7 @@ class FetchQueue:
     def close(self, error: LiftlogError | None = None) -> None:
         """Drop everything that waits, or refuse it with `error`."""
         self._unpark()
+        self._drop_job()
         queue, self._queue = self._queue, deque()
         for waiting in queue:
             if error is not None:
@@ -138,6 +148,8 @@ class FetchQueue:
         stream = self._host.open_stream(self._stream_name)
         log = stream.log
         _check_identity(fetch, log)
+        if waiting.incarnation != log.incarnation:
+            waiting.begin(log.incarnation)
         if waiting.deadline is None:
             wait_ms = min(fetch.max_wait_ms, self._max_wait_ms)
             waiting.deadline = self._host.loop.time() + wait_ms / 1000
@@ -198,7 +210,7 @@ class FetchQueue:
     def _serve_selected(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> bool:
         log, scanned = stream.log, waiting.scanned
         waiting.scanned = None
-        if scanned is None or scanned.incarnation != log.incarnation:
+        if scanned is None:
             position = max(offset, waiting.scan_from or 0)
             if self._too_soon(waiting, position < log.high_watermark):
                 self._park(waiting, stream, position)
@@ -312,8 +324,14 @@ class FetchQueue:
             self.pump()
             self._host.settle()
 
-        self._job = self._host.loop.run_in_executor(executor, function, *arguments)
-        self._job.add_done_callback(done)
+        self._job = executor.submit(function, *arguments)
+        asyncio.wrap_future(self._job, loop=self._host.loop).add_done_callback(done)
+
+    def _drop_job(self) -> None:
+        """Nobody wants what it will find. If it runs already it ends soon, and nothing else is
+        begun before: else whoever asks and cancels would have all the threads."""
+        if self._job is not None:
+            self._job.cancel()
 
 
 def _check_identity(fetch: Fetch, log: ReadableLog) -> None:
