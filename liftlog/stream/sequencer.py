@@ -429,6 +429,7 @@ class Sequencer:
         wish: str | Ack | None = None
         if found is not None:
             opened, wish, _ = found
+            block = merge_headers(opened, block)  # they may name the stream that is meant
             reply = reply_of(opened, reply, self.config.acks)
         elif self.config.acks != "on":
             return []

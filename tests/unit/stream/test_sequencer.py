@@ -157,6 +157,12 @@ def test_refusing_is_silent_when_a_sibling_is_meant() -> None:
     blocks = [block(f"Nats-Expected-Stream: {name}") for name in ("audit", "far", "orders")]
     commands = sequencer.refuse_run(run_of([b""] * 3, headers=blocks), OVERLOADED)
     assert len(bodies(commands)) == 2
+    meant = [
+        envelope.encode(b"v", headers={"Nats-Expected-Stream": name}, ack_subject="my.acks")
+        for name in ("audit", "far", "orders")
+    ]
+    commands = sequencer.refuse_run(run_of(meant, has_cookie=True), OVERLOADED)
+    assert len(bodies(commands)) == 2
 
 
 @pytest.mark.parametrize(("acks", "answers"), [("on", 2), ("envelope", 1), ("off", 0)])
