@@ -120,10 +120,19 @@ def parse_payload(payload: bytes) -> dict[str, Any]:
     ):
         if content.get(name) is not None:
             value = content[name]
-            if type(value) is not str or len(value) > limit:
+            if type(value) is not str or len(value) > limit or not _is_utf8(value):
                 raise InvalidArgument(f"{name} is not text of at most {limit} characters")
             wish[name] = value
     return wish
+
+
+def _is_utf8(text: str) -> bool:
+    """JSON can spell half of a surrogate pair; no answer of the pull API could hold that."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _whole(name: str, value: object, limit: int) -> int:

@@ -306,14 +306,11 @@ class PullConnection:
         await self._perform(request_id, message)
 
     async def _perform(self, request_id: int, message: Message) -> None:
-        answer: Message | None = None
         try:
             caller = Caller(self.principal, self._server.gate, self._server.broker)
-            answer = await perform(caller, message)
+            self._answer(request_id, await perform(caller, message))
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self.refuse(request_id, error)
-        if answer is not None:
-            self._answer(request_id, answer)
         self.settle()
 
     # --- what a fetch queue asks of its host ---

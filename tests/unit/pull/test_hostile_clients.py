@@ -198,3 +198,16 @@ async def test_a_flood_of_questions_takes_one_turn_each(
         for peer in peers:
             assert sorted([(await peer.receive())["i"] for _ in range(100)]) == [*range(1, 101)]
             await peer.close()
+
+
+async def test_an_answer_that_no_frame_holds_is_an_error_and_not_silence(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.settings["orders"]["subject"] = "half a pair: \ud800"
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send({"k": "describe", "i": 1, "s": "orders"})
+        async with asyncio.timeout(5):
+            assert (await peer.receive())["n"] == "INTERNAL"
+        peer.send({"k": "describe", "i": 1, "s": "orders"})  # its id is free again
+        async with asyncio.timeout(5):
+            assert (await peer.receive())["n"] == "INTERNAL"
