@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from liftlog.errors import InternalError, LiftlogError
 from liftlog.protocol.administration import Metadata, StreamsFor
+from liftlog.protocol.checkpoints import ListCheckpoints
 from liftlog.protocol.messages import (
     CompactStream,
     CreateStream,
@@ -36,7 +37,7 @@ class Caller(NamedTuple):
         return self.gate.may(self.principal, operation, stream)
 
 
-QUESTIONS = (ListStreams, DescribeStream, StreamsFor, Metadata)
+QUESTIONS = (ListStreams, DescribeStream, StreamsFor, Metadata, ListCheckpoints)
 """Answered without waiting for anything, and not at no cost."""
 
 Asked = TypeVar("Asked", bound=Message)

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.local_checkpoints import serve_checkpoints
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import AUTH, HELLO, RawPull, frame
 
 from liftlog.protocol.limits import MIB
+from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.pull.connection import PullConnection
 from liftlog.server.pull.limits import HELD_FRAMES_BYTES
@@ -174,22 +176,26 @@ async def test_all_together_are_bounded_too(
             assert server.memory.used_bytes == 0
 
 
+@pytest.mark.parametrize("kind", ["list", "checkpoints"])
 async def test_a_flood_of_questions_takes_one_turn_each(
-    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """So that whoever asks for anything else waits for one of them at most."""
     turn, asked_in = 0, []
-    listed = broker.list_streams
+    serve_checkpoints(broker)
+    checkpoints: Checkpoints = broker.checkpoints  # type: ignore[attr-defined]
+    owner, name = (broker, "list_streams") if kind == "list" else (checkpoints, "page")
+    answer = getattr(owner, name)
 
-    async def list_streams() -> list[Any]:
+    def counted(*arguments: Any, **options: Any) -> Any:
         asked_in.append(turn)
-        return await listed()
+        return answer(*arguments, **options)
 
-    monkeypatch.setattr(broker, "list_streams", list_streams)
+    monkeypatch.setattr(owner, name, counted)
     async with pull_server(broker) as (_, address):
         peers = [await RawPull.connect(address) for _ in range(5)]
         for peer in peers:
-            peer.send_bytes(b"".join(frame({"k": "list", "i": i}) for i in range(1, 101)))
+            peer.send_bytes(b"".join(frame({"k": kind, "i": i}) for i in range(1, 101)))
         async with asyncio.timeout(20):
             while len(asked_in) < 500:
                 await asyncio.sleep(0)
