@@ -83,6 +83,8 @@ class Broker:
         self._own_receivers: dict[str, RunHandler] = {}
         self._closing = False
         self._background: set[asyncio.Task[None]] = set()
+        self._deleting: set[str] = set()
+        """Whoever waits for records of these must not take them for failed."""
 
     def now_ns(self) -> int:
         """For judging ages, see ClockGuard."""
@@ -393,9 +395,12 @@ class Broker:
                     f"stream {name} comes from the configuration file",
                     hint="remove it there and restart the daemon, then delete it",
                 )
-            if host is not None:
-                await self._end_host(host)
-            await self._remove_files(name)
+            try:
+                if host is not None:
+                    await self._end_host(host)
+                await self._remove_files(name)
+            finally:
+                self._deleting.discard(name)
             logger.info("stream-deleted stream=%s", name)
 
     async def _end_host(self, host: StreamHost) -> None:
@@ -411,6 +416,7 @@ class Broker:
             ) from None
         del self.hosts[host.name]
         self.broken[host.name] = "its deletion did not finish"
+        self._deleting.add(host.name)
         host.close()
         if self.compactor is not None:
             await self.compactor.forget(host)
@@ -445,7 +451,7 @@ class Broker:
     def _host(self, name: str) -> StreamHost:
         host = self.hosts.get(name)
         if host is None:
-            if name in self.broken:
+            if name in self.broken and name not in self._deleting:
                 raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
             raise StreamNotFound(f"there is no stream {name!r}")
         return host

@@ -31,6 +31,8 @@ from liftlog.server.checkpoints.table import CheckpointTable
 logger = logging.getLogger("liftlog.server.checkpoints")
 
 _MAX_WAITING = 100_000
+_MAX_WAITING_CHARS = 16 * 1024 * 1024
+"""Of metadata in what waits."""
 _MAX_LOOKED_AT = 10_000
 """Checkpoints looked at for one page, which is done on the event loop."""
 
@@ -97,6 +99,7 @@ class Checkpoints:
         self._max_count = max_count
         self._now_ns = now_ns
         self._waiting: list[Change] = []
+        self._waiting_chars = 0
         self._in_flight = False
         self._scheduled = False
 
@@ -162,9 +165,11 @@ class Checkpoints:
     def _add(self, change: Change) -> None:
         if self._offsets.failure:
             raise StreamUnavailable(f"checkpoints cannot be stored: {self._offsets.failure}")
-        if len(self._waiting) >= _MAX_WAITING:
+        chars = self._waiting_chars + (len(change.stored.metadata) if change.stored else 0)
+        if len(self._waiting) >= _MAX_WAITING or chars > _MAX_WAITING_CHARS:
             raise LimitExceeded("too many checkpoints wait for the disk", hint="try again")
         self._waiting.append(change)
+        self._waiting_chars = chars
         if not self._in_flight and not self._scheduled:
             # Not at once: what else came with the same turn of the loop shares the flight.
             self._scheduled = True
@@ -174,7 +179,7 @@ class Checkpoints:
 
     def _begin_flight(self) -> None:
         self._scheduled = False
-        changes, self._waiting = self._waiting, []
+        changes, self._waiting, self._waiting_chars = self._waiting, [], 0
         now_ns = self._now_ns()
         found: dict[CheckpointKey, Stored | None] = {}
         verdicts: list[tuple[Told, LiftlogError | None]] = []

@@ -185,7 +185,8 @@ class FetchQueue:
                 found = group.take(found, high_watermark, *question)
         if found is None:
             next_offset = max(offset, high_watermark)
-            enough = offset < high_watermark  # a hole that ends at the high watermark
+            # Or a hole that ends at the high watermark.
+            enough = not fetch.min_bytes or offset < high_watermark
         else:
             next_offset = found.next_offset
             full = found.length >= min(fetch.min_bytes, max_bytes)

@@ -249,6 +249,18 @@ async def test_a_bound_on_what_waits() -> None:
     assert len(bench.told) == 100_001
 
 
+async def test_a_bound_on_the_text_of_what_waits() -> None:
+    bench = Bench()
+    bench.commit("first", "c", 1)
+    await turn()
+    with pytest.raises(LimitExceeded):
+        for _ in range(100_000):
+            bench.commit("more", "c", 1, metadata="x" * 4096)
+    assert len(bench.checkpoints._waiting) == 16 * 1024 * 1024 // 4096
+    bench.disk.land()
+    bench.commit("again", "c", 1, metadata="x" * 4096)
+
+
 async def test_a_stream_that_failed() -> None:
     bench = Bench()
     bench.disk.failure = "the disk is gone"

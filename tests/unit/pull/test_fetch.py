@@ -228,3 +228,13 @@ async def test_a_hole_that_ends_at_the_high_watermark_is_passed(
         peer.send(fetch(1, 50, w=60_000))
         answer = await peer.receive()
         assert (answer["o"], answer["n"], answer["c"]) == (50, 101, 0)
+
+
+@pytest.mark.parametrize("more", [{}, {"p": ["offset"]}])
+async def test_whoever_wants_no_bytes_does_not_wait_for_any(
+    broker: LogBroker, more: dict[str, Any]
+) -> None:
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 101, n=0, w=60_000) | more)
+        async with asyncio.timeout(5):
+            assert (await peer.receive())["n"] == 101

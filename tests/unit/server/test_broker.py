@@ -13,6 +13,7 @@ from liftlog.errors import (
     ConfigError,
     Conflict,
     DiskFull,
+    LiftlogError,
     StorageError,
     StreamNotFound,
     StreamUnavailable,
@@ -48,6 +49,22 @@ async def test_delete(running: Running) -> None:
         await running.broker.describe_stream("s")
     with pytest.raises(StreamNotFound):
         await running.broker.delete_stream("s")
+
+
+async def test_who_waits_for_a_stream_that_is_deleted_finds_it_gone(running: Running) -> None:
+    """Not failed: for that nobody starts over."""
+    await running.broker.create_stream("s", {"subject": "in"})
+    host, found = running.broker.hosts["s"], list[type[Exception]]()
+
+    def look(_: object) -> None:
+        try:
+            running.broker.stream("s")
+        except LiftlogError as error:
+            found.append(type(error))
+
+    host.wait_high_watermark(host.log.high_watermark).add_done_callback(look)
+    await running.broker.delete_stream("s")
+    assert found == [StreamNotFound]
 
 
 async def test_a_stream_that_cannot_be_opened_can_be_deleted(running: Running) -> None:
