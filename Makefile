@@ -48,7 +48,8 @@ demo: setup ## Run the main job end to end: publish, ack, kill -9, restart, read
 	$(BIN)/liftlog demo
 
 test: setup ## Run all tests
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/spark $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m pytest tests/spark)  # a JVM wants the cores for itself
 
 torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
