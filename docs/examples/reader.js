@@ -33,6 +33,7 @@ const WAIT_MS = 10_000;
 function pack(value) {
   if (value === null) return Buffer.from([0xc0]);
   if (typeof value === 'boolean') return Buffer.from([value ? 0xc3 : 0xc2]);
+  if (typeof value === 'number' && !Number.isInteger(value)) return packFloat(value);
   if (typeof value === 'number' || typeof value === 'bigint') return packInteger(BigInt(value));
   if (typeof value === 'string') {
     const text = Buffer.from(value);
@@ -46,6 +47,12 @@ function pack(value) {
   }
   const entries = Object.entries(value).flatMap(([key, item]) => [pack(key), pack(item)]);
   return Buffer.concat([packCount(entries.length / 2, 0x80), ...entries]);
+}
+
+function packFloat(value) {
+  const bytes = Buffer.alloc(9, 0xcb);
+  bytes.writeDoubleBE(value, 1);
+  return bytes;
 }
 
 function packInteger(value) {

@@ -182,19 +182,26 @@ def test_the_golden_frames() -> None:
         """
         const maps = argv.slice(1).map((hex) => reader.unpack(Buffer.from(hex, 'hex')));
         const again = maps.map((map) => reader.unpack(reader.pack(map)));
-        console.log(JSON.stringify([maps, again, maps.map((m) => reader.pack(m).toString('hex'))]));
+        const packed = maps.map((map) => reader.pack(map).toString('hex'));
+        const large = (key, value) => (typeof value === 'bigint' ? `${value}n` : value);
+        console.log(JSON.stringify([maps, again, packed], large));
         """,
         *[raw.hex() for raw in maps],
     )
 
-    def buffers(item: Any) -> Any:
+    def as_json(item: Any) -> Any:
         if isinstance(item, bytes):
             return {"type": "Buffer", "data": list(item)}
+        if isinstance(item, dict):
+            return {key: as_json(value) for key, value in item.items()}
+        if isinstance(item, list):
+            return [as_json(value) for value in item]
+        if isinstance(item, int) and item >= 2**53:
+            return f"{item}n"
         return item
 
     expected = [msgpack.unpackb(raw) for raw in maps]
-    wanted = [{key: buffers(value) for key, value in one.items()} for one in expected]
-    assert found[0] == found[1] == wanted
+    assert found[0] == found[1] == as_json(expected)
     assert [msgpack.unpackb(bytes.fromhex(raw)) for raw in found[2]] == expected
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from liftlog.errors import BadRequest, InvalidArgument
 from liftlog.protocol import administration as a
+from liftlog.protocol import checkpoints as c
 from liftlog.protocol import messages as m
 from liftlog.protocol.names import check_stream_name
 from liftlog.protocol.wire import Message, wire_fields
@@ -42,6 +43,13 @@ EXAMPLES: list[Message] = [
     a.ListLeases("s"),
     a.StreamsFor("orders.eu"),
     a.Metadata(),
+    c.CommitCheckpoint("s", "billing", 17, 9, "host 3", "abc", 5),
+    c.CommitCheckpoint("s", "billing", 17),
+    c.FetchCheckpoint("s", "billing", unchecked=True),
+    c.ListCheckpoints("s", "billing", "billing/s"),
+    c.DeleteCheckpoint("s", "billing", 17),
+    c.CheckpointAnswer({"consumer": "billing", "offset": 17}),
+    c.CheckpointsAnswer([{"consumer": "billing", "offset": 17}], "billing/s"),
     m.Cancel(),
     a.Updated({"name": "s"}, [{"setting": "acks"}], {"records": 3}, True),
     a.LeaseAnswer({"lease_id": "1d"}),

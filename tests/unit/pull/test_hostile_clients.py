@@ -21,7 +21,7 @@ from liftlog.server.pull.limits import HELD_FRAMES_BYTES
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
