@@ -109,7 +109,7 @@ def test_tombstones_of_a_quiet_stream_go(server: NatsServer, raw: RawNats) -> No
         "subject": "quiet",
         "segment": {"max_age": "200ms"},
         "dedupe_window": "0s",
-        "compaction": {"tombstone_retention": "1s"},
+        "compaction": {"tombstone_retention": "4s"},
     }
     with Daemon(server.url, {"streams": {"quiet": stream}, **QUICK}) as daemon:
         quiet = Compacted(raw, "quiet")

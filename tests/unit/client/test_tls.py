@@ -63,9 +63,7 @@ async def close(client: Any) -> None:
 
 async def values_of(client: Any, stream: str) -> list[bytes]:
     if isinstance(client, connect_sync.__globals__["SyncClient"]):
-        return await asyncio.to_thread(
-            lambda: [r.value for r in client.read(stream, until="end")]
-        )
+        return await asyncio.to_thread(lambda: [r.value for r in client.read(stream, until="end")])
     return [r.value async for r in client.read(stream, until="end")]
 
 
