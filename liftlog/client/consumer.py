@@ -109,6 +109,7 @@ class Consumer:
                 await self._commit()
                 raise
             if batch is not None:
+                progress.hear(reader.incarnation, reader.epoch)
                 return batch
 
     async def _opened(self) -> BatchReader:

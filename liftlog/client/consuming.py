@@ -44,13 +44,14 @@ def reads_from(settings: ConsumerSettings, stored: Checkpoint | None) -> tuple[S
 
 
 def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
-    """A reset moves the consumer too, before the caller's own callback hears of it."""
+    """A reset moves the consumer too, unless the caller's own callback raises: then the checkpoint
+    stays where it was, and the next run comes upon the same."""
     callback = options.get("reset_callback")
 
     def moved(reset: Reset) -> None:
-        progress.move(reset.to_offset, reset.incarnation)
         if callback is not None:
             callback(reset)
+        progress.move(reset.to_offset, reset.incarnation)
 
     options["reset_callback"] = moved
     return options

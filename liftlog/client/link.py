@@ -118,7 +118,7 @@ class Link:
                     return
                 connection.buffer_updated(received)
                 if connection.receive() and self._opening is not None:
-                    self._opening.set_result(None)
+                    wake(self._opening)
                     self._opening = None
                 self._flush()
                 if received < len(room):

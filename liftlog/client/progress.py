@@ -76,6 +76,11 @@ class Progress:
         if position is not None:
             self.incarnation, self.epoch = incarnation, epoch
 
+    def hear(self, incarnation: str | None, epoch: int | None) -> None:
+        """The stream that the records handed out from now on were read from. A checkpoint among
+        them has to name this epoch: the one before may have ended below them."""
+        self.incarnation, self.epoch = incarnation, epoch
+
     def move(self, position: int, incarnation: str) -> None:
         """The read goes on elsewhere."""
         self.position = position

@@ -157,7 +157,8 @@ class ReadAhead:
     def next_batch(self) -> RecordBatch | None:
         """The next batch, or None when it is not here yet (or the read is finished or interrupted).
 
-        Raises the error that ended the read, once everything before it was handed out.
+        Raises the error that ended the read, once everything before it was handed out; after that
+        it is finished, and `position` stays before what the error speaks of.
         """
         if not self._begun:
             self._begun = True
@@ -228,7 +229,7 @@ class ReadAhead:
         """Tell whoever reads; raises when that is to end the read."""
         on_corrupt = self._on_corrupt
         if on_corrupt == "raise":
-            self.stop()
+            self._stop_at(error.first_offset)
             raise error
         if isinstance(on_corrupt, str):
             logger.warning(
@@ -241,7 +242,7 @@ class ReadAhead:
         try:
             on_corrupt(error)
         except BaseException:
-            self.stop()
+            self._stop_at(error.first_offset)
             raise
 
     def _ask_about(self, damage: DamagedHeader) -> None:
@@ -269,7 +270,7 @@ class ReadAhead:
         self._begin(fields, max_bytes=max_bytes)
 
     def _begin(self, fields: dict[str, Any], *, max_bytes: int | None = None) -> None:
-        self.stop()
+        self._drop()
         self._next = fields
         self._ahead_bytes = 0
         self._fetch_bytes = FIRST_FETCH_BYTES if max_bytes is None else max_bytes
@@ -322,16 +323,28 @@ class ReadAhead:
         try:
             self._reset_callback(reset)
         except BaseException:
-            self.stop()
+            self._stop_at(None)  # the old place is gone, and the new one was not accepted
             raise
 
     def stop(self) -> None:
-        """Give up: nothing more will be handed out. Calling it again does nothing."""
+        """Give up: nothing more will be handed out, and `position` stays where it is. Calling it
+        again does nothing. Whoever waits hears of it."""
+        self._stop_at(self.position)
+        if self.on_ready is not None:
+            self.on_ready()
+
+    def _stop_at(self, position: int | None) -> None:
+        self._drop()
+        self._next = {**self._next, "start": position}
+
+    def _drop(self) -> None:
+        """Forget what is under way and what has arrived."""
         self._over = True
-        for exchange in self._open:
+        given_up, self._open = self._open, set()
+        for exchange in given_up:  # all before the first: giving up may find the connection lost
             exchange.on_header = exchange.on_done = exchange.on_progress = None
+        for exchange in given_up:
             self._requester.give_up(exchange)
-        self._open.clear()
         self._ready.clear()
         self._current = self._arriving = None
         self._asked = None
@@ -361,7 +374,10 @@ class ReadAhead:
         exchange = Exchange(self._on_header, self._on_done, self._on_progress)
         self._asked = exchange
         self._open.add(exchange)
-        self._requester.request(fetch, exchange)
+        try:
+            self._requester.request(fetch, exchange)
+        except LiftlogError as error:  # too long for this daemon
+            exchange.finish(None, error)
 
     def _on_header(self, header: FetchHeader) -> None:
         asked, self._asked = self._asked, None

@@ -54,6 +54,8 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._pool = BufferPool()
         self._backoff = Backoff()
+        self._lost: Link | None = None  # the connection that is to be replaced
+        self._lost_at = self._attempt_at = 0.0
         self._dialing = asyncio.Lock()
         self._waiting: set[asyncio.Timeout] = set()
         self._link: Link | None = None
@@ -167,29 +169,37 @@ class Session:
             self._waiting.discard(timeout)
 
     async def _reconnect(self) -> Link:
-        """Attempts until one succeeds; the caller holds the lock and limits the time."""
+        """Attempts until one succeeds; the caller holds the lock and limits the time.
+
+        The pauses count from one attempt to the next, whoever makes them: callers with little
+        time each are no reason to knock more often.
+        """
         lost = self.link
         if lost.usable:
             return lost  # somebody else has
-        address, since = lost.address, self._loop.time()
-        if lost.connection.answered:
-            self._backoff.reset()
-        self._failure = None
-        logger.warning("connection-lost address=%s reason=%s", address, lost.error)
+        address, clock = lost.address, self._loop.time
+        if lost is not self._lost:
+            self._lost, self._lost_at, self._failure = lost, clock(), None
+            if lost.connection.answered:
+                self._backoff.reset()
+            self._attempt_at = clock() + self._backoff.next_pause()
+            logger.warning("connection-lost address=%s reason=%s", address, lost.error)
         while True:
-            await asyncio.sleep(self._backoff.next_pause())
+            await asyncio.sleep(self._attempt_at - clock())
+            pause = self._backoff.next_pause()
+            self._attempt_at = clock() + pause
             try:
                 link = await self._dial()
             except LiftlogError as error:
                 if not may_pass(error):
                     raise
-                self._failure = error
+                self._failure, self._attempt_at = error, clock() + pause
                 continue
             if self._closed is not None:
                 link.lose(self._closed)
                 raise self._closed
-            self._link = link
-            seconds = self._loop.time() - since
+            self._link, self._lost = link, None
+            seconds = clock() - self._lost_at
             logger.info("connected-again address=%s after_seconds=%.3f", address, seconds)
             return link
 

@@ -108,6 +108,7 @@ class SyncConsumer:
                 self._commit()
                 raise
             if batch is not None:
+                progress.hear(reader.incarnation, reader.epoch)
                 return batch
 
     def _opened(self) -> SyncBatchReader:

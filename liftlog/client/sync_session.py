@@ -37,6 +37,9 @@ class SyncSession:
         self._pool = BufferPool()
         self._backoff = Backoff()
         self._closed: LiftlogError | None = None
+        self._lost: SyncLink | None = None  # the connection that is to be replaced
+        self._failure: LiftlogError | None = None
+        self._lost_at = self._attempt_at = 0.0
         self.link = self._dial(time.monotonic() + target.connect_timeout)
 
     def close(self, reason: str) -> None:
@@ -115,25 +118,30 @@ class SyncSession:
             return lost
         if self._closed is not None or self.target.reconnect_for == 0:
             raise self._closed or lost.error or gave_up(lost.address, None)
-        since = time.monotonic()
-        if lost.connection.answered:
-            self._backoff.reset()
-        logger.warning("connection-lost address=%s reason=%s", lost.address, lost.error)
-        failure = lost.error
+        clock = time.monotonic
+        if lost is not self._lost:
+            self._lost, self._lost_at, self._failure = lost, clock(), lost.error
+            if lost.connection.answered:
+                self._backoff.reset()
+            self._attempt_at = clock() + self._backoff.next_pause()
+            logger.warning("connection-lost address=%s reason=%s", lost.address, lost.error)
         while True:
+            wakes = self._attempt_at if deadline is None else min(self._attempt_at, deadline)
+            time.sleep(max(wakes - clock(), 0))
+            if deadline is not None and clock() >= deadline:
+                raise gave_up(lost.address, self._failure)
             pause = self._backoff.next_pause()
-            if deadline is not None and time.monotonic() + pause >= deadline:
-                raise gave_up(lost.address, failure)
-            time.sleep(pause)
+            self._attempt_at = clock() + pause
             try:
-                attempt_ends = time.monotonic() + self.target.connect_timeout
+                attempt_ends = clock() + self.target.connect_timeout
                 self.link = self._dial(min(attempt_ends, deadline or attempt_ends))
             except LiftlogError as error:
                 if not may_pass(error):
                     raise
-                failure = error
+                self._failure, self._attempt_at = error, clock() + pause
                 continue
-            seconds = time.monotonic() - since
+            self._lost = None
+            seconds = clock() - self._lost_at
             logger.info("connected-again address=%s after_seconds=%.3f", lost.address, seconds)
             return self.link
 
