@@ -146,7 +146,7 @@ def test_acks_torn_at_every_byte_are_counted_once() -> None:
             connection.sendall(b"PONG\r\n")
             for cut in range(len(ack) + 1):
                 line = lines.readline()
-                if line == b"PONG\r\n":
+                while line == b"PONG\r\n":  # two, if the last one left behind its message
                     line = lines.readline()
                 assert line.startswith(b"PUB s ")
                 lines.read(3)  # one byte of payload, which may be a line break
