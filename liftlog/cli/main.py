@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import liftlog
+from liftlog.cli.client_events import tell_client_events
 from liftlog.cli.consume import consume
 from liftlog.cli.demo.command import demo
 from liftlog.cli.exit_codes import ExitCode, table_lines
@@ -73,4 +74,5 @@ for command in (
 
 def main() -> None:
     """Entry point of the console script."""
+    tell_client_events()
     cli.main(prog_name="liftlog")

@@ -175,6 +175,11 @@ def truncate(name: str, offset: int, dry_run: bool, assume_yes: bool) -> ExitCod
         write_object({"name": name, "dry_run": dry_run, "records": count, **_bounds(found)}, style)
     elif dry_run:
         click.echo(f"up to {what} would be deleted")
+    elif not count:
+        click.echo(
+            f"{printable(name)} holds nothing below offset {offset}: nothing was deleted; it "
+            f"begins at offset {found.log_start_offset}"
+        )
     else:
         click.echo(f"up to {what} deleted; it begins at offset {found.log_start_offset}")
     return ExitCode.OK

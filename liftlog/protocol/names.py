@@ -1,4 +1,4 @@
-"""Stream names: checked before anything else is done with what a peer sent."""
+"""Names of streams and consumers: checked before anything else is done with what a peer sent."""
 
 from __future__ import annotations
 
@@ -26,8 +26,18 @@ def check_stream_name(name: str, *, may_be_system: bool = False) -> None:
             f"the stream name {name!r} is reserved",
             hint="names that begin with an underscore are the system's own",
         )
+    raise _invalid(name, "a stream name")
+
+
+def check_consumer_name(name: str) -> None:
+    """Raises InvalidArgument unless `name` can be a consumer's."""
+    if not _NAME.fullmatch(name):
+        raise _invalid(name, "a consumer name")
+
+
+def _invalid(name: str, what: str) -> InvalidArgument:
     shown = name if len(name) <= 40 else name[:40] + "..."
-    raise InvalidArgument(
-        f"{shown!r} is not a stream name",
+    return InvalidArgument(
+        f"{shown!r} is not {what}",
         hint=f"1 to {MAX_NAME_CHARS} of A-Z a-z 0-9 _ -, the first a letter or digit",
     )

@@ -132,6 +132,7 @@ def truncate_before(
         raise OffsetOutOfRange(
             f"offset {offset} is above the high watermark {log.high_watermark} of stream "
             f"{log.name}",
+            hint="cut off at the high watermark to delete everything",
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
         )

@@ -9,7 +9,7 @@ import json
 from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, InvalidArgument
-from liftlog.protocol.names import check_stream_name
+from liftlog.protocol.names import check_consumer_name, check_stream_name
 
 OFFSETS_STREAM = "_offsets"
 
@@ -40,7 +40,7 @@ def decode_key(raw: bytes | None) -> CheckpointKey:
     """Raises CorruptBatch: nothing else is written to the stream."""
     try:
         consumer, stream = (raw or b"").decode("ascii").split(_SEPARATOR)
-        check_stream_name(consumer)
+        check_consumer_name(consumer)
         check_stream_name(stream, may_be_system=True)
     except (ValueError, InvalidArgument) as error:
         raise CorruptBatch(f"{raw!r} is not the key of a checkpoint") from error

@@ -18,7 +18,7 @@ from typing import Protocol
 from liftlog.errors import CheckpointMoved, LiftlogError, LimitExceeded, StreamUnavailable
 from liftlog.log import Log
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
-from liftlog.protocol.names import check_stream_name
+from liftlog.protocol.names import check_consumer_name, check_stream_name
 from liftlog.server.checkpoints.judging import why_not_readable, why_not_storable
 from liftlog.server.checkpoints.layout import (
     CheckpointKey,
@@ -124,7 +124,7 @@ class Checkpoints:
         DiskFull, StreamUnavailable, ShuttingDown.
         """
         try:
-            check_stream_name(consumer)
+            check_consumer_name(consumer)
             log = self._streams.stream(stream).log
             error = why_not_storable(log, stream, offset, incarnation, epoch)
             if error is not None:
@@ -152,7 +152,7 @@ class Checkpoints:
         only_if: Stored | None = None,
     ) -> None:
         """Forget a checkpoint, also of a stream that is gone; as `commit`."""
-        check_stream_name(consumer)
+        check_consumer_name(consumer)
         check_stream_name(stream, may_be_system=True)
         self._add(Change((consumer, stream), None, told, expected, only_if))
 
@@ -259,7 +259,7 @@ class Checkpoints:
 
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
         """The durable one, None if there is none. With `check` raises the error of its reader."""
-        check_stream_name(consumer)
+        check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
         if stored is None:
             self._streams.stream(stream)  # a stream that is not there is an error, not "none"

@@ -95,7 +95,8 @@ class Cleaner:
         if compaction_of(host.settings) is None:
             raise InvalidArgument(
                 f"stream {host.name} has no compaction",
-                hint="create it with `compaction: {}`, or set it in the configuration file",
+                hint="switch it on: `liftlog stream update NAME --set compaction={}`, or in the "
+                "configuration file if the stream is in there",
             )
         state = self.state_of(host)
         state.requested += 1
