@@ -14,6 +14,9 @@ import os
 
 STEP_BYTES = 64 * 1024
 _SCRATCH_BYTES = 256 * 1024
+_SCAN_BYTES = 256 * 1024
+"""Whoever reads so much at once most likely reads on."""
+_AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
@@ -38,8 +41,12 @@ def is_resident(fd: int, position: int, length: int) -> bool:
 
 
 def make_resident(fd: int, position: int, length: int) -> None:
-    """Read the range and drop it. Blocks: for threads. A file that ends early is no error."""
-    os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
+    """Read the range and drop it. Blocks: for threads. A file that ends early is no error.
+
+    Of a large range the kernel is asked to read on behind it, while this one is sent.
+    """
+    ahead = _AHEAD_BYTES if length >= _SCAN_BYTES else 0
+    os.posix_fadvise(fd, position, length + ahead, os.POSIX_FADV_WILLNEED)
     scratch = memoryview(bytearray(min(length, _SCRATCH_BYTES)))
     end = position + length
     while position < end:

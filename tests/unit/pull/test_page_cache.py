@@ -54,6 +54,18 @@ def test_what_was_dropped_from_memory_is_cold_until_it_was_read(fd: int) -> None
     assert is_resident(fd, 0, 1024 * 1024)
 
 
+@pytest.mark.parametrize(("length", "ahead"), [(4096, 0), (256 * 1024, 16 * 1024 * 1024)])
+def test_behind_a_large_range_the_kernel_reads_on(
+    fd: int, monkeypatch: pytest.MonkeyPatch, length: int, ahead: int
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _, position, size, advice: told.append((position, size))
+    )
+    make_resident(fd, 8192, length)
+    assert told == [(8192, length + ahead)]
+
+
 def test_a_file_that_ends_early_is_no_error(fd: int) -> None:
     make_resident(fd, 1024 * 1024 - 10, 4096)
 
