@@ -131,6 +131,10 @@ class NatsServer:
         """Freeze the server (SIGSTOP): connections stay up, nothing moves."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while not _is_stopped(self._process.pid):  # each of its threads has to notice
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def resume(self) -> None:
         assert self._process is not None
@@ -185,3 +189,11 @@ def _greets(port: int) -> bool:
             return greeting.startswith(b"INFO ") and "port" in json.loads(greeting[5:])
     except (OSError, ValueError):
         return False
+
+
+def _is_stopped(pid: int) -> bool:
+    states = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            states.add((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return states == {"T"}
