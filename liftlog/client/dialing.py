@@ -117,8 +117,8 @@ def _refused(
     lost = unreachable(address.text, problem(error))
     if isinstance(error, ssl.SSLCertVerificationError):
         lost.hint = (
-            "give the CA that signed the daemon's certificate as tls=, and use the name that "
-            "the certificate is for"
+            "give the CA that signed the daemon's certificate as tls= (on the command line "
+            "--tls-ca), and use the name that the certificate is for"
         )
     elif error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
         lost.hint = "there may be no TLS at this address: try tcp://"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import liftlog
+from liftlog.client.address import Address
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.positions import Start, start_fields
 from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
@@ -69,6 +70,14 @@ def lost(address: str, reason: object) -> LiftlogError:
     if isinstance(reason, LiftlogError):
         return reason
     return ConnectionLost(f"the connection to {address} is lost: {reason}", address=address)
+
+
+def never_greeted(error: ConnectionLost, address: Address) -> ConnectionLost:
+    """The error of a connection that was lost before it could be used."""
+    hint = "check that a liftlog daemon listens there"
+    if not (address.tls or address.path):
+        hint += "; if it asks for TLS, use tls://"
+    return ConnectionLost(error.message, hint=hint, address=address.text)
 
 
 def unreachable(address: str, reason: object) -> ConnectionLost:

@@ -22,7 +22,7 @@ from liftlog.client.reconnecting import (
     may_repeat,
     undecided,
 )
-from liftlog.client.requests import unreachable
+from liftlog.client.requests import never_greeted, unreachable
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message
@@ -212,6 +212,8 @@ class Session:
                 link = Link(channel, text, target.request_timeout, self._pool)
                 try:
                     await link.open(target.token)
+                except ConnectionLost as error:
+                    raise never_greeted(error, target.address) from error
                 except BaseException:
                     link.lose("it could not be opened")
                     raise

@@ -18,7 +18,7 @@ from liftlog.client.reconnecting import (
     may_repeat,
     undecided,
 )
-from liftlog.client.requests import unreachable
+from liftlog.client.requests import never_greeted, unreachable
 from liftlog.client.session import Target
 from liftlog.client.sync_link import SyncLink
 from liftlog.errors import ConnectionLost, LiftlogError
@@ -153,6 +153,8 @@ class SyncSession:
             link = SyncLink(channel, text, target.request_timeout, self._pool)
             try:
                 link.open(target.token, deadline)
+            except ConnectionLost as error:
+                raise never_greeted(error, target.address) from error
             except BaseException:
                 link.lose("it could not be opened")
                 raise

@@ -150,8 +150,9 @@ async def test_tls_against_a_port_without(
 async def test_no_tls_against_a_port_with_it(
     opener: Opener, tls_server: tuple[PullServer, str]
 ) -> None:
-    with pytest.raises(errors.LiftlogError):
+    with pytest.raises(errors.ConnectionLost) as raised:
         await opener(tls_server[1].replace("tls:", "tcp:"))
+    assert "use tls://" in raised.value.hint
 
 
 async def test_tls_for_an_address_without(opener: Opener, address: str, tmp_path: Path) -> None:
