@@ -275,7 +275,8 @@ def test_a_damaged_segment_is_left_alone_and_told(server: NatsServer, raw: RawNa
         hurt = Compacted(raw, "hurt")
         hurt.put_many(KEYS, pad=300)
         files = segment_files(daemon, "hurt")
-        assert len(files) > 5
+        # Under load each chunk of 500 may be one batch, larger than a segment: four files then.
+        assert len(files) > 3
         damaged = files[2]
         flip_a_byte(damaged, damaged.stat().st_size // 2)
         before = damaged.read_bytes()
