@@ -5,9 +5,10 @@ Pure: text in, values out. Nothing here opens a file or a socket.
     subjects   NATS subject patterns: valid, matches, overlaps, is a subset of
     document   strict reading of a YAML text: safe, bounded, no duplicate keys, with lines
     tokens     hashing and checking of tokens
+    nkeys      the keys of NATS: text forms, signatures
     rules      what an ACL says: principals, roles, bindings, stream patterns
     reading    from the text of an ACL file to rules, or to everything that is wrong
-    policy     `Policy`: authenticate a token, decide about an operation
+    policy     `Policy`: who is it, may they do it
 
 `import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).
 """

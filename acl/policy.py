@@ -5,12 +5,14 @@ Immutable and safe to share between threads; a reload builds a new one and swaps
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from .nkeys import is_signed
 from .reading import read_rules
-from .rules import ANONYMOUS, OPERATIONS, Operation, Principal, Rule, Rules
+from .rules import ANONYMOUS, OPERATIONS, Operation, Principal, Rule, Rules, StreamMatcher
 from .subjects import is_subset, is_valid_pattern
-from .tokens import MAX_TOKEN_CHARACTERS, verify_secret
+from .tokens import MAX_TOKEN_CHARACTERS, slowest_hash, verify_secret
 
 _MAX_SHOWN = 80
 
@@ -25,19 +27,40 @@ class Decision(NamedTuple):
         return self.allowed
 
 
+class ReadDecision(NamedTuple):
+    """`subjects` are those whose records may be read (None: all of them). Whoever answers the read
+    must enforce them as a filter."""
+
+    allowed: bool
+    explanation: str
+    subjects: tuple[str, ...] | None
+
+
 class Policy:
     """Deny by default: what no rule allows is denied."""
 
     def __init__(self, rules: Rules) -> None:
         self._principals = rules.principals
-        self._rules: dict[tuple[str, Operation], tuple[Rule, ...]] = {}
+        self._bindings = {name: tuple(dict.fromkeys(some)) for name, some in rules.bindings.items()}
+        self._roles = rules.roles
+        self._nkeys = {one.nkey: one.name for one in self.principals if one.nkey}
+        self._certificates = {
+            one.certificate_cn: one.name for one in self.principals if one.certificate_cn
+        }
+        self._uids = {one.unix_uid: one.name for one in self.principals if one.unix_uid is not None}
+        self._decoy = slowest_hash(one.token_hash for one in self.principals)
+        self._rules: dict[tuple[str, Operation], tuple[tuple[StreamMatcher, Rule], ...]] = {}
+        # Made once for each rule, not for each of the thousands that may be bound to it.
+        matchers = {
+            role: [(StreamMatcher(rule.streams), rule) for rule in some]
+            for role, some in rules.roles.items()
+        }
         for name in rules.principals:
-            roles = dict.fromkeys(rules.bindings.get(name, ()))
             for operation in OPERATIONS:
                 self._rules[name, operation] = tuple(
-                    rule
-                    for role in roles
-                    for rule in rules.roles[role]
+                    (matcher, rule)
+                    for role in self._bindings.get(name, ())
+                    for matcher, rule in matchers[role]
                     if operation in rule.operations
                 )
 
@@ -50,24 +73,81 @@ class Policy:
     def principals(self) -> tuple[Principal, ...]:
         return tuple(self._principals.values())
 
+    def roles_of(self, name: str) -> tuple[str, ...]:
+        return self._bindings.get(name, ())
+
+    def oddities(self) -> list[str]:
+        """What is allowed to stand in an ACL and is hardly meant, one sentence each."""
+        found = [
+            f"{name} has no role, so it may do nothing"
+            for name in self._principals
+            if not self.roles_of(name)
+        ]
+        used = {role for roles in self._bindings.values() for role in roles}
+        found += [f"nobody has the role {role}" for role in self._roles if role not in used]
+        for role in self.roles_of(ANONYMOUS):
+            for rule in self._roles[role]:
+                changing = sorted(rule.operations & {"create", "delete", "admin"})
+                if changing:
+                    what = ", ".join(changing)
+                    found.append(f"whoever has not said who it is may {what} by {rule}")
+        return found
+
     @property
     def allows_anonymous(self) -> bool:
         """Whether a client may go on without authenticating, as the principal `anonymous`."""
         return ANONYMOUS in self._principals
 
+    @property
+    def accepts_tokens(self) -> bool:
+        return self._decoy is not None
+
+    @property
+    def accepts_nkeys(self) -> bool:
+        return bool(self._nkeys)
+
     def authenticate_token(self, token: str) -> str | None:
         """The principal of `<principal>.<secret>`, or None.
 
-        Takes the same time for an unknown principal as for a wrong secret. Blocks for tens of
-        milliseconds when the hash is argon2: call it off the event loop then, and limit its rate
-        first.
+        Takes as long for an unknown principal as for a wrong secret (of the slowest hash in the
+        file). Blocks for tens of milliseconds when the hash is argon2: call it off the event loop,
+        and limit its rate first.
         """
         if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
             return None
         name, _, secret = token.partition(".")
         principal = self._principals.get(name)
         expected = None if principal is None else principal.token_hash
-        return name if verify_secret(expected, secret) else None
+        return name if verify_secret(expected, secret, decoy=self._decoy) else None
+
+    def authenticate_nkey(self, public_key: str, text: bytes, signature: bytes) -> str | None:
+        """The principal whose nkey has signed `text`, or None."""
+        name = self._nkeys.get(public_key)
+        return name if name is not None and is_signed(public_key, text, signature) else None
+
+    def principal_of_certificate(self, names: Iterable[str]) -> str | None:
+        """The principal of a certificate with these names (common name, alternative names), which
+        somebody has verified. None as well when they are those of several principals."""
+        found = {self._certificates[name] for name in names if name in self._certificates}
+        return found.pop() if len(found) == 1 else None
+
+    def principal_of_uid(self, uid: int) -> str | None:
+        return self._uids.get(uid)
+
+    def credential(self, name: str, method: str) -> object:
+        """What `name` authenticates with by this method (token, nkey, certificate, unix or
+        anonymous), to be compared with what another policy says; None: by this method not at all.
+        """
+        principal = self._principals.get(name)
+        if principal is None:
+            return None
+        return {
+            "token": principal.token_hash,
+            "nkey": principal.nkey,
+            "certificate": principal.certificate_cn,
+            "unix": principal.unix_uid,
+            "anonymous": True if name == ANONYMOUS else None,
+        }.get(method)
 
     def decide(
         self, principal: str, operation: Operation, stream: str, subject: str | None = None
@@ -83,7 +163,7 @@ class Policy:
             raise ValueError(f"unknown operation {operation!r}")
         if principal not in self._principals:
             return Decision(False, f"denied: there is no principal {_show(principal)}")
-        rules = [r for r in self._rules[principal, operation] if r.covers(stream)]
+        rules = self._covering(principal, operation, stream)
         what = f"{operation} on stream {_show(stream)}"
         if not rules:
             return Decision(False, f"denied: no rule allows {principal} to {what}")
@@ -95,18 +175,30 @@ class Policy:
             return self._decide_create(principal, what, rules, subject)
         return self._decide_read(principal, what, rules, subject)
 
+    def decide_read(self, principal: str, stream: str) -> ReadDecision:
+        """Whether `principal` may read anything of `stream`, and on which subjects."""
+        rules = self._covering(principal, "read", stream)
+        if not rules:
+            return ReadDecision(False, self.decide(principal, "read", stream).explanation, ())
+        what = f"read on stream {_show(stream)}"
+        for rule in rules:
+            if rule.subjects is None:
+                return ReadDecision(True, _allowed(principal, what, rule).explanation, None)
+        subjects = tuple(dict.fromkeys(one for rule in rules for one in rule.subjects or ()))
+        by = " and ".join(map(str, rules))
+        shown = f"allowed: {principal} may {what}, only records on {', '.join(subjects)}, by {by}"
+        return ReadDecision(True, shown, subjects)
+
     def readable_subjects(self, principal: str, stream: str) -> tuple[str, ...] | None:
         """The subjects within `stream` that `principal` may read; None: all, (): nothing.
 
         Whoever answers a read must enforce them as a filter.
         """
-        subjects: dict[str, None] = {}
-        for rule in self._rules.get((principal, "read"), ()):
-            if rule.covers(stream):
-                if rule.subjects is None:
-                    return None
-                subjects.update(dict.fromkeys(rule.subjects))
-        return tuple(subjects)
+        return self.decide_read(principal, stream).subjects
+
+    def _covering(self, principal: str, operation: Operation, stream: str) -> list[Rule]:
+        there = self._rules.get((principal, operation), ())
+        return [rule for streams, rule in there if streams.matches(stream)]
 
     def _decide_create(
         self, principal: str, what: str, rules: list[Rule], subject: str | None

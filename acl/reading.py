@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from .document import Document, Path, read_document
 from .errors import AclError
+from .nkeys import NotAnNkey, public_key_bytes
 from .rules import (
     ANONYMOUS,
     OPERATIONS,
@@ -26,7 +26,6 @@ _SECTIONS = ("principals", "roles", "bindings")
 _CREDENTIALS = ("token_hash", "nkey", "certificate_cn", "unix_uid")
 _RULE_KEYS = ("allow", "streams", "subjects", "attach")
 _MAX_UID = 2**32 - 2
-_USER_NKEY = re.compile(r"U[A-Z2-7]{55}", re.ASCII)
 
 
 def read_rules(text: str) -> Rules:
@@ -213,9 +212,11 @@ def _close(word: str, known: Iterable[str]) -> str:
 
 
 def _wrong_nkey(value: object) -> str | None:
-    if isinstance(value, str) and _USER_NKEY.fullmatch(value):
-        return None
-    return "expected the public nkey of a user: U and 55 more letters and digits"
+    try:
+        public_key_bytes(value if isinstance(value, str) else "")
+    except NotAnNkey as error:
+        return str(error)
+    return None
 
 
 def _wrong_cn(value: object) -> str | None:

@@ -8,6 +8,7 @@ bindings:   {billing: [reader]}
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -50,9 +51,6 @@ class Rule:
     subjects: tuple[str, ...] | None = None
     attach: tuple[str, ...] = ()
 
-    def covers(self, stream: str) -> bool:
-        return any(stream_matches(pattern, stream) for pattern in self.streams)
-
     def __str__(self) -> str:
         return f"rule {self.number} of role {self.role!r}"
 
@@ -74,6 +72,32 @@ def is_name(text: str) -> bool:
 def is_stream_pattern(text: str) -> bool:
     """A stream name in which `*` stands for any characters; `>` alone is the same as `*`."""
     return _STREAM_PATTERN.fullmatch(text) is not None
+
+
+class StreamMatcher:
+    """`stream_matches` for any of some patterns, with what most of them are found out before: a
+    decision is asked for with every request."""
+
+    __slots__ = ("_exact", "_general", "_prefixes", "_system")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        plain = ["*" if pattern == ">" else pattern for pattern in patterns]
+        system = [pattern for pattern in plain if pattern.startswith("_")]
+        self._system = tuple(system)
+        plain = [pattern for pattern in plain if not pattern.startswith("_")]
+        self._exact = frozenset(pattern for pattern in plain if "*" not in pattern)
+        ends = [pattern[:-1] for pattern in plain if pattern.endswith("*")]
+        self._prefixes = tuple(end for end in ends if "*" not in end)
+        self._general = tuple(one for one in plain if "*" in one.rstrip("*") or "**" in one)
+
+    def matches(self, stream: str) -> bool:
+        if stream.startswith("_"):
+            return any(stream_matches(pattern, stream) for pattern in self._system)
+        return (
+            stream in self._exact
+            or stream.startswith(self._prefixes)
+            or any(stream_matches(pattern, stream) for pattern in self._general)
+        )
 
 
 def stream_matches(pattern: str, stream: str) -> bool:

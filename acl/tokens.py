@@ -1,26 +1,34 @@
 """Tokens: `<principal>.<secret>` at the client, only a hash of the secret in the ACL file.
 
-`sha256:<hex>` is enough for a secret that was drawn at random (`new_secret`): there is nothing
-to guess, so a slow hash adds no safety. For a secret that a person chose use `$argon2id$...`,
-which needs the argon2-cffi package and takes tens of milliseconds: verify it off the event loop.
+`$argon2id$...` is right for every secret, also one that a person chose: each check takes tens of
+milliseconds and some MiB, so it happens off the event loop and after a limit on their rate.
+`sha256:<hex>` is enough for a secret that was drawn at random (`new_secret`): there is nothing to
+guess, so a slow hash adds no safety, and a check costs microseconds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import importlib
 import re
 import secrets
-from typing import Any
+from collections.abc import Iterable
+from typing import Literal
+
+Algorithm = Literal["argon2id", "sha256"]
 
 MIN_SECRET_CHARACTERS = 20
 MAX_TOKEN_CHARACTERS = 512
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _ARGON2 = re.compile(
-    r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[A-Za-z0-9+/]+\$[A-Za-z0-9+/]+", re.ASCII
+    r"\$argon2id\$v=19\$m=(\d{1,10}),t=(\d{1,4}),p=(\d{1,4})\$[A-Za-z0-9+/]{11,128}"
+    r"\$[A-Za-z0-9+/]{22,128}",
+    re.ASCII,
 )
+_MAX_MEMORY_KIB = 1024 * 1024
+_MAX_WORK_KIB = 16 * _MAX_MEMORY_KIB  # memory times passes: some seconds
+_MAX_LANES = 64
 
 # Compared with when there is no such principal, so that the answer takes as long. Nothing
 # hashes to it that anybody knows.
@@ -32,13 +40,17 @@ def new_secret() -> str:
     return secrets.token_urlsafe(32)
 
 
-def hash_token(secret: str) -> str:
+def hash_token(secret: str, algorithm: Algorithm = "sha256") -> str:
     """What to write as `token_hash`. Raises ValueError for a secret short enough to be guessed."""
     if len(secret) < MIN_SECRET_CHARACTERS:
         raise ValueError(
             f"a secret needs at least {MIN_SECRET_CHARACTERS} random characters "
-            "(acl.tokens.new_secret() makes one)"
+            "(`liftlog acl hash-token` makes one)"
         )
+    if algorithm == "argon2id":
+        import argon2
+
+        return argon2.PasswordHasher().hash(secret)
     return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -48,34 +60,44 @@ def wrong_hash(token_hash: object) -> str | None:
         if _SHA256.fullmatch(token_hash):
             return None
         if _ARGON2.fullmatch(token_hash):
-            if _argon2() is None:
-                return "an argon2 hash needs the package argon2-cffi, which is not installed"
-            return None
-    return "expected sha256:<64 lower-case hex digits> or an $argon2id$ hash"
+            memory_kib, passes, lanes = _cost(token_hash)
+            if not (memory_kib >= 8 * lanes and passes and lanes):
+                return "an argon2 hash with parameters that there cannot be"
+            if memory_kib > _MAX_MEMORY_KIB or memory_kib * passes > _MAX_WORK_KIB:
+                return "an argon2 hash that takes more than 1 GiB or several seconds to check"
+            return None if lanes <= _MAX_LANES else "an argon2 hash with more than 64 lanes"
+    return "expected sha256:<64 lower-case hex digits> or an $argon2id$v=19$ hash"
 
 
-def verify_secret(token_hash: str | None, secret: str) -> bool:
-    """Whether `secret` belongs to `token_hash`; takes as long for None, and says no."""
-    expected = _NOBODY if token_hash is None else token_hash
+def slowest_hash(hashes: Iterable[str | None]) -> str | None:
+    """Of these the one that takes longest to check; None when there are none."""
+    return max(
+        (one for one in hashes if one is not None),
+        key=lambda one: _cost(one)[0] * _cost(one)[1],
+        default=None,
+    )
+
+
+def verify_secret(token_hash: str | None, secret: str, *, decoy: str | None = None) -> bool:
+    """Whether `secret` belongs to `token_hash`; None takes as long as `decoy`, and says no."""
+    expected = token_hash or decoy or _NOBODY
     raw = secret.encode("utf-8", "surrogatepass")
     if expected.startswith("$argon2id$"):
-        return _verify_argon2(expected, raw)
+        return _verify_argon2(expected, raw) and token_hash is not None
     given = "sha256:" + hashlib.sha256(raw).hexdigest()
     return hmac.compare_digest(given, expected) and token_hash is not None
 
 
 def _verify_argon2(expected: str, raw: bytes) -> bool:
-    argon2 = _argon2()
-    if argon2 is None:
-        return False
+    import argon2
+
     try:
         return bool(argon2.PasswordHasher().verify(expected, raw))
     except (argon2.exceptions.VerificationError, argon2.exceptions.InvalidHashError):
         return False
 
 
-def _argon2() -> Any:
-    try:
-        return importlib.import_module("argon2")
-    except ImportError:
-        return None
+def _cost(token_hash: str) -> tuple[int, int, int]:
+    """Memory in KiB, passes, lanes; of a fast hash nothing."""
+    found = _ARGON2.fullmatch(token_hash)
+    return (0, 0, 0) if found is None else (int(found[1]), int(found[2]), int(found[3]))

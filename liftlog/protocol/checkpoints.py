@@ -28,7 +28,10 @@ class Checkpoint(Described):
     `incarnation` and `epoch` are those of the stream when it was committed, at `time_ns` by the
     daemon's clock. `lag` is how many offsets are left to read, None when nothing can be read from
     here; `problem` then is the name of the error that a reader gets: STREAM_NOT_FOUND,
-    STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE.
+    STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
+
+    `uncertain`: damage at the daemon has cost checkpoints, maybe a newer one than this. Going on
+    from here then reads some records again. With `offset` 0 there is none, but may have been one.
     """
 
     consumer: str = ""
@@ -40,6 +43,7 @@ class Checkpoint(Described):
     metadata: str = ""
     lag: int | None = None
     problem: str = ""
+    uncertain: bool = False
 
     @classmethod
     def from_wire(cls, received: Mapping[str, Any]) -> Self:

@@ -23,17 +23,25 @@ from liftlog.protocol.limits import ANSWER_BODY_BYTES, ANSWER_FRAME_BYTES, SUPPO
 from liftlog.protocol.messages import (
     ANONYMOUS,
     ANSWERS,
+    CERTIFICATE,
+    NKEY,
     TOKEN,
+    UNIX,
     Auth,
     Cancel,
     Challenge,
     ErrorAnswer,
+    Fetch,
     FetchHeader,
     Hello,
     Welcome,
 )
+from liftlog.protocol.proofs import Credentials, text_to_sign
 from liftlog.protocol.states import CLIENT_TRANSITIONS, LocalProtocolError, State
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, Message
+
+_ROOM_FOR_OTHERS = 4
+"""So many requests may always be in flight beside fetches."""
 
 
 class Exchange:
@@ -87,7 +95,8 @@ class ClientConnection:
     """Ids are given out here; an answer finds its `Exchange` by id alone.
 
     What is to be written collects in `take_outgoing()`; requests beyond the server's bound on
-    those in flight wait here until an answer makes room.
+    those in flight wait here until an answer makes room. Fetches, which may wait long for theirs,
+    leave some room to the others: a checkpoint is not to wait until a stream moves.
     """
 
     def __init__(
@@ -112,6 +121,7 @@ class ClientConnection:
         self.buffer_updated = self._frames.buffer_updated
         self._exchanges: dict[int, Exchange | None] = {}  # None: given up, answer still to come
         self._backlog: deque[tuple[Exchange, bytes]] = deque()
+        self._fetch_backlog: deque[tuple[Exchange, bytes]] = deque()
         self._outgoing: list[bytes] = []
         self._last_id = 0
         self._awaiting_body: tuple[int, FetchHeader] | None = None
@@ -120,29 +130,53 @@ class ClientConnection:
     def in_flight(self) -> int:
         return len(self._exchanges)
 
+    @property
+    def missing_bytes(self) -> int:
+        """Of the body under way; 0 when there is none."""
+        body = self._frames.arriving_body
+        return 0 if body is None else len(body) - self._frames.arrived_bytes
+
     def greet(self) -> None:
         """Say hello; the answer is a challenge."""
         self._move("send hello")
         self._send(self._next_id(), Hello(list(SUPPORTED_VERSIONS), self._nonce, self._software))
 
-    def authenticate(self, token: str | None) -> None:
-        """Answer the challenge; Unauthenticated when the server wants what we do not have."""
+    def authenticate(self, credentials: Credentials, certificate: bytes | None = None) -> None:
+        """Answer the challenge; Unauthenticated when the server wants what we do not have.
+
+        `certificate` is the one that the server showed in the TLS handshake, in DER.
+        """
         if self.challenge is None:
             raise LocalProtocolError("the server has sent no challenge yet")
-        methods = self.challenge.methods
-        if TOKEN in methods and token is not None:
-            proof = Auth(TOKEN, token)
-        elif ANONYMOUS in methods:
-            proof = Auth(ANONYMOUS)  # a secret that nobody asked for stays here
-        elif TOKEN in methods:
-            raise Unauthenticated("the server asks for a token")
-        else:
-            raise Unauthenticated(
-                f"the server accepts {', '.join(methods) or 'nothing'} only",
-                hint="this client can send tokens; a newer one may know more",
-            )
+        proof = self._proof(self.challenge, credentials, certificate)
         self._move("send auth")
         self._send(self._next_id(), proof)
+
+    def _proof(
+        self, challenge: Challenge, credentials: Credentials, certificate: bytes | None
+    ) -> Auth:
+        """A secret that nobody asked for stays here, and a seed always does."""
+        methods, nkey = challenge.methods, credentials.nkey
+        if NKEY in methods and nkey is not None:
+            text = text_to_sign(self._nonce, challenge.nonce, challenge.server_id, certificate)
+            return Auth(NKEY, public_key=nkey.public_key, signature=nkey.sign(text))
+        if TOKEN in methods and credentials.token is not None:
+            return Auth(TOKEN, credentials.token)
+        for method in (CERTIFICATE, UNIX, ANONYMOUS):  # the server knows by itself who it is
+            if method in methods:
+                return Auth(method)
+        wanted = {TOKEN: "a token", NKEY: "an nkey"}
+        known = [wanted[method] for method in methods if method in wanted]
+        if known:
+            raise Unauthenticated(f"the server asks for {' or '.join(known)}")
+        if methods:
+            raise Unauthenticated(
+                f"the server accepts {', '.join(one[:40] for one in methods)} only",
+                hint="a newer client may know that",
+            )
+        raise Unauthenticated(
+            "the server lets in nobody whom it does not know by certificate or Unix user"
+        )
 
     def request(self, message: Message, exchange: Exchange) -> None:
         """Send `message` as soon as the server's bound allows; `exchange` hears the answer.
@@ -156,12 +190,20 @@ class ClientConnection:
         limit = self.welcome.max_request_bytes
         if len(frame) - LENGTH.size > limit:
             raise LimitExceeded(f"the request is longer than the server's limit of {limit} bytes")
-        if len(self._exchanges) < self.welcome.max_in_flight:
-            self._exchanges[request_id] = exchange
-            exchange.sent = True
-            self._outgoing.append(frame)
-        else:
-            self._backlog.append((exchange, frame))
+        backlog = self._fetch_backlog if isinstance(message, Fetch) else self._backlog
+        backlog.append((exchange, frame))
+        self._send_backlog()
+
+    def _send_backlog(self) -> None:
+        """As much as there is room for."""
+        most = self.welcome.max_in_flight
+        room_for_others = min(_ROOM_FOR_OTHERS, most // 2)
+        for backlog, bound in (self._backlog, most), (self._fetch_backlog, most - room_for_others):
+            while backlog and len(self._exchanges) < bound:
+                exchange, frame = backlog.popleft()
+                self._exchanges[exchange.request_id] = exchange
+                exchange.sent = True
+                self._outgoing.append(frame)
 
     def give_up(self, exchange: Exchange) -> None:
         """Cancel; the answer that may still come is dropped. Does nothing when it is done."""
@@ -170,7 +212,11 @@ class ClientConnection:
             if self.state is State.READY:
                 self._send(exchange.request_id, Cancel())
         else:
-            self._backlog = deque(one for one in self._backlog if one[0] is not exchange)
+            for backlog in self._backlog, self._fetch_backlog:
+                for one in backlog:
+                    if one[0] is exchange:
+                        backlog.remove(one)
+                        return
 
     def take_outgoing(self) -> bytes:
         """What is to be written now, once."""
@@ -204,10 +250,11 @@ class ClientConnection:
     def close(self, error: LiftlogError) -> None:
         """Nothing more will come: every exchange still open ends with `error`."""
         self.state = State.CLOSED
-        waiting = [exchange for exchange, _ in self._backlog]
+        waiting = [exchange for exchange, _ in (*self._backlog, *self._fetch_backlog)]
         waiting += [exchange for exchange in self._exchanges.values() if exchange is not None]
         self._exchanges = {}
         self._backlog.clear()
+        self._fetch_backlog.clear()
         self._outgoing.clear()
         for exchange in waiting:
             exchange.finish(None, error)
@@ -289,11 +336,7 @@ class ClientConnection:
             raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
         exchange = self._exchanges.pop(request_id)
         self.answered = True
-        if self._backlog:
-            waiting, frame = self._backlog.popleft()
-            self._exchanges[waiting.request_id] = waiting
-            waiting.sent = True
-            self._outgoing.append(frame)
+        self._send_backlog()
         if exchange is None:
             return
         if isinstance(message, ErrorAnswer):

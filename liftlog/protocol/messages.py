@@ -21,6 +21,11 @@ LATEST = "latest"
 
 ANONYMOUS = "anonymous"
 TOKEN = "token"
+NKEY = "nkey"
+CERTIFICATE = "certificate"
+UNIX = "unix"
+METHODS = (NKEY, TOKEN, CERTIFICATE, UNIX, ANONYMOUS)
+"""How clients authenticate, in the order in which a client tries what it has."""
 
 NONCE_BYTES = 16
 
@@ -56,11 +61,14 @@ class Challenge(Message):
 
 @dataclass(frozen=True, slots=True)
 class Auth(Message):
-    """`method` is one of the challenge's; `token` goes with the method of that name."""
+    """`method` is one of the challenge's; `token` goes with the method of that name, the other two
+    with `nkey` (`proofs.text_to_sign`)."""
 
     KIND: ClassVar[str] = "auth"
     method: str = key("m", _LABEL)
     token: str | None = key("t", text(2048), default=None, repr=False)
+    public_key: str | None = key("u", text(64), default=None)
+    signature: bytes | None = key("g", raw(64, 64), default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 from liftlog.errors import (
     BadRequest,
     LiftlogError,
+    LimitExceeded,
     Unauthenticated,
     UnknownRequest,
     UnsupportedVersion,
@@ -15,8 +16,19 @@ from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import FrameReader, encode_frame
 from liftlog.protocol.limits import HELLO_FRAME_BYTES, SUPPORTED_VERSIONS, WireLimits
 from liftlog.protocol.messages import REQUESTS, Auth, Cancel, Challenge, Hello, Welcome
+from liftlog.protocol.proofs import text_to_sign
 from liftlog.protocol.states import SERVER_TRANSITIONS, LocalProtocolError, State
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, MAX_UINT, Message
+
+
+class InFlight:
+    """Requests without an answer, of several connections together."""
+
+    __slots__ = ("count", "maximum")
+
+    def __init__(self, maximum: int) -> None:
+        self.count = 0
+        self.maximum = maximum
 
 
 class ServerConnection:
@@ -24,6 +36,9 @@ class ServerConnection:
 
     `next_event()` returns `(id, message)`, `(id, error)` for a request that is to be refused,
     or None. It raises what ends the connection: tell the client with `error(0, ...)`.
+
+    With the bound reached it goes on reading, since a `cancel` is welcome then; the first request
+    beyond the bound is kept until there is room, and nothing behind that is read.
     """
 
     def __init__(self, limits: WireLimits, *, max_hello_bytes: int = HELLO_FRAME_BYTES) -> None:
@@ -35,7 +50,12 @@ class ServerConnection:
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
         self._open: set[int] = set()
+        self._kept: dict[str, Any] | None = None  # a request that has no room yet
+        self.shared = InFlight(limits.max_in_flight)
+        """With the other connections of the same principal, once it is known."""
         self._auth_id = 0
+        self._nonces = (b"", b"")  # the client's, ours
+        self._server_id = ""
         self.methods: list[str] = []
 
     @property
@@ -44,6 +64,11 @@ class ServerConnection:
 
     @property
     def saturated(self) -> bool:
+        """Whether a request waits for room, so that `next_event` has nothing."""
+        return self._kept is not None and self._is_full
+
+    @property
+    def _is_full(self) -> bool:
         return len(self._open) >= self.limits.max_in_flight
 
     @property
@@ -51,7 +76,12 @@ class ServerConnection:
         return self._frames.mid_frame
 
     def next_event(self) -> tuple[int, Message | LiftlogError] | None:
-        received = self._frames.next_event()
+        if self.saturated:
+            return None
+        received: dict[str, Any] | memoryview | None
+        received, self._kept = self._kept, None
+        if received is None:
+            received = self._frames.next_event()
         if received is None:
             return None
         if type(received) is memoryview:  # pragma: no cover - max_body_bytes is 0
@@ -61,13 +91,22 @@ class ServerConnection:
             raise BadRequest("a request needs an id `i` (1 or more) and a kind `k`")
         if self.state is not State.READY:
             return request_id, self._receive_opening(request_id, kind, received)
+        if self._is_full and kind != Cancel.KIND:
+            self._kept = received
+            return None
         return request_id, self._receive_request(request_id, kind, received)
 
     def challenge(self, request_id: int, server_id: str, nonce: bytes, methods: list[str]) -> bytes:
         self._move("send challenge")
         self.methods = methods
+        self._nonces = (self._nonces[0], nonce)
+        self._server_id = server_id
         answer = Challenge(SUPPORTED_VERSIONS[-1], server_id, nonce, methods)
         return encode_frame(answer.to_map(request_id))
+
+    def text_to_sign(self, certificate: bytes | None) -> bytes:
+        """What the client has to sign with its nkey; `certificate` is the one it was shown."""
+        return text_to_sign(*self._nonces, self._server_id, certificate)
 
     def welcome(self, principal: str | None, software: str) -> bytes:
         self._move("send welcome")
@@ -84,7 +123,9 @@ class ServerConnection:
         return encode_frame(answer.to_map(self._auth_id))
 
     def answer(self, request_id: int, message: Message) -> bytes:
-        self._open.discard(request_id)
+        if request_id in self._open:
+            self._open.remove(request_id)
+            self.shared.count -= 1
         return encode_frame(message.to_map(request_id))
 
     def error(self, request_id: int, error: LiftlogError) -> bytes:
@@ -92,6 +133,7 @@ class ServerConnection:
 
     def close(self) -> None:
         self.state = State.CLOSED
+        self.shared.count -= len(self._open)
         self._open.clear()
 
     def _move(self, event: str) -> None:
@@ -112,6 +154,7 @@ class ServerConnection:
                     supported=list(SUPPORTED_VERSIONS),
                 )
             self._move("receive hello")
+            self._nonces = (hello.nonce, b"")
             return hello
         if kind == Auth.KIND and self.state is State.CHALLENGED:
             proof = Auth.from_map(received)
@@ -134,6 +177,13 @@ class ServerConnection:
         if request_id in self._open:
             raise BadRequest(f"the request id {request_id} is in use")
         self._open.add(request_id)
+        self.shared.count += 1
+        if self.shared.count > self.shared.maximum:
+            return LimitExceeded(
+                f"the connections of this principal have {self.shared.maximum} requests in flight",
+                hint="wait for answers, or ask whoever keeps the daemon for pull."
+                "max_in_flight_per_principal",
+            )
         if cls is None:
             return UnknownRequest(f"this daemon knows no request {kind[:40]!r}")
         try:

@@ -10,12 +10,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A stream as the daemon sees it at one moment. Sizes in bytes, offsets as in the log.
+    """A stream as the daemon sees it at one moment. Sizes in bytes, offsets as in the log."""
 
-    `to_wire` and `from_wire` use the attribute names as keys. `from_wire` ignores keys it
-    does not know and fills in what is missing, so that old clients read new daemons and the
-    other way round.
-    """
+    # `to_wire` and `from_wire` use the attribute names as keys. `from_wire` ignores keys it does
+    # not know and fills in what is missing, so that old clients read new daemons and the other way
+    # round.
 
     name: str
     subject: str
@@ -36,6 +35,8 @@ class StreamInfo:
     possible_losses: list[dict[str, Any]] = field(default_factory=list)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     compaction: dict[str, Any] = field(default_factory=dict)
+    readable_subjects: list[str] = field(default_factory=list)
+    """When not empty: who asked gets only the records on these. Told by `describe` alone."""
 
     def to_wire(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name, _ in _FIELDS}

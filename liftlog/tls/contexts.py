@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from liftlog.errors import ConfigError, InvalidArgument
+from liftlog.tls.session import TlsSession
 
 FileName = str | PathLike[str]
 ClientTls = ssl.SSLContext | FileName | None
@@ -50,6 +51,27 @@ def server_context(
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def own_certificate(context: ssl.SSLContext) -> bytes:
+    """The certificate that this context shows to clients, in DER: found by shaking hands with
+    itself, since a file may have changed since it was read. Raises ConfigError.
+    """
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname = False
+    asking.verify_mode = ssl.CERT_NONE
+    client = TlsSession(asking)
+    server = TlsSession(context, server_side=True)
+    try:
+        while not client.handshake():
+            server.feed(client.outgoing.read())
+            server.handshake()
+            client.feed(server.outgoing.read())
+    except ssl.SSLError as error:
+        raise ConfigError(f"pull.tls: the certificate is of no use: {problem(error)}") from error
+    found = client.peer_certificate
+    assert found is not None
+    return found
 
 
 def client_context(

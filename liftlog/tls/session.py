@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from typing import cast
+from typing import Any, cast
+
+_NAMING = ("DNS", "URI", "email")
 
 
 class TlsSession:
@@ -29,6 +31,17 @@ class TlsSession:
     def peer_certificate(self) -> bytes | None:
         """The other end's certificate in DER; None without one, or before the handshake."""
         return self._tls.getpeercert(binary_form=True) if self.established else None
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        """The names in the other end's certificate, if it was verified: the common names of its
+        subject, then its alternative names that are DNS names, URIs or mail addresses."""
+        found: Any = self._tls.getpeercert() if self.established else None
+        if not found:
+            return ()  # without verification the certificate says nothing
+        subject = [value for part in found["subject"] for key, value in part if key == "commonName"]
+        others = found.get("subjectAltName", ())
+        return tuple(dict.fromkeys([*subject, *(value for key, value in others if key in _NAMING)]))
 
     def feed(self, ciphertext: bytes | memoryview) -> None:
         self._incoming.write(ciphertext)

@@ -39,10 +39,19 @@ class TlsSocket:
 
     @property
     def peer_certificate(self) -> bytes | None:
+        """The other end's certificate in DER."""
         return self._session.peer_certificate
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        """The names in it, if it was verified."""
+        return self._session.peer_names
 
     def fileno(self) -> int:
         return self._fd
+
+    def wake_at(self, count: int) -> None:
+        """Does nothing: what arrives is longer than what it says, by an unknown number of bytes."""
 
     def recv_into(self, view: memoryview) -> int:
         """Bytes received; 0 when the peer has ended. Goes on with the handshake first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +45,14 @@ class Authority:
         self.ca = directory / f"{name.replace(' ', '-')}.pem"
         self.ca.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
-    def issue(self, name: str, *, days: int = 30) -> Pair:
-        """A certificate for `name`, localhost and 127.0.0.1; with `days` below 0 it is expired."""
+    def issue(self, name: str, *, days: int = 30, more: Sequence[x509.GeneralName] = ()) -> Pair:
+        """A certificate for `name`, localhost, 127.0.0.1 and `more`; with `days` below 0 it is
+        expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         places = [
             x509.DNSName("localhost"),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            *more,
         ]
         builder = (
             _certificate(_name(name), self._name, key.public_key(), days=days)

@@ -178,6 +178,12 @@ class LogBroker:
     async def list_streams(self) -> list[StreamInfo]:
         return [await self.describe_stream(name) for name in sorted(self.streams)]
 
+    def stream_names(self) -> list[str]:
+        return sorted(self.streams)
+
+    def compaction_history(self, name: str) -> list[dict[str, object]]:
+        return []
+
     async def delete_stream(self, name: str) -> None:
         stream = self.stream(name)
         del self.streams[name]

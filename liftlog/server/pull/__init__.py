@@ -7,7 +7,11 @@ transport    one connected non-blocking socket
 page_cache   whether sending a slice would wait for the disk
 outbox       what waits to be sent on a connection: frames and slices of log files
 fetches      the fetches of one connection on one stream, in order, with long poll
-gate         every request passes here: names, authentication, authorization
+origins      where a client comes from, as the kernel says
+guessing     how often who may be wrong about a token
+authentication  who a client is
+gate         every request passes here: names, authorization
+audit        who logged in, who was refused what, who changed something
 connection   one connected client
 server       `PullServer`
 """

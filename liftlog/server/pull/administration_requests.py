@@ -65,7 +65,7 @@ async def _truncate(caller: Caller, message: TruncateStream) -> Message:
 
 @handles(AcquireLease, "read")
 async def _lease(caller: Caller, message: AcquireLease) -> Message:
-    lease = await caller.broker.administration.acquire_lease(
+    lease = await caller.broker.administration.leases.acquire(
         message.stream,
         message.start,
         ttl_ms=message.ttl_ms,
@@ -77,7 +77,7 @@ async def _lease(caller: Caller, message: AcquireLease) -> Message:
 
 @handles(RenewLease, "read")
 async def _renew(caller: Caller, message: RenewLease) -> Message:
-    lease = await caller.broker.administration.renew_lease(
+    lease = await caller.broker.administration.leases.renew(
         message.stream, message.lease_id, ttl_ms=message.ttl_ms, low=message.low
     )
     return LeaseAnswer(lease.to_wire())
@@ -85,13 +85,13 @@ async def _renew(caller: Caller, message: RenewLease) -> Message:
 
 @handles(ReleaseLease, "read")
 async def _release(caller: Caller, message: ReleaseLease) -> Message:
-    await caller.broker.administration.release_lease(message.stream, message.lease_id)
+    await caller.broker.administration.leases.release(message.stream, message.lease_id)
     return Done()
 
 
 @handles(ListLeases, "read")
 async def _leases(caller: Caller, message: ListLeases) -> Message:
-    leases = caller.broker.administration.list_leases(message.stream)
+    leases = caller.broker.administration.leases.live(message.stream)
     if not caller.may("admin", message.stream):
         leases = [replace(lease, lease_id="") for lease in leases]
     return LeasesAnswer([lease.to_wire() for lease in leases])

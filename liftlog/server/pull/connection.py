@@ -21,7 +21,6 @@ from liftlog.errors import (
 from liftlog.protocol.limits import ANSWER_FRAME_BYTES
 from liftlog.protocol.messages import (
     NONCE_BYTES,
-    TOKEN,
     Auth,
     Cancel,
     Done,
@@ -32,10 +31,11 @@ from liftlog.protocol.messages import (
     Ping,
     Pong,
 )
-from liftlog.protocol.server_connection import ServerConnection
+from liftlog.protocol.server_connection import InFlight, ServerConnection
 from liftlog.protocol.states import State
 from liftlog.server.pull import administration_requests as administration_requests
 from liftlog.server.pull import checkpoint_requests as checkpoint_requests
+from liftlog.server.pull.authentication import NOBODY, Identity
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.limits import (
     ENCODED_UNSENT_BYTES,
@@ -44,6 +44,7 @@ from liftlog.server.pull.limits import (
     LINGER_BYTES,
     LINGER_SECONDS,
 )
+from liftlog.server.pull.origins import Origin
 from liftlog.server.pull.outbox import Outbox
 from liftlog.server.pull.requests import QUESTIONS, STARTERS, Caller, Starter, perform, start
 from liftlog.server.pull.seams import LogSlice, ReadableStream
@@ -60,14 +61,26 @@ _SOFTWARE = f"liftlog/{liftlog.__version__}"
 _DONE = Done()
 
 
+class PrincipalUse:
+    """What the connections of one principal have in use together."""
+
+    __slots__ = ("connections", "in_flight")
+
+    def __init__(self, max_in_flight: int) -> None:
+        self.connections: set[PullConnection] = set()
+        self.in_flight = InFlight(max_in_flight)
+
+
 class PullConnection:
     """Belongs to the loop's thread. Ends in `_close`, which releases everything it holds."""
 
-    def __init__(self, server: PullServer, transport: Transport, peer: str) -> None:
+    def __init__(self, server: PullServer, transport: Transport, origin: Origin) -> None:
         self.loop = server.loop
         self.cold_readers: Executor = server.cold_readers
         self.scanners: Executor = server.scanners
-        self.peer = peer
+        self.peer = origin.name
+        self._origin = origin
+        self._identity = NOBODY
         self.principal: str | None = None
         self._server = server
         self._transport = transport
@@ -221,11 +234,14 @@ class PullConnection:
             self._server.spawn(self._serve(request_id, message))
 
     def _start(self, request_id: int, message: Message, starter: Starter) -> None:
-        caller = Caller(self.principal, self._server.gate, self._server.broker)
         try:
+            caller = self._caller()
             start(caller, message, starter, partial(self._told, request_id))
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self.refuse(request_id, error)
+
+    def _caller(self) -> Caller:
+        return Caller(self.principal, self._server.gate, self._server.broker, self.peer)
 
     def _told(self, request_id: int, error: LiftlogError | None) -> None:
         if self._closed or self._last_words:
@@ -247,38 +263,61 @@ class PullConnection:
 
     def _greet(self, request_id: int) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        methods = self._server.gate.methods
+        policy = self._server.gate.policy
+        names = self._transport.peer_names
+        methods = self._server.authenticator.methods(policy, self._origin, names)
         server_id = self._server.broker.server_id
         self._outbox.put(self._protocol.challenge(request_id, server_id, nonce, methods))
 
     async def _authenticate(self, request_id: int, proof: Auth) -> None:
         refusal: LiftlogError
+        began = self.loop.time()
         try:
-            self.principal = await self._server.authenticate(proof.token, proof.method == TOKEN)
+            identity = await self._server.authenticator.identify(
+                self._server.gate.policy,
+                self._origin,
+                self._transport.peer_names,
+                proof,
+                self._protocol.text_to_sign(self._origin.certificate),
+            )
+            self._admit(identity)
         except LiftlogError as error:
             refusal = error
         except Exception:
             log.exception("authentication broke peer=%s", self.peer)
             refusal = InternalError("the daemon failed to check the token")
         else:
-            self._admit()
             return
-        await asyncio.sleep(self._limits.auth_failure_delay_seconds)
+        # At a time that does not tell what was wrong, nor how long it took to find out.
+        await asyncio.sleep(began + self._limits.auth_failure_delay_seconds - self.loop.time())
         if not self._closed:
-            log.warning("authentication failed peer=%s reason=%s", self.peer, refusal.name)
             self._end_with(refusal, request_id)
 
-    def _admit(self) -> None:
+    def _admit(self, identity: Identity) -> None:
+        """Raises Unauthenticated, LimitExceeded."""
         if self._closed or self._last_words:
             return
+        use = self._server.enter(self, identity)
+        self._protocol.shared = use.in_flight
+        self._identity, self.principal = identity, identity.principal
         self._cancel_timer()
         self._outbox.put(self._protocol.welcome(self.principal, _SOFTWARE))
         self.settle()
 
+    def check_identity(self) -> None:
+        """After the ACL has changed: whoever would not be let in any more has to go."""
+        if self._protocol.state is not State.READY or self._last_words:
+            return
+        if self._identity.holds_in(self._server.gate.policy):
+            return
+        if self.principal is not None:
+            self._server.audit.withdrawn(self.principal, self.peer, self._identity.method)
+        self._end_with(Unauthenticated("what you have authenticated with is valid no more"))
+
     def _fetch(self, request_id: int, fetch: Fetch) -> None:
         try:
-            self._server.gate.authorize(self.principal, "read", fetch.stream)
-        except LiftlogError as error:
+            self._server.gate.authorize(self.principal, "read", fetch.stream, peer=self.peer)
+        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self.refuse(request_id, error)
             return
         queue = self._fetches.get(fetch.stream)
@@ -307,7 +346,7 @@ class PullConnection:
 
     async def _perform(self, request_id: int, message: Message) -> None:
         try:
-            caller = Caller(self.principal, self._server.gate, self._server.broker)
+            caller = self._caller()
             self._answer(request_id, await perform(caller, message))
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self.refuse(request_id, error)
@@ -325,6 +364,9 @@ class PullConnection:
 
     def open_stream(self, name: str) -> ReadableStream:
         return self._server.broker.stream(name)
+
+    def readable_subjects(self, name: str) -> tuple[str, ...] | None:
+        return self._server.gate.readable_subjects(self.principal, name, peer=self.peer)
 
     def tail_group(self, stream: ReadableStream) -> TailGroup:
         return self._server.tail_group(stream)

@@ -43,6 +43,11 @@ class FetchHost(Protocol):
         ...
 
     def open_stream(self, name: str) -> ReadableStream: ...
+    def readable_subjects(self, name: str) -> tuple[str, ...] | None:
+        """Records of the stream may be handed out on these subjects only (None: on all of them).
+        Asked each time that a fetch is looked at. Raises Forbidden."""
+        ...
+
     def tail_group(self, stream: ReadableStream) -> TailGroup: ...
     def answer_fetch(
         self, request_id: int, header: FetchHeader, body: LogSlice | bytes | None
@@ -60,6 +65,7 @@ class _Waiting:
         "incarnation",
         "lingered",
         "offset",
+        "readable",
         "request_id",
         "scan_from",
         "scanned",
@@ -71,12 +77,14 @@ class _Waiting:
         self.fetch = fetch
         self.deadline: float | None = None  # once it is this fetch's turn
         self.lingered = False
-        self.selection: Selection | None = None
-        self.begin(None)
+        self.begin(None, None)
 
-    def begin(self, incarnation: str | None) -> None:
-        """Nothing is known yet; what will be holds in that incarnation of the stream alone."""
+    def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
+        """Nothing is known yet; what will be holds in that incarnation of the stream alone, and
+        for whom these subjects are readable."""
         self.incarnation = incarnation
+        self.readable = readable
+        self.selection: Selection | None = None
         self.offset: int | None = None  # once known
         self.scan_from: int | None = None  # nothing that is wanted lies between offset and here
         self.scanned: Scanned | None = None  # to be judged
@@ -145,11 +153,12 @@ class FetchQueue:
     def _serve(self, waiting: _Waiting) -> bool:
         """True when the fetch was answered, False when it has to wait."""
         fetch = waiting.fetch
+        readable = self._host.readable_subjects(self._stream_name)
         stream = self._host.open_stream(self._stream_name)
         log = stream.log
         _check_identity(fetch, log)
-        if waiting.incarnation != log.incarnation:
-            waiting.begin(log.incarnation)
+        if waiting.incarnation != log.incarnation or waiting.readable != readable:
+            waiting.begin(log.incarnation, readable)
         if waiting.deadline is None:
             wait_ms = min(fetch.max_wait_ms, self._max_wait_ms)
             waiting.deadline = self._host.loop.time() + wait_ms / 1000
@@ -161,7 +170,7 @@ class FetchQueue:
                 return False
         if type(fetch.start) is not int and waiting.offset < log.log_start_offset:
             waiting.offset = log.log_start_offset  # retention moved it meanwhile
-        if fetch.selects:
+        if fetch.selects or readable is not None:
             return self._serve_selected(waiting, stream, waiting.offset)
         return self._serve_whole(waiting, stream, waiting.offset)
 
@@ -241,6 +250,7 @@ class FetchQueue:
                 keys=fetch.filter_keys,
                 headers=fetch.filter_headers,
                 columns=fetch.columns,
+                readable=waiting.readable,
             )
         asked_bytes = MAX_ANSWER_BYTES if fetch.max_bytes is None else fetch.max_bytes
         stop = None if fetch.max_records is None else offset + max(fetch.max_records, 1)

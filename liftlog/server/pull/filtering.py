@@ -11,7 +11,13 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat
+from liftlog.errors import (
+    CorruptBatch,
+    CorruptRange,
+    OffsetOutOfRange,
+    StreamUnavailable,
+    UnsupportedFormat,
+)
 from liftlog.log.rewrite.chunks import Chunk, chunks_of
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns
@@ -59,8 +65,15 @@ class Scanned(NamedTuple):
 
 
 def scan_log(log: ReadableLog, scan: Scan) -> Scanned:
-    """Blocking. Raises OffsetOutOfRange, CorruptRange, StorageError, UnsupportedFormat."""
-    return _Scanner(log, scan).run()
+    """Blocking. Raises OffsetOutOfRange, CorruptRange, StorageError; StreamUnavailable when it
+    cannot decompress what it looks at."""
+    try:
+        return _Scanner(log, scan).run()
+    except UnsupportedFormat as error:
+        raise StreamUnavailable(
+            f"the records cannot be looked into: {error.message}",
+            hint="a fetch without filter and columns leaves that to the client",
+        ) from error
 
 
 class _Damaged(Exception):

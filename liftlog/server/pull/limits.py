@@ -13,6 +13,10 @@ class PullLimits:
 
     wire: WireLimits = field(default_factory=WireLimits)
     max_connections: int = 1024
+    max_connections_per_principal: int = 512
+    max_in_flight_per_principal: int = 4096
+    """Requests without an answer, of all connections of one principal."""
+    unix_mode: int = 0o600
     hello_timeout_seconds: float = 5.0
     max_hello_bytes: int = HELLO_FRAME_BYTES
     default_fetch_bytes: int = 1 * MIB

@@ -35,12 +35,13 @@ class Listener:
                     self.socket_file.unlink()
 
 
-def open_listener(address: str) -> Listener:
-    """Raises ConfigError when the address is malformed or cannot be had."""
+def open_listener(address: str, *, unix_mode: int = 0o600) -> Listener:
+    """`unix_mode` says who may connect to a socket file. Raises ConfigError when the address is
+    malformed or cannot be had."""
     parts = urlsplit(address)
     try:
         if parts.scheme == "unix" and parts.path and not parts.netloc:
-            return _listen_unix(Path(parts.path))
+            return _listen_unix(Path(parts.path), unix_mode)
         if parts.scheme in ("tcp", "tls") and parts.hostname is not None and parts.port is not None:
             return _listen_tcp(parts.scheme, parts.hostname, parts.port)
     except (OSError, ValueError) as error:
@@ -68,14 +69,14 @@ def _listen_tcp(scheme: str, host: str, port: int) -> Listener:
     return Listener(sock, f"{scheme}://{shown}:{actual}", tls=scheme == "tls")
 
 
-def _listen_unix(path: Path) -> Listener:
+def _listen_unix(path: Path, mode: int) -> Listener:
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # On Linux the file inherits the socket's mode, so it is never wider than this.
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(str(path))
-        path.chmod(0o600)
+        path.chmod(mode)
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except BaseException:

@@ -6,9 +6,10 @@ Nothing is reached without the gate: a request is only known here together with 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from liftlog.errors import InternalError, LiftlogError
+from liftlog.errors import Conflict, InternalError, LiftlogError
 from liftlog.protocol.administration import Metadata, StreamsFor
 from liftlog.protocol.checkpoints import ListCheckpoints
 from liftlog.protocol.messages import (
@@ -32,6 +33,7 @@ class Caller(NamedTuple):
     principal: str | None
     gate: Gate
     broker: Broker
+    peer: str = ""
 
     def may(self, operation: Operation, stream: str) -> bool:
         return self.gate.may(self.principal, operation, stream)
@@ -117,6 +119,7 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
         caller.principal,
         operation,
         message.stream,  # type: ignore[attr-defined]
+        peer=caller.peer,
         subject=_subject(message),
     )
 
@@ -131,13 +134,24 @@ def _subject(message: Message) -> str | None:
 
 @handles(CreateStream, "create")
 async def _create(caller: Caller, message: CreateStream) -> Message:
-    created = await caller.broker.create_stream(message.stream, message.settings)
+    try:
+        created = await caller.broker.create_stream(message.stream, message.settings)
+    except Conflict:
+        if caller.may("read", message.stream):
+            raise
+        # The differences tell what it records and how: the business of whoever may read it.
+        raise Conflict(
+            f"there is a stream {message.stream!r} already, with other settings",
+            hint="choose another name",
+        ) from None
     return StreamAnswer(created.to_wire())
 
 
 @handles(DescribeStream, "read")
 async def _describe(caller: Caller, message: DescribeStream) -> Message:
-    return StreamAnswer((await caller.broker.describe_stream(message.stream)).to_wire())
+    info = await caller.broker.describe_stream(message.stream)
+    readable = caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer)
+    return StreamAnswer(replace(info, readable_subjects=list(readable or ())).to_wire())
 
 
 @handles(ListStreams, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from liftlog.errors import LiftlogError
@@ -68,6 +68,25 @@ class ReadableStream(Protocol):
         ...
 
 
+class Leases(Protocol):
+    """See `liftlog.server.lease_keeping`."""
+
+    async def acquire(
+        self,
+        name: str,
+        start: int | str,
+        *,
+        ttl_ms: int,
+        holder: str = "",
+        incarnation: str | None = None,
+    ) -> LeaseInfo: ...
+    async def renew(
+        self, name: str, lease_id: str, *, ttl_ms: int, low: int | None = None
+    ) -> LeaseInfo: ...
+    async def release(self, name: str, lease_id: str) -> None: ...
+    def live(self, name: str) -> list[LeaseInfo]: ...
+
+
 class Administration(Protocol):
     """See `liftlog.server.administration`."""
 
@@ -85,20 +104,8 @@ class Administration(Protocol):
     async def truncate_prefix(
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo: ...
-    async def acquire_lease(
-        self,
-        name: str,
-        start: int | str,
-        *,
-        ttl_ms: int,
-        holder: str = "",
-        incarnation: str | None = None,
-    ) -> LeaseInfo: ...
-    async def renew_lease(
-        self, name: str, lease_id: str, *, ttl_ms: int, low: int | None = None
-    ) -> LeaseInfo: ...
-    async def release_lease(self, name: str, lease_id: str) -> None: ...
-    def list_leases(self, name: str) -> list[LeaseInfo]: ...
+    @property
+    def leases(self) -> Leases: ...
     def streams_for(self, subject: str) -> list[StreamInfo]: ...
     def daemon_info(self, may_read: Callable[[str], bool] = ...) -> DaemonInfo: ...
 
@@ -173,6 +180,13 @@ class Decision(Protocol):
     def explanation(self) -> str: ...
 
 
+class ReadDecision(Decision, Protocol):
+    @property
+    def subjects(self) -> tuple[str, ...] | None:
+        """Those whose records may be read; None: all."""
+        ...
+
+
 class Policy(Protocol):
     """The part of `acl.Policy` that is asked here."""
 
@@ -181,8 +195,19 @@ class Policy(Protocol):
         """Whether clients may come without a token, as the principal `anonymous`."""
         ...
 
+    @property
+    def accepts_tokens(self) -> bool: ...
+    @property
+    def accepts_nkeys(self) -> bool: ...
     def authenticate_token(self, token: str, /) -> str | None:
         """The principal, or None. Slow on purpose: called in a thread."""
+        ...
+
+    def authenticate_nkey(self, public_key: str, text: bytes, signature: bytes) -> str | None: ...
+    def principal_of_certificate(self, names: Iterable[str]) -> str | None: ...
+    def principal_of_uid(self, uid: int) -> str | None: ...
+    def credential(self, name: str, method: str) -> object:
+        """What this principal authenticates with; None: not by this method."""
         ...
 
     def decide(
@@ -190,3 +215,5 @@ class Policy(Protocol):
     ) -> Decision:
         """`subject` is what a stream to be created would be attached to."""
         ...
+
+    def decide_read(self, principal: str, stream: str) -> ReadDecision: ...

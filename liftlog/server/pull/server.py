@@ -7,7 +7,8 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine, Sequence
+import sys
+from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,23 +16,25 @@ from weakref import WeakKeyDictionary
 from liftlog.errors import ConfigError, LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
 from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import encode_frame
-from liftlog.protocol.messages import ANONYMOUS
-from liftlog.server.pull.connection import PullConnection
+from liftlog.server.pull.audit import Audit
+from liftlog.server.pull.authentication import Authenticator, Identity
+from liftlog.server.pull.connection import PrincipalUse, PullConnection
 from liftlog.server.pull.counters import PullCounters
 from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
+from liftlog.server.pull.origins import origin_of
 from liftlog.server.pull.outbox import UnsentMemory
 from liftlog.server.pull.seams import Broker, Policy, ReadableStream
 from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
+from liftlog.tls.contexts import own_certificate
 
 log = logging.getLogger("liftlog.pull")
 
 _ACCEPTS_PER_TURN = 32
 _ACCEPT_PAUSE_SECONDS = 0.5
 _COLD_READERS = 4
-_AUTH_THREADS = 2
 _SCANNERS = 1  # more would only take turns with each other, and with the event loop
 
 
@@ -51,15 +54,19 @@ class PullServer:
     ) -> None:
         self.broker = broker
         self.limits = limits or PullLimits()
-        self.gate = Gate(policy)
-        self.tls = tls
+        self.audit = Audit()
+        self.gate = Gate(policy, self.audit)
+        self.tls: ssl.SSLContext | None = None
+        self._certificate: bytes | None = None
+        if tls is not None:
+            self.set_tls(tls)
         self.counters = PullCounters()
         self.loop: asyncio.AbstractEventLoop
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
         self.scanners = ThreadPoolExecutor(_SCANNERS, "liftlog-scan")
         self._tails: WeakKeyDictionary[ReadableStream, TailGroup] = WeakKeyDictionary()
-        self._authenticators = ThreadPoolExecutor(_AUTH_THREADS, "liftlog-auth")
-        self._pending_auths = 0
+        self.authenticator = Authenticator(self.audit, max_pending=self.limits.max_pending_auths)
+        self._uses: dict[str, PrincipalUse] = {}
         self._listeners: list[Listener] = []
         self.memory = UnsentMemory()
         self.question = asyncio.Lock()  # one at a time, see PullConnection._serve
@@ -74,9 +81,15 @@ class PullServer:
         return len(self._connections)
 
     def set_policy(self, policy: Policy | None) -> None:
-        self.gate = Gate(policy)
+        """Requests to come are judged by it, also those that wait; a connection whose credential
+        is not in it any more is ended."""
+        self.gate = Gate(policy, self.audit)
+        for connection in list(self._connections):
+            connection.check_identity()
 
-    def set_tls(self, context: ssl.SSLContext) -> None:
+    def set_tls(self, context: ssl.SSLContext | None) -> None:
+        """For handshakes to come. Raises ConfigError for a certificate that is of no use."""
+        self._certificate = None if context is None else own_certificate(context)
         self.tls = context
 
     async def start(self, listen: Sequence[str]) -> list[str]:
@@ -85,7 +98,7 @@ class PullServer:
         opened: list[Listener] = []
         try:
             for address in listen:
-                opened.append(open_listener(address))
+                opened.append(open_listener(address, unix_mode=self.limits.unix_mode))
                 if opened[-1].tls and self.tls is None:
                     raise ConfigError(
                         f"pull.listen: {address} needs pull.tls.cert and pull.tls.key"
@@ -121,8 +134,9 @@ class PullServer:
         await asyncio.gather(*self._jobs, return_exceptions=True)
         if self._sweep is not None:
             self._sweep.cancel()
-        for pool in (self.cold_readers, self.scanners, self._authenticators):
+        for pool in (self.cold_readers, self.scanners):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+        await self.authenticator.close()
 
     # --- for the connections ---
 
@@ -140,30 +154,36 @@ class PullServer:
 
     def forget(self, connection: PullConnection) -> None:
         self._connections.pop(connection, None)
+        self.leave(connection)
         if self._idle is not None and not self._connections:
             self._idle.set()
 
-    async def authenticate(self, token: str | None, with_token: bool) -> str | None:
-        """The principal, None for anonymous; raises Unauthenticated or LimitExceeded."""
-        policy = self.gate.policy
-        if policy is None:
-            return None
-        if not with_token:
-            return ANONYMOUS  # the method was offered, so it is allowed
-        if token is None:
-            raise Unauthenticated("the token is missing")
-        if self._pending_auths >= self.limits.max_pending_auths:
-            raise LimitExceeded("too many clients are authenticating at once", hint="try again")
-        self._pending_auths += 1
-        try:
-            principal = await self.loop.run_in_executor(
-                self._authenticators, policy.authenticate_token, token
-            )
-        finally:
-            self._pending_auths -= 1
-        if principal is None:
-            raise Unauthenticated("the token is not valid")
-        return principal
+    def enter(self, connection: PullConnection, identity: Identity) -> PrincipalUse:
+        """It is of this principal from now on. Raises Unauthenticated, LimitExceeded."""
+        if not identity.holds_in(self.gate.policy):
+            raise Unauthenticated("the ACL has changed meanwhile")
+        name = identity.principal
+        use = self._uses.get(name) if name is not None else None
+        if use is None:
+            limits = self.limits
+            most = limits.max_in_flight_per_principal if name is not None else sys.maxsize
+            use = PrincipalUse(most)
+        most = self.limits.max_connections_per_principal
+        if name is not None and len(use.connections) >= most:
+            raise LimitExceeded(f"{name} has {most} connections already, as many as it may have")
+        use.connections.add(connection)
+        if name is not None:
+            self._uses[name] = use
+        return use
+
+    def leave(self, connection: PullConnection) -> None:
+        """It is gone."""
+        name = connection.principal
+        use = None if name is None else self._uses.get(name)
+        if name is not None and use is not None:
+            use.connections.discard(connection)
+            if not use.connections:
+                del self._uses[name]
 
     # --- accepting ---
 
@@ -179,7 +199,7 @@ class PullServer:
             except OSError as error:
                 self._pause_accepting(listener, error)
                 return
-            self._admit(sock, _peer_name(listener, where), self.tls if listener.tls else None)
+            self._admit(sock, where, listener)
 
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
         """Out of file descriptors, most likely: the same error would come at once again."""
@@ -192,15 +212,22 @@ class PullServer:
         if listener in self._listeners:
             self._listen(listener)
 
-    def _admit(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None) -> None:
+    def _admit(self, sock: socket.socket, where: object, listener: Listener) -> None:
         self.counters.connections_total += 1
+        tls = self.tls if listener.tls else None
+        file = None if listener.socket_file is None else listener.socket_file.name
+        try:
+            origin = origin_of(sock, where, file, None if tls is None else self._certificate)
+        except OSError:
+            sock.close()  # gone before it was served
+            return
         limit = self.limits.max_connections
         if self._closing or (len(self._connections) >= limit and not self._make_room()):
             self.counters.connections_refused_total += 1
             refusal: LiftlogError = ShuttingDown("the daemon is shutting down")
             if not self._closing:
                 refusal = LimitExceeded(f"the daemon serves at most {limit} connections")
-            log.warning("connection refused peer=%s error=%s", peer, refusal.name)
+            log.warning("connection refused peer=%s error=%s", origin.name, refusal.name)
             with sock:
                 sock.setblocking(False)
                 try:
@@ -215,7 +242,7 @@ class PullServer:
         except OSError:
             sock.close()  # gone before it was served
             return
-        self._connections[PullConnection(self, transport, peer)] = None
+        self._connections[PullConnection(self, transport, origin)] = None
         if self._sweep is None:
             self._schedule_sweep()
 
@@ -231,8 +258,17 @@ class PullServer:
     def relieve(self) -> None:
         """Too much lies in memory because clients do not take it: whoever has most of it goes."""
         while self.memory.used_bytes > self.limits.max_unsent_memory_bytes and self._connections:
-            largest = max(self._connections, key=lambda one: one.memory_bytes)
+            largest = max(self._most_demanding(), key=lambda one: one.memory_bytes)
             largest.make_room("unsent answers take too much memory, most of it is for this client")
+
+    def _most_demanding(self) -> Collection[PullConnection]:
+        """The connections of the principal whose answers take most memory: one with many
+        connections is no better off than one with few."""
+        if len(self._uses) < 2:
+            return self._connections
+        uses = [use.connections for use in self._uses.values()]
+        found = max(uses, key=lambda some: sum([one.memory_bytes for one in some]))
+        return found if any(one.memory_bytes for one in found) else self._connections
 
     def _schedule_sweep(self) -> None:
         """Look for stalled clients, only while there are clients."""
@@ -248,9 +284,3 @@ class PullServer:
             connection.check_stalled(now)
         if self._connections:
             self._schedule_sweep()
-
-
-def _peer_name(listener: Listener, where: Any) -> str:
-    if listener.socket_file is not None:
-        return f"unix:{listener.socket_file.name}"
-    return f"{where[0]}:{where[1]}"

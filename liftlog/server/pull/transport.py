@@ -35,6 +35,11 @@ class Transport(Protocol):
         """Whether `recv_into` has more to give though the socket may have nothing to read."""
         ...
 
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        """The names in the client's certificate, if it was verified."""
+        ...
+
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: bytes | memoryview, more: bool) -> int:
@@ -52,6 +57,7 @@ class SocketTransport:
     turn_bytes = TURN_BYTES
     established = True
     has_input = False
+    peer_names: tuple[str, ...] = ()
 
     def __init__(self, sock: socket.socket) -> None:
         _prepare(sock)
@@ -97,6 +103,10 @@ class TlsTransport:
     @property
     def has_input(self) -> bool:
         return self._tls.has_input
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        return self._tls.peer_names
 
     def send(self, data: bytes | memoryview, more: bool) -> int:
         return self._tls.send(data)

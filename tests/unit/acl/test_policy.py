@@ -1,22 +1,26 @@
 import hashlib
-import importlib.util
 from pathlib import Path
+from random import Random
 
+import argon2
 import pytest
+from support.nkey_seeds import seed_of
 
+from acl import nkeys, tokens
 from acl.errors import AclError
 from acl.policy import Policy
-from acl.rules import Operation, stream_matches
+from acl.rules import Operation, StreamMatcher, stream_matches
 from acl.tokens import hash_token, new_secret
 
 SECRET = "a-secret-for-the-tests-only"
+KEY = nkeys.SigningKey(seed_of(b"1" * 32))
 HASH = "sha256:" + hashlib.sha256(SECRET.encode()).hexdigest()
 EXAMPLE = Path(__file__).parents[3] / "config" / "acl.yaml"
 
 TEXT = f"""
 principals:
   billing: {{token_hash: "{HASH}"}}
-  ops: {{nkey: "U{"A" * 55}"}}
+  ops: {{nkey: "{KEY.public_key}"}}
   spark: {{certificate_cn: "spark-1"}}
   local: {{unix_uid: 0}}
 roles:
@@ -180,14 +184,95 @@ def test_hash_token() -> None:
         hash_token("hunter2")
 
 
-def test_argon2_needs_its_package() -> None:
-    argon2_hash = "$argon2id$v=19$m=65536,t=3,p=4$c29tZXNhbHRzb21l$" + "A" * 43
-    text = f"principals: {{a: {{token_hash: '{argon2_hash}'}}}}"
-    if importlib.util.find_spec("argon2") is None:
-        with pytest.raises(AclError, match="argon2-cffi"):
-            Policy.load(text)
-    else:
-        assert Policy.load(text).authenticate_token("a.wrong") is None
+def argon2_policy() -> Policy:
+    hashed = argon2.PasswordHasher(time_cost=1, memory_cost=64, parallelism=1).hash(SECRET)
+    return Policy.load(
+        f"principals: {{a: {{token_hash: '{hashed}'}}, b: {{token_hash: '{HASH}'}}, "
+        f"c: {{unix_uid: 1}}}}"
+    )
+
+
+def test_a_token_with_argon2() -> None:
+    policy = argon2_policy()
+    assert policy.authenticate_token(f"a.{SECRET}") == "a"
+    assert policy.authenticate_token(f"b.{SECRET}") == "b"
+    for token in (f"a.{SECRET}x", "a.", "a", f"c.{SECRET}", f"nobody.{SECRET}", f".{SECRET}", ""):
+        assert policy.authenticate_token(token) is None
+    assert hash_token(SECRET, "argon2id").startswith("$argon2id$v=19$")
+
+
+def test_an_unknown_principal_costs_as_much_as_a_wrong_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = argon2_policy()
+    checked: list[str] = []
+
+    def verify(expected: str, raw: bytes) -> bool:
+        checked.append(expected)
+        return True  # even so nobody gets in
+
+    monkeypatch.setattr(tokens, "_verify_argon2", verify)
+    assert policy.authenticate_token("nobody.guess") is None
+    assert policy.authenticate_token("c.guess") is None
+    assert len(checked) == 2
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "m=65536,t=0,p=4",  # no passes
+        "m=8,t=1,p=4",  # less memory than lanes need
+        "m=65536,t=3,p=0",
+        "m=4294967295,t=1,p=1",  # 4 TiB
+        "m=1048576,t=1000,p=1",
+        "m=65536,t=3,p=99",
+        "m=65536,t=3",
+    ],
+)
+def test_a_hash_that_nobody_could_check_is_refused(parameters: str) -> None:
+    hashed = f"$argon2id$v=19${parameters}$c29tZXNhbHRzb21l$" + "A" * 43
+    with pytest.raises(AclError, match=r"argon2"):
+        Policy.load(f"principals: {{a: {{token_hash: '{hashed}'}}}}")
+
+
+# --- the other ways --------------------------------------------------------------
+
+
+def test_an_nkey_signature() -> None:
+    policy = Policy.load(TEXT)
+    text = b"\xffsomething to sign"
+    signature = KEY.sign(text)
+    assert policy.authenticate_nkey(KEY.public_key, text, signature) == "ops"
+    assert policy.authenticate_nkey(KEY.public_key, text + b"x", signature) is None
+    assert policy.authenticate_nkey(KEY.public_key, text, bytes(64)) is None
+    assert policy.authenticate_nkey(KEY.public_key, text, b"") is None
+    other = nkeys.SigningKey(seed_of(b"2" * 32))
+    assert policy.authenticate_nkey(other.public_key, text, other.sign(text)) is None
+    assert policy.authenticate_nkey(KEY.public_key, text, other.sign(text)) is None
+
+
+def test_certificates_and_users() -> None:
+    text = """
+principals: {a: {certificate_cn: one}, b: {certificate_cn: two}, root: {unix_uid: 0}}
+"""
+    policy = Policy.load(text)
+    assert policy.principal_of_certificate(["one"]) == "a"
+    assert policy.principal_of_certificate(["other", "two"]) == "b"
+    assert policy.principal_of_certificate(["one", "two"]) is None, "which of them?"
+    assert policy.principal_of_certificate(["ONE", "one\0", "on", ""]) is None
+    assert policy.principal_of_certificate([]) is None
+    assert policy.principal_of_uid(0) == "root"
+    assert policy.principal_of_uid(1) is None
+
+
+def test_what_a_principal_authenticates_with() -> None:
+    policy = Policy.load(TEXT)
+    assert policy.credential("billing", "token") == HASH
+    assert policy.credential("ops", "nkey") == KEY.public_key
+    assert policy.credential("spark", "certificate") == "spark-1"
+    assert policy.credential("local", "unix") == 0
+    for name, method in (("billing", "nkey"), ("nobody", "token"), ("billing", "anonymous")):
+        assert policy.credential(name, method) is None
 
 
 def test_a_hash_is_not_shown(policy: Policy) -> None:
@@ -338,3 +423,13 @@ def test_the_error_stays_readable_however_much_is_wrong() -> None:
 )
 def test_stream_patterns(pattern: str, stream: str, expected: bool) -> None:
     assert stream_matches(pattern, stream) is expected
+    assert StreamMatcher(["zzz", pattern, "z*z"]).matches(stream) is expected
+
+
+def test_a_matcher_says_what_its_patterns_say() -> None:
+    random = Random(1)
+    for _ in range(3000):
+        patterns = ["".join(random.choices("ab_-*", k=random.randint(1, 5))) for _ in range(3)]
+        stream = "".join(random.choices("ab_-", k=random.randint(1, 6)))
+        expected = any(stream_matches(one, stream) for one in patterns)
+        assert StreamMatcher(patterns).matches(stream) is expected, (patterns, stream)

@@ -19,6 +19,7 @@ from liftlog.protocol.messages import (
     Pong,
     StreamsAnswer,
 )
+from liftlog.protocol.proofs import Credentials, text_to_sign
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.protocol.states import LocalProtocolError, State
 from liftlog.protocol.wire import Message
@@ -47,7 +48,7 @@ def pair(limits: WireLimits | None = None) -> tuple[ClientConnection, ServerConn
     request_id, hello = server.next_event() or (0, None)
     assert isinstance(hello, Hello)
     deliver(server.challenge(request_id, "sid", NONCE, ["anonymous"]), client)
-    client.authenticate("never sent")
+    client.authenticate(Credentials("never sent"))
     deliver(client.take_outgoing(), server)
     _, proof = server.next_event() or (0, None)
     assert proof == Auth("anonymous")
@@ -102,14 +103,60 @@ def test_requests_beyond_the_servers_bound_wait_for_room() -> None:
     asked = [ask(client, Ping()) for _ in range(4)]
     deliver(client.take_outgoing(), server)
     ids = [request_id for request_id, _ in events(server)]
-    assert len(ids) == 2
-    assert server.saturated
+    assert len(ids) == server.in_flight == 2
     client.give_up(asked[2])  # one that was never sent
     deliver(server.answer(ids[0], Pong()), client)
     deliver(client.take_outgoing(), server)
     ((late, _),) = events(server)
     deliver(server.answer(late, Pong()), client)
     assert [one.done for one in asked] == [True, False, False, True]
+
+
+def test_fetches_leave_room_to_other_requests() -> None:
+    """They may wait for minutes until their streams move."""
+    client, server = pair(WireLimits(max_in_flight=10))
+    fetches = [ask(client, Fetch(f"s{i}", start=1, max_wait_ms=1000)) for i in range(12)]
+    assert [one.sent for one in fetches] == [True] * 6 + [False] * 6
+    others = [ask(client, Ping()) for _ in range(5)]
+    assert [one.sent for one in others] == [True] * 4 + [False]
+    deliver(client.take_outgoing(), server)
+    asked = events(server)
+    for request_id, message in asked:
+        if message == Ping():
+            deliver(server.answer(request_id, Pong()), client)
+    deliver(client.take_outgoing(), server)
+    ((last, message),) = events(server)
+    assert message == Ping(), "what waits longest of these comes before all fetches"
+    client.give_up(fetches[6])  # one that was never sent
+    header = FetchHeader(1, 1, 3, 2, 3, 1, 3, 1, "inc")
+    for request_id in (last, asked[0][0], asked[1][0]):
+        answer = Pong() if request_id == last else header
+        deliver(server.answer(request_id, answer), client)
+    assert [one.sent for one in fetches] == [True] * 6 + [False] + [True] * 2 + [False] * 3
+    error = errors.ConnectionLost("gone")
+    client.close(error)
+    assert [one.error for one in fetches] == [None] * 2 + [error] * 4 + [None] + [error] * 5
+
+
+def test_a_cancel_is_heard_when_nothing_else_has_room() -> None:
+    client, server = pair(WireLimits(max_in_flight=2))
+    asked = [ask(client, Ping()) for _ in range(2)]
+    deliver(client.take_outgoing(), server)
+    (first, _), (second, _) = events(server)
+    client.give_up(asked[1])
+    frames = client.take_outgoing()
+    more = b"".join(encode_frame(Ping().to_map(i)) for i in (90, 91, 92))
+    deliver(frames + more + encode_frame(Cancel().to_map(first)), server)
+    assert events(server) == [(second, Cancel())]
+    assert server.saturated
+    assert server.next_event() is None
+    server.answer(second, Pong())
+    assert not server.saturated
+    assert events(server) == [(90, Ping())]
+    server.answer(90, Pong())
+    server.answer(first, Pong())
+    assert events(server) == [(91, Ping()), (92, Ping()), (first, Cancel())]
+    assert server.in_flight == 2
 
 
 def test_what_was_given_up_is_cancelled_and_its_answer_dropped() -> None:
@@ -172,7 +219,7 @@ def test_using_a_client_in_the_wrong_state_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError):
         client.request(Ping(), Exchange())
     with pytest.raises(LocalProtocolError):
-        client.authenticate(None)
+        client.authenticate(Credentials())
     client.greet()
     with pytest.raises(LocalProtocolError):
         client.greet()
@@ -274,8 +321,8 @@ def test_a_token_is_needed_when_the_server_asks_for_one() -> None:
     server.next_event()
     deliver(server.challenge(1, "sid", NONCE, ["token", "nkey"]), client)
     with pytest.raises(errors.Unauthenticated, match="token"):
-        client.authenticate(None)
-    client.authenticate("p.s")
+        client.authenticate(Credentials())
+    client.authenticate(Credentials("p.s"))
     deliver(client.take_outgoing(), server)
     assert server.next_event() == (2, Auth("token", "p.s"))
 
@@ -289,3 +336,89 @@ def test_answers_that_hold_lists() -> None:
     assert isinstance(exchange.answer, StreamsAnswer)
     assert [info.name for info in exchange.answer.infos] == ["a"]
     assert Done() == Done()
+
+
+# --- nkeys -------------------------------------------------------------------------
+
+
+class Fake:
+    """An nkey that tells what it has signed."""
+
+    public_key = "UFAKE"
+
+    def __init__(self) -> None:
+        self.signed: list[bytes] = []
+
+    def sign(self, text: bytes) -> bytes:
+        self.signed.append(text)
+        return bytes(64)
+
+
+def challenged(methods: list[str]) -> tuple[ClientConnection, ServerConnection]:
+    client = ClientConnection(nonce=NONCE, software="test")
+    client.greet()
+    server = ServerConnection(WireLimits())
+    deliver(client.take_outgoing(), server)
+    server.next_event()
+    deliver(server.challenge(1, "sid", b"m" * 16, methods), client)
+    return client, server
+
+
+@pytest.mark.parametrize("certificate", [None, b"der"])
+def test_both_ends_speak_of_the_same_text(certificate: bytes | None) -> None:
+    client, server = challenged(["token", "nkey", "anonymous"])
+    nkey = Fake()
+    client.authenticate(Credentials("p.s", nkey), certificate)
+    assert nkey.signed == [server.text_to_sign(certificate)]
+    assert nkey.signed != [server.text_to_sign(b"another")]
+    deliver(client.take_outgoing(), server)
+    proof = Auth("nkey", public_key="UFAKE", signature=bytes(64))
+    assert server.next_event() == (2, proof)
+
+
+@pytest.mark.parametrize(
+    ("methods", "chosen"),
+    [
+        (["anonymous", "unix", "certificate", "token", "nkey"], "nkey"),
+        (["anonymous", "unix", "certificate", "token"], "token"),
+        (["anonymous", "unix", "certificate"], "certificate"),
+        (["anonymous", "unix"], "unix"),
+        (["anonymous"], "anonymous"),
+        (["of the future", "anonymous"], "anonymous"),
+    ],
+)
+def test_what_it_was_given_comes_first(methods: list[str], chosen: str) -> None:
+    client, server = challenged(methods)
+    nkey = Fake()
+    client.authenticate(Credentials("p.s", nkey))
+    deliver(client.take_outgoing(), server)
+    event = server.next_event()
+    assert event is not None
+    proof = event[1]
+    assert isinstance(proof, Auth)
+    assert proof.method == chosen
+    assert (proof.token is not None) == (chosen == "token")
+    assert bool(nkey.signed) == (chosen == "nkey")
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [(["nkey"], "an nkey"), (["nkey", "token"], "an nkey or a token"), ([], "nobody"),
+     (["x" * 200], "xxx only")],
+)  # fmt: skip
+def test_what_the_server_wants_is_said(methods: list[str], said: str) -> None:
+    client, _ = challenged(methods)
+    with pytest.raises(errors.Unauthenticated, match=said):
+        client.authenticate(Credentials())
+
+
+def test_no_signed_text_is_another_one_nor_text_of_nats() -> None:
+    parts = [(b"a" * 16, b"b" * 16, "sid", None), (b"a" * 17, b"b" * 15, "sid", None),
+             (b"a" * 16, b"b" * 16, "si", b"d"), (b"a" * 16, b"b" * 16, "sid", b"d"),
+             (b"a" * 16, b"b" * 16 + b"sid", "", None),
+             (b"b" * 16, b"a" * 16, "sid", None)]  # fmt: skip
+    texts = [text_to_sign(*one) for one in parts]
+    assert len(set(texts)) == len(texts)
+    for text in texts:
+        with pytest.raises(UnicodeDecodeError):
+            text.decode()

@@ -7,11 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.nkey_seeds import seed_of
 
+from acl.nkeys import SigningKey
 from liftlog.errors import WIRE_ERRORS
 from liftlog.protocol import limits
 from liftlog.protocol import messages as m
 from liftlog.protocol.frames import FrameReader, encode_frame
+from liftlog.protocol.proofs import text_to_sign
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.protocol.wire import Message, wire_fields
 from liftlog.records.decode import decode_batch
@@ -100,10 +103,14 @@ BODY = bytes(
     )
 )
 
+KEY = SigningKey(seed_of(bytes(range(32))))
+TO_SIGN = text_to_sign(bytes(range(16)), bytes(range(16, 32)), "c0ffee00c0ffee00", None)
+
 EXAMPLE: dict[str, tuple[int, Message]] = {
     "hello": (1, m.Hello([1], bytes(range(16)), "example/1.0")),
     "challenge": (1, m.Challenge(1, "c0ffee00c0ffee00", bytes(range(16, 32)), ["anonymous"])),
     "auth": (2, m.Auth("anonymous")),
+    "auth-nkey": (2, m.Auth("nkey", public_key=KEY.public_key, signature=KEY.sign(TO_SIGN))),
     "welcome": (2, m.Welcome(None, "liftlog/0.1.0", 1048576, 64, 8388608, 60000)),
     "ping": (3, m.Ping()),
     "pong": (3, m.Pong()),
@@ -128,6 +135,19 @@ def test_the_golden_frames_are_what_the_code_writes_and_reads(name: str) -> None
     assert isinstance(received, dict)
     assert received["i"] == request_id
     assert KINDS[received["k"]].from_map(received) == message
+
+
+def test_the_page_shows_what_an_nkey_signs() -> None:
+    shown = re.search(r"^The text that it has signed.*?```text\n(.*?)```", PAGE, re.S | re.M)
+    assert shown
+    digits = "".join(line.split("  ")[0] for line in shown[1].splitlines())
+    assert bytes.fromhex(digits) == TO_SIGN
+    assert seed_of(bytes(range(32))) in PAGE
+
+
+def test_the_methods_are_those_of_the_page() -> None:
+    described = [row[0].strip("`") for row in rows(section("Authentication"))]
+    assert described == list(m.METHODS)
 
 
 def test_the_golden_body_is_one_record_batch() -> None:

@@ -13,7 +13,7 @@ from support.raw_pull import AUTH, HELLO, RawPull
 from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.client import connect
-from liftlog.errors import Forbidden, Unauthenticated
+from liftlog.errors import Conflict, Forbidden, Unauthenticated
 from liftlog.server.pull import PullLimits
 
 
@@ -22,10 +22,30 @@ class Verdict(NamedTuple):
     explanation: str
 
 
+class ReadVerdict(NamedTuple):
+    allowed: bool
+    explanation: str
+    subjects: tuple[str, ...] | None = None
+
+
 class TokenPolicy:
     """alice may do all; bob may read `orders` only. The shape of `acl.Policy`."""
 
     allows_anonymous = False
+    accepts_tokens = True
+    accepts_nkeys = False
+
+    def principal_of_certificate(self, names: object) -> None:
+        return None
+
+    def principal_of_uid(self, uid: int) -> None:
+        return None
+
+    def authenticate_nkey(self, public_key: str, text: bytes, signature: bytes) -> None:
+        return None
+
+    def credential(self, name: str, method: str) -> object:
+        return f"{name}'s" if name in ("alice", "bob") else None
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str, str | None]] = []
@@ -40,6 +60,9 @@ class TokenPolicy:
         self.asked.append((principal, operation, stream, subject))
         allowed = principal == "alice" or (operation, stream) == ("read", "orders")
         return Verdict(allowed, f"rule for {principal}")
+
+    def decide_read(self, principal: str, stream: str) -> ReadVerdict:
+        return ReadVerdict(*self.decide(principal, "read", stream))
 
 
 async def login(address: str, token: str) -> RawPull:
@@ -180,6 +203,14 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
                     await shop.create_stream("more", subject=subject)
             with pytest.raises(Forbidden):
                 await shop.delete_stream("mine")
+            # Taken by somebody else: that much can be told, and no more.
+            broker.add("theirs", subject="shop.secret", compression="zstd")
+            with pytest.raises(Conflict) as caught:
+                await shop.create_stream("theirs", subject="shop.a")
+            assert not caught.value.details
+            with pytest.raises(Conflict) as caught:
+                await shop.create_stream("orders", subject="shop.a")
+            assert caught.value.details, "which it may read"
         with pytest.raises(Unauthenticated):
             await connect(address, token="shop.wrong")
 
@@ -187,10 +218,10 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
 async def test_clients_that_authenticate_at_once_are_bounded(broker: LogBroker) -> None:
     limits = PullLimits(max_pending_auths=1, auth_failure_delay_seconds=0)
     async with pull_server(broker, limits=limits, policy=TokenPolicy()) as (server, address):
-        server._pending_auths = 1
+        server.authenticator.pending = 1
         async with await login(address, "alice.s") as peer:
             assert (await peer.receive())["n"] == "LIMIT_EXCEEDED"
-        server._pending_auths = 0
+        server.authenticator.pending = 0
         async with await login(address, "alice.s") as peer:
             assert (await peer.receive())["k"] == "welcome"
 

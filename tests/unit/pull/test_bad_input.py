@@ -186,6 +186,27 @@ async def test_past_the_bound_on_requests_the_socket_is_not_read(broker: LogBrok
             assert [answer["i"] for answer in answers] == [1, 2, 3, 4]
 
 
+async def test_a_cancel_is_heard_at_the_bound_on_requests(broker: LogBroker) -> None:
+    limits = PullLimits(wire=WireLimits(max_in_flight=3))
+    async with pull_server(broker, limits=limits) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            parked = {"k": "fetch", "s": "orders", "o": 101, "w": 60_000}
+            peer.send_bytes(b"".join(frame({**parked, "i": i}) for i in range(1, 4)))
+            for i in (3, 1, 2):
+                peer.send({"k": "cancel", "i": i})
+                answer = await peer.receive()
+                assert (answer["i"], answer["n"]) == (i, "CANCELLED")
+                peer.send({**parked, "i": i + 10})  # the bound is reached again
+            peer.send({"k": "ping", "i": 4})
+            peer.send({"k": "cancel", "i": 11})  # waits with what it stands behind
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await peer.reader.readexactly(1)
+            broker.streams["orders"].append([b"new"])
+            answers = sorted([(await peer.receive())["i"] for _ in range(4)])
+            assert answers == [4, 11, 12, 13]
+
+
 async def test_a_flood_of_requests_is_answered_in_full(broker: LogBroker) -> None:
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         peer.send_bytes(b"".join(frame({"k": "ping", "i": i}) for i in range(1, 5001)))

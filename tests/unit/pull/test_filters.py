@@ -12,7 +12,7 @@ import pytest
 from support.pull_broker import LogBroker, LoggedStream, pull_server
 from support.raw_pull import RawPull
 
-from liftlog.errors import CorruptRange
+from liftlog.errors import CorruptRange, UnsupportedFormat
 from liftlog.log import Log
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.header import parse_header
@@ -423,3 +423,18 @@ async def test_what_lies_in_memory_unsent_is_bounded(
             assert 900_000 < answer["b"] <= filtering.MAX_ANSWER_BYTES
         assert len(unsent) == 40
         assert max(unsent) < limits.ENCODED_UNSENT_BYTES, "made while enough waits to be sent"
+
+
+async def test_records_that_cannot_be_decompressed_here(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object) -> RecordBatch:
+        raise UnsupportedFormat("zstd needs zstandard")
+
+    monkeypatch.setattr(filtering, "decode_batch", cannot)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, fk=[b"k"]))
+        answer = await peer.receive()
+        assert (answer["n"], "zstandard" in answer["m"]) == ("STREAM_UNAVAILABLE", True)
+        peer.send(fetch(2))
+        assert (await peer.receive())["k"] == "data", "whole batches are the client's business"

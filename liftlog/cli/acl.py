@@ -1,0 +1,212 @@
+"""`liftlog acl`: look at an ACL file, and make hashes of tokens for it. Asks no daemon."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Commands
+from liftlog.cli.options import debug_option, output_format, output_option
+from liftlog.cli.output import print_pairs, print_table, write_object
+from liftlog.cli.problems import Problem, warn
+from liftlog.cli.text import plural, printable
+
+if TYPE_CHECKING:
+    from acl.policy import Policy
+    from acl.rules import Principal
+
+_OPERATIONS = ("create", "delete", "read", "commit", "admin")
+_ALGORITHMS = ("argon2id", "sha256")
+_MAX_SECRET_CHARACTERS = 400
+
+
+@click.group(cls=Commands, name="acl", short_help="Check an ACL file, explain it, hash tokens.")
+def acl_commands() -> None:
+    """Check an ACL file, ask what it allows, and make hashes of tokens for it.
+
+    docs/reference/acl.md describes the file. A running daemon reads it again on SIGHUP.
+    """
+
+
+@acl_commands.command(short_help="Say whether the daemon would take an ACL file.")
+@click.argument("file", type=click.Path(path_type=Path))
+@output_option
+@debug_option
+def check(file: Path) -> ExitCode:
+    """Say whether the daemon would take this ACL file, and what is odd about it.
+
+    Exit code 3 when it would not; every finding is listed with its line.
+    """
+    from liftlog.errors import ConfigError
+    from liftlog.settings.acl_file import load_policy
+
+    style = output_format()
+    try:
+        policy = load_policy(file)
+    except ConfigError as error:
+        findings = error.details.get("findings")
+        if style == "table" or not isinstance(findings, list):
+            raise
+        write_object({"ok": False, "findings": findings, "warnings": [], "principals": []}, style)
+        return ExitCode.CONFIG
+    oddities = policy.oddities()
+    if style != "table":
+        shown = [_described(policy, one) for one in policy.principals]
+        write_object({"ok": True, "findings": [], "warnings": oddities, "principals": shown}, style)
+        return ExitCode.OK
+    rows = []
+    for one in policy.principals:
+        described = _described(policy, one)
+        known_by = ", ".join(described["known_by"])
+        rows.append((one.name, known_by, ", ".join(described["roles"]) or "-"))
+    print_table(("PRINCIPAL", "KNOWN BY", "ROLES"), rows)
+    for text in oddities:
+        warn(text)
+    click.echo(f"{printable(str(file))}: good, {plural(len(rows), 'principal')}", err=True)
+    return ExitCode.OK
+
+
+def _described(policy: Policy, principal: Principal) -> dict[str, Any]:
+    """By what it is known, not what that is: a hash belongs on no screen."""
+    ways = {
+        "token": principal.token_hash,
+        "nkey": principal.nkey,
+        "certificate": principal.certificate_cn,
+        "unix user": principal.unix_uid,
+    }
+    known_by = [way for way, credential in ways.items() if credential is not None]
+    return {
+        "name": principal.name,
+        "known_by": known_by or ["not having said who it is"],
+        "roles": list(policy.roles_of(principal.name)),
+    }
+
+
+@acl_commands.command(short_help="Say whether something is allowed, and by what.")
+@click.argument("principal")
+@click.argument("operation", type=click.Choice(_OPERATIONS))
+@click.argument("stream")
+@click.argument("subject", required=False)
+@click.option(
+    "--acl",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    envvar="LIFTLOG_ACL__FILE",
+    help="The ACL file. [env: LIFTLOG_ACL__FILE]",
+)
+@output_option
+@debug_option
+def explain(
+    principal: str, operation: Any, stream: str, subject: str | None, file: Path
+) -> ExitCode:
+    """Say whether PRINCIPAL may do OPERATION on STREAM, and by which rule.
+
+    SUBJECT is a NATS subject or pattern: for create the one to attach, for read the one to read
+    (left out: whatever may be read of the stream). Exit code 9 when it is denied.
+
+    \b
+    Examples:
+      liftlog acl explain billing read orders --acl acl.yaml
+      liftlog acl explain ops create returns 'orders.returned.>' --acl acl.yaml
+    """
+    from liftlog.settings.acl_file import load_policy
+
+    policy = load_policy(file)
+    style = output_format()
+    subjects: tuple[str, ...] | None = None
+    if operation == "read" and subject is None:
+        allowed, explanation, subjects = policy.decide_read(principal, stream)
+    else:
+        allowed, explanation = policy.decide(principal, operation, stream, subject)
+    if style == "table":
+        click.echo(printable(explanation))
+    else:
+        found: dict[str, Any] = {"allowed": allowed, "explanation": explanation}
+        if allowed and operation == "read" and subject is None:
+            found["subjects"] = None if subjects is None else list(subjects)
+        write_object(found, style)
+    return ExitCode.OK if allowed else ExitCode.DENIED
+
+
+@acl_commands.command("hash-token")
+@click.argument("principal", required=False)
+@click.option(
+    "--algorithm",
+    type=click.Choice(_ALGORITHMS),
+    default="argon2id",
+    show_default=True,
+    help="sha256 is checked in microseconds, and as good for a secret that was drawn at random.",
+)
+@click.option(
+    "--stdin",
+    "from_stdin",
+    is_flag=True,
+    help="Hash the secret on standard input (its first line) instead of a new one.",
+)
+@output_option
+@debug_option
+def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) -> None:
+    """Make a new secret, and the hash of it for the ACL file.
+
+    The token of PRINCIPAL, for its clients, is then PRINCIPAL.SECRET. It is shown this once and
+    stored nowhere. No secret is taken from the command line, where other users could see it.
+    """
+    from acl.rules import is_name
+    from acl.tokens import hash_token, new_secret
+
+    if principal is not None and not is_name(principal):
+        raise click.UsageError("A principal has 1 to 64 letters, digits, '_' or '-'.")
+    if from_stdin:
+        secret = sys.stdin.readline(_MAX_SECRET_CHARACTERS + 2).rstrip("\r\n")
+        if len(secret) > _MAX_SECRET_CHARACTERS:
+            raise click.UsageError(f"A secret has at most {_MAX_SECRET_CHARACTERS} characters.")
+    else:
+        secret = new_secret()
+    try:
+        hashed = hash_token(secret, algorithm)
+    except ValueError as error:
+        raise Problem(f"this secret is not taken: {error}", ExitCode.USAGE) from None
+    made: dict[str, str] = {}
+    if not from_stdin:
+        made["token"] = f"{principal or 'PRINCIPAL'}.{secret}"
+    made["token_hash"] = hashed
+    style = output_format()
+    if style == "table":
+        print_pairs(list(made.items()))
+    else:
+        write_object(made, style)
+
+
+@acl_commands.command("new-nkey", short_help="Make an nkey: a seed file, and its public key.")
+@click.argument("file", type=click.Path(path_type=Path))
+@output_option
+@debug_option
+def new_nkey(file: Path) -> None:
+    """Make a new nkey: its seed goes into FILE, which only you can read, its public key is shown.
+
+    The public key is what the ACL file names. FILE must not exist. Nkeys made by `nk` or `nsc` for
+    users are as good.
+    """
+    import os
+
+    from acl.nkeys import SigningKey, new_seed
+
+    seed = new_seed()
+    try:
+        # Never readable by others, not even for a moment; never over another one.
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise Problem(f"cannot create {file}: {error.strerror}", ExitCode.FAILED) from error
+    with os.fdopen(opened, "w") as seed_file:
+        seed_file.write(f"{seed}\n")
+    public_key, style = SigningKey(seed).public_key, output_format()
+    if style == "table":
+        click.echo(public_key)
+    else:
+        write_object({"nkey": public_key, "file": str(file)}, style)

@@ -1,0 +1,33 @@
+"""Files and texts -> what a client authenticates with."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from pathlib import Path
+
+from liftlog.errors import InvalidArgument
+from liftlog.protocol.proofs import Credentials, Signer
+
+NkeyFile = str | PathLike[str]
+"""A file with the seed of a user's nkey: alone, or a `.creds` file."""
+
+_MAX_FILE_BYTES = 64 * 1024
+
+
+def credentials_of(token: str | None, nkey: NkeyFile | None) -> Credentials:
+    """Reads the file, once. Raises InvalidArgument, which never shows what is in it."""
+    return Credentials(token, None if nkey is None else _signer_in(nkey))
+
+
+def _signer_in(file: NkeyFile) -> Signer:
+    # Only who has an nkey loads what makes signatures.
+    from acl.nkeys import NotAnNkey, SigningKey, find_seed
+
+    try:
+        with Path(file).open("rb") as opened:
+            content = opened.read(_MAX_FILE_BYTES)
+        return SigningKey(find_seed(content))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the nkey {fspath(file)}: {error.strerror}") from error
+    except NotAnNkey as error:
+        raise InvalidArgument(f"{fspath(file)} holds no nkey seed: {error}") from None

@@ -1,0 +1,50 @@
+"""Where a client comes from, as the kernel says it: nothing here is the client's own word."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_IPV6_PREFIX = 64
+"""Bits of an IPv6 address that one customer of a provider cannot choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`name` is for logs. `place` is what is bounded together: an IP address (of IPv6 its first 64
+    bits), or a user of this machine. `certificate` is the one of ours that it was shown, in DER."""
+
+    name: str
+    place: str
+    uid: int | None = None
+    certificate: bytes | None = None
+
+
+def origin_of(
+    sock: socket.socket, where: object, socket_file: str | None, certificate: bytes | None
+) -> Origin:
+    """Raises OSError when it is gone already."""
+    if socket_file is not None:
+        _, uid, _ = _CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return Origin(f"unix:{socket_file}:uid={uid}", f"uid {uid}", uid=uid)
+    assert isinstance(where, tuple)
+    host, port = where[:2]
+    return Origin(f"{host}:{port}", place_of(host), certificate=certificate)
+
+
+def place_of(host: str | None) -> str:
+    """The place of an IP address."""
+    try:
+        address = ipaddress.ip_address((host or "").partition("%")[0])
+    except ValueError:
+        return "elsewhere"
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+        address = address.ipv4_mapped
+    return str(address)

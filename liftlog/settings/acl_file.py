@@ -1,0 +1,36 @@
+"""The ACL file: read within bounds, and checked."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from acl import AclError
+from acl.document import MAX_CHARACTERS
+from acl.policy import Policy
+from liftlog.errors import ConfigError
+
+_MAX_BYTES = 4 * MAX_CHARACTERS
+
+
+def load_policy(file: Path) -> Policy:
+    """Raises ConfigError with everything that is wrong; it never shows a credential."""
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            content = opened.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"acl.file: cannot read {file}: {error.strerror}") from error
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"acl.file: every user of this machine may write {file}", hint=f"chmod o-w {file}"
+        )
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"acl.file: {file} is longer than {_MAX_BYTES} bytes")
+    try:
+        return Policy.load(content.decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"acl.file: {file} is not UTF-8 text") from None
+    except AclError as error:
+        raise ConfigError(f"acl.file: {file}: {error}", findings=list(error.findings)) from error

@@ -1,0 +1,10 @@
+"""Seeds of nkeys, made from bytes that a test chooses."""
+
+from __future__ import annotations
+
+import nkeys
+
+
+def seed_of(key: bytes) -> str:
+    """As `nsc generate nkey --user` writes it; `key` has 32 bytes."""
+    return bytes(nkeys.encode_seed(key, nkeys.PREFIX_BYTE_USER)).decode()

@@ -1,0 +1,194 @@
+"""No request of the pull API and no route of the HTTP port goes round the gate.
+
+The requests are made from their own declarations, and the routes are those of the port itself, so
+what is added later is covered, or fails here until somebody has said what it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.http_port import http_port
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import RawPull
+
+from acl.policy import Policy
+from liftlog.protocol.described import DaemonInfo
+from liftlog.protocol.messages import REQUESTS, Message, StreamInfo
+from liftlog.protocol.wire import wire_fields
+from liftlog.server.http.server import HttpServer
+from liftlog.server.pull.requests import HANDLERS, STARTERS
+
+NOBODY_MAY_ANYTHING = "principals: {anonymous: {}}\nroles: {}\nbindings: {}\n"
+
+GUARDED_ELSEWHERE = {
+    "ping": "tells nothing",
+    "cancel": "concerns the connection's own requests",
+    "fetch": "the connection asks the gate itself",
+}
+SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints"}
+OPEN_ROUTES = {
+    "/livez", "/readyz", "/metrics",  # for those who watch the daemon, see explanation/security.md
+    "/ui/static/{file}", "GET /ui/login", "/", "/ui", "/ui/",
+}  # fmt: skip
+SHOWING_ROUTES = {"/ui/streams", "/ui/access", "/ui/health"}
+"""And their twins: they show what may be read."""
+
+SECRET = "secret-stream"
+_VALUES: dict[str, Any] = {
+    "str": SECRET, "uint": 1, "int": 1, "bool": True, "map": {"subject": "a.b"}, "bin": b"0" * 16,
+    "uint or str": 1,
+}  # fmt: skip
+
+
+def example_of(kind: type[Message]) -> dict[str, Any]:
+    """A request with all that it must say, and a stream if it can name one."""
+    request: dict[str, Any] = {"k": kind.KIND, "i": 7}
+    for field in wire_fields(kind):
+        if field.required or field.name in ("start", "stream"):
+            request[field.key] = _VALUES[field.kind.label]
+    return request
+
+
+class Trapped(LogBroker):
+    """A daemon that must not be reached for any stream; it only tells what there is."""
+
+    reached: list[str]
+
+    def trap(self) -> None:
+        self.reached = []
+
+    def stream(self, name: str) -> Any:
+        self.reached.append(name)
+        return super().stream(name)
+
+    async def list_streams(self) -> list[StreamInfo]:
+        return [StreamInfo(SECRET, "a.b")]
+
+    @property
+    def administration(self) -> Any:
+        return _Administration(self.reached)
+
+    @property
+    def checkpoints(self) -> Any:
+        return _Checkpoints(self.reached)
+
+
+class _Sensor:
+    def __init__(self, reached: list[str]) -> None:
+        self._reached = reached
+
+    def __getattr__(self, name: str) -> Any:
+        self._reached.append(name)
+        raise AssertionError(f"{name} was reached")
+
+
+class _Administration(_Sensor):
+    def streams_for(self, subject: str) -> list[StreamInfo]:
+        return [StreamInfo(SECRET, "a.b")]
+
+    def daemon_info(self, may_read: Any) -> DaemonInfo:
+        return DaemonInfo(stream_count=int(may_read(SECRET)))
+
+
+class _Checkpoints(_Sensor):
+    def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
+        assert not may_read(SECRET)
+        return [], None
+
+
+@pytest.fixture
+def trapped(tmp_path: Path) -> Iterator[Trapped]:
+    broker = Trapped(tmp_path)
+    broker.add(SECRET, subject="a.b").append([b"1"])
+    broker.trap()
+    yield broker
+    broker.close()
+
+
+def test_every_kind_of_request_is_known_to_the_gate() -> None:
+    asked = {kind.KIND for kind in (*HANDLERS, *STARTERS)}
+    assert asked | set(GUARDED_ELSEWHERE) == set(REQUESTS)
+    assert not asked & set(GUARDED_ELSEWHERE)
+    showing = {kind.KIND for kind, handler in HANDLERS.items() if handler.operation is None}
+    assert showing == SHOW_WHAT_MAY_BE_READ
+
+
+@pytest.mark.parametrize("kind", sorted(REQUESTS))
+async def test_a_request_that_nothing_allows_reaches_nothing(trapped: Trapped, kind: str) -> None:
+    policy = Policy.load(NOBODY_MAY_ANYTHING)
+    async with pull_server(trapped, policy=policy) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(example_of(REQUESTS[kind]))
+            if kind == "cancel":
+                peer.send({"k": "ping", "i": 8})
+            answer = await peer.receive()
+    if kind in ("ping", "cancel"):
+        assert answer["k"] == "pong"
+    elif kind in SHOW_WHAT_MAY_BE_READ:
+        assert answer["k"] != "error"
+        assert SECRET not in repr(answer)
+        assert answer["d"] == [] or answer["d"]["stream_count"] == 0
+    else:
+        assert answer["n"] == "FORBIDDEN"
+    assert trapped.reached == []
+
+
+async def test_a_route_that_nothing_allows_reaches_nothing(trapped: Trapped) -> None:
+    async with pull_server(trapped, policy=Policy.load(NOBODY_MAY_ANYTHING)) as (pull, _):
+        async with http_port(pull) as (server, base, changed):
+            await every_route(server, base)
+            assert trapped.reached == changed == []
+
+
+async def every_route(server: HttpServer, base: str) -> None:
+    routes = [
+        (route.method, route.resource.canonical)
+        for route in server._runner.app.router.routes()
+        if route.method != "HEAD" and route.resource is not None
+    ]
+    assert len(routes) > len(OPEN_ROUTES)
+    assert {path for _, path in routes} >= SHOWING_ROUTES | {"/livez", "/readyz", "/metrics"}
+    async with aiohttp.ClientSession() as session:
+        for method, path in routes:
+            where = path.replace("{stream}", SECRET).replace("{offset}", "1")
+            where = where.replace("{file}", "live.js")
+            assert "{" not in where, "say what stands for this part of the path"
+            async with session.request(
+                method, base + where, params={"before": "1"}, json={"value": "x"}
+            ) as response:
+                text = await response.text()
+                shows = path.removesuffix(".json") in SHOWING_ROUTES
+                is_open = path in OPEN_ROUTES or f"{method} {path}" in OPEN_ROUTES
+                wanted = 200 if is_open or shows else 403
+                assert response.status == wanted, (method, path, text)
+                assert SECRET not in text or (wanted == 403 and SECRET in where), (method, path)
+
+
+async def test_what_raises_is_no_way_round(trapped: Trapped) -> None:
+    """A policy that fails denies."""
+
+    class Broken:
+        allows_anonymous = True
+        accepts_tokens = accepts_nkeys = False
+
+        def principal_of_certificate(self, names: Any) -> None:
+            return None
+
+        def credential(self, name: str, method: str) -> object:
+            return name
+
+        def __getattr__(self, name: str) -> Any:
+            raise LookupError(name)
+
+    async with pull_server(trapped, policy=Broken()) as (_, address):
+        async with asyncio.timeout(10), await RawPull.connect(address, hello=True) as peer:
+            for kind in ("fetch", "describe", "delete", "list"):
+                peer.send(example_of(REQUESTS[kind]))
+                assert (await peer.receive())["n"] == "INTERNAL"
+    assert trapped.reached == []
