@@ -102,6 +102,7 @@ class RecordBatch:
 
     @property
     def size_bytes(self) -> int:
+        """Of the stored batch: header, columns and padding."""
         return self.header.length
 
     @property
@@ -129,9 +130,11 @@ class RecordBatch:
     # --- columns ---
 
     def offsets(self) -> Sequence[int]:
+        """Ascending, with holes after compaction."""
         return self._all_offsets()[self._lo : self._hi]
 
     def timestamps_ns(self) -> list[int]:
+        """When the daemon received each message, ns since 1970 UTC."""
         base = self.header.base_timestamp_ns
         if not self.header.attributes & TIMESTAMP_DELTAS:
             return [base] * len(self)
@@ -140,6 +143,7 @@ class RecordBatch:
         return [base + 1000 * delta for delta in deltas[self._lo : self._hi].tolist()]
 
     def subjects(self) -> list[str]:
+        """What was not UTF-8 on NATS is escaped, see `escaped_subjects`."""
         names = self._subject_names()
         if not self.header.attributes & SUBJECT_IDS:
             return names[:1] * len(self)
@@ -151,7 +155,7 @@ class RecordBatch:
             raise CorruptBatch("a subject id points outside the dictionary") from error
 
     def escaped_subjects(self) -> set[str]:
-        """The subjects of this batch that were not UTF-8 on NATS (see subjects.py)."""
+        """The subjects that were not UTF-8 on NATS; such bytes are written as `\\xNN` in them."""
         if not self.header.attributes & ESCAPED_SUBJECTS:
             return set()
         dictionary = find_dictionary(self._view, self.header)
@@ -160,6 +164,7 @@ class RecordBatch:
         return {name for name, flag in zip(self._subject_names(), flags, strict=True) if flag}
 
     def keys(self) -> list[bytes | None]:
+        """None for a record without a key."""
         if not self.header.attributes & KEYS:
             return [None] * len(self)
         return self._nullable(self._column(KEYS))
@@ -217,6 +222,7 @@ class RecordBatch:
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
+        """One object per record: the convenient way, and the slowest."""
         raw = self.headers()
         parsed = [MessageHeaders(block) for block in raw]
         return list(

@@ -1,23 +1,23 @@
-"""Many small batches as one set of columns.
+"""Many batches as one set of columns.
 
-Publishers that wait for each ack leave batches of a record or two. Decoding these one by one costs
-some fifty steps each; here every step is done for all of them at once.
+Every step is done for all batches at once, whether they have a record or a thousand; they need not
+be alike: what one lacks is filled in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
-from liftlog.records.column_set import BinaryColumn, Columns, Flags, gather
+from liftlog.records.column_set import BinaryColumn, Columns, Flags
 from liftlog.records.decode import RecordBatch
 from liftlog.records.format import (
     ESCAPED_SUBJECTS,
-    HEADER_SIZE,
     HEADERS,
     KEYS,
     OFFSET_DELTAS,
@@ -25,8 +25,7 @@ from liftlog.records.format import (
     TIMESTAMP_DELTAS,
     TOMBSTONES,
 )
-
-Numbers = NDArray[np.int64]
+from liftlog.records.positions import AnyArray, BinaryPositions, Numbers, cut, locate
 
 
 def can_decode_together(one: RecordBatch, other: RecordBatch) -> bool:
@@ -45,115 +44,182 @@ def decode_many(batches: Sequence[RecordBatch]) -> Columns:
 
     All have the same attributes, at least one record, and one subject each. Raises CorruptBatch.
     """
-    return _Walk(batches).columns()
+    found = ManyBatches(batches)
+    subjects, ids = _distinct_subjects(found)
+    values = found.values()
+    keys = found.keys() if batches[0].header.attributes & KEYS else None
+    headers = found.headers() if batches[0].header.attributes & HEADERS else None
+    return Columns(found.offsets(), found.timestamps_ns(), subjects, ids, keys, headers, values)
 
 
-class _Walk:
-    """Goes through the columns of all batches in step. `_at` is where it stands in each."""
+def _distinct_subjects(
+    found: ManyBatches,
+) -> tuple[tuple[tuple[bytes, bool], ...], NDArray[np.uint16] | None]:
+    names, places = found.subjects()
+    raw = names.content().tobytes()
+    pairs = zip(pairwise(names.ends.tolist()), found.escaped().tolist(), strict=True)
+    known: dict[tuple[bytes, bool], int] = {}
+    ids = [known.setdefault((raw[a:b], flag), len(known)) for (a, b), flag in pairs]
+    if len(known) == 1:
+        return tuple(known), None
+    return tuple(known), np.array(ids, np.uint16)[places]
+
+
+class ManyBatches:
+    """Verified batches, whole ones with at least one record each, less than 2 GiB in all.
+
+    Methods raise CorruptBatch, as does making one. What they return refers to no bytes of the
+    batches.
+    """
 
     def __init__(self, batches: Sequence[RecordBatch]) -> None:
-        self._headers = headers = [batch.header for batch in batches]
-        self._attributes = headers[0].attributes
-        self._raw = b"".join([batch.raw for batch in batches])
-        self._octets = np.frombuffer(self._raw, np.uint8)
-        self._words = np.frombuffer(self._raw, np.int32)
-        lengths = np.array([len(batch.raw) for batch in batches], np.int64)
-        self._limits = np.cumsum(lengths)
-        self._at = self._limits - lengths + HEADER_SIZE
-        self._counts = np.array([header.record_count for header in headers], np.int64)
-        # Of each record: which batch it is in, and the how manieth there.
-        self._batch_of = np.repeat(np.arange(len(headers)), self._counts)
-        self._place = _places(self._counts)
+        self._at, self._octets = locate(batches)
+        self._counts = self._at.counts
+        stops = np.cumsum(self._counts)
+        self._firsts = stops - self._counts
+        self._total = int(stops[-1])
+        self._all = int(np.bitwise_and.reduce(self._at.attributes))
+        self._some = int(np.bitwise_or.reduce(self._at.attributes))
 
-    def columns(self) -> Columns:
-        has = self._attributes
-        offsets = self._offsets()
-        timestamps = self._column_of([header.base_timestamp_ns for header in self._headers])
-        if has & TIMESTAMP_DELTAS:
-            timestamps += 1000 * self._numbers()
-        subjects, ids = self._subjects()
-        keys = self._binary(nullable=True) if has & KEYS else None
-        headers = self._binary(nullable=False) if has & HEADERS else None
-        values = self._binary(nullable=has & TOMBSTONES != 0)
-        if not np.array_equal(self._at, self._limits):
-            raise CorruptBatch("the columns do not end where the batch does")
-        return Columns(offsets, timestamps, subjects, ids, keys, headers, values)
+    def __len__(self) -> int:
+        return self._total
 
-    def _column_of(self, per_batch: list[int]) -> Numbers:
-        found: Numbers = np.array(per_batch, np.int64)[self._batch_of]
-        return found
-
-    def _step(self, sizes: NDArray[Any] | int) -> Numbers:
-        """Go on by these sizes, padded; returns where that part begins."""
-        begin = self._at
-        self._at = begin + (sizes + 7 & ~7)
-        if np.any(self._at > self._limits):
-            raise CorruptBatch("a column reaches past the end of the batch")
-        return begin
-
-    def _numbers(self) -> Numbers:
-        begin = self._step(4 * self._counts)
-        raw = self._words[(begin >> 2)[self._batch_of] + self._place]
-        found: Numbers = raw.view(np.uint32).astype(np.int64)
-        return found
-
-    def _offsets(self) -> Numbers:
-        first = self._column_of([header.base_offset for header in self._headers])
-        if not self._attributes & OFFSET_DELTAS:
-            return first + self._place
-        deltas = self._numbers()
-        offsets = first + deltas
-        last = self._column_of([header.last_offset_delta for header in self._headers])
-        if np.any(deltas > last) or np.any(offsets[1:] <= offsets[:-1]):
+    def offsets(self) -> Numbers:
+        bases = np.repeat(self._at.base_offsets - self._firsts, self._counts)
+        offsets: Numbers = np.arange(self._total, dtype=np.int64)
+        if not self._some & OFFSET_DELTAS:
+            offsets += bases
+            return offsets
+        deltas = self._numbers(self._at.offset_deltas, OFFSET_DELTAS)
+        offsets += bases
+        given = np.repeat(self._at.attributes & OFFSET_DELTAS != 0, self._counts)
+        np.add(np.repeat(self._at.base_offsets, self._counts), deltas, out=offsets, where=given)
+        ascends = offsets[1:] > offsets[:-1]
+        ascends[self._firsts[1:] - 1] = True  # that is another batch
+        lasts = offsets[self._firsts + self._counts - 1] - self._at.base_offsets
+        if (lasts > self._at.last_deltas).any() or not ascends.all():
             raise CorruptBatch("the offset deltas do not ascend inside the batch")
         return offsets
 
-    def _subjects(self) -> tuple[tuple[tuple[bytes, bool], ...], NDArray[np.uint16] | None]:
-        word = self._step(16) >> 2
-        sizes = self._words[word + 3].astype(np.int64)
-        head_is_right = (self._words[word] == 1) & (self._words[word + 1] == 0)
-        if not np.all(head_is_right & (self._words[word + 2] == 0) & (sizes >= 0)):
-            raise CorruptBatch("the subject dictionary does not fit the batch")
-        escaped = np.zeros(len(sizes), np.bool_)
-        if self._attributes & ESCAPED_SUBJECTS:
-            escaped = (self._octets[self._step(8)] & 1).view(np.bool_)
-        begin = self._step(sizes)
-        raw = self._raw
-        places = zip(begin.tolist(), (begin + sizes).tolist(), escaped.tolist(), strict=True)
-        known: dict[tuple[bytes, bool], int] = {}
-        ids = [known.setdefault((raw[a:b], flag), len(known)) for a, b, flag in places]
-        if len(known) == 1:
-            return tuple(known), None
-        return tuple(known), np.array(ids, np.uint16)[self._batch_of]
+    def timestamps_ns(self) -> Numbers:
+        base: Numbers = np.repeat(self._at.base_ns, self._counts)
+        if self._some & TIMESTAMP_DELTAS:
+            deltas = self._numbers(self._at.time_deltas, TIMESTAMP_DELTAS)
+            deltas *= 1000
+            base += deltas
+        return base
 
-    def _binary(self, *, nullable: bool) -> BinaryColumn:
-        counts = self._counts + 1
-        begin = self._step(4 * counts)
-        ends = self._words[np.repeat(begin >> 2, counts) + _places(counts)].astype(np.int64)
-        lasts = np.cumsum(counts) - 1
-        inner = np.ones(len(ends), np.bool_)
-        inner[lasts] = False
-        starts = ends[inner]
-        inner[lasts] = True
-        inner[lasts - self._counts] = False
-        stops = ends[inner]
-        if np.any(ends[lasts - self._counts]) or np.any(stops < starts):
+    def subjects(self) -> tuple[BinaryColumn, NDArray[np.int32]]:
+        """The dictionaries of all batches one after the other, and each record's place in that.
+
+        Not checked: that the names are UTF-8, and that they differ.
+        """
+        entries = self._at.entries
+        names = self._items(self._at.dictionary, entries, None)
+        first = np.repeat((np.cumsum(entries) - entries).astype(np.int32), self._counts)
+        if not self._some & SUBJECT_IDS:
+            return names, first
+        present = self._present(SUBJECT_IDS)
+        ids = self._octets.stretches(np.uint16, self._at.ids, self._counts, present)
+        if present is not None:
+            ids = self._spread(ids, present)
+        if (ids >= np.repeat(entries, self._counts)).any():
+            raise CorruptBatch("a subject id points outside the dictionary")
+        first += ids
+        return names, first
+
+    def escaped(self) -> Flags:
+        """Of each entry of the dictionaries, whether it was escaped."""
+        if not self._some & ESCAPED_SUBJECTS:
+            return np.zeros(int(self._at.entries.sum()), np.bool_)
+        present = self._present(ESCAPED_SUBJECTS)
+        flags = self._bits(self._at.entry_escapes, self._at.entries, present)
+        if present is None:
+            return flags
+        found = np.zeros(int(self._at.entries.sum()), np.bool_)
+        found[np.repeat(present, self._at.entries)] = flags
+        return found
+
+    def keys(self) -> BinaryColumn:
+        """Null where there is none."""
+        if not self._some & KEYS:
+            return self._nothing(np.zeros(self._total, np.bool_))
+        present = self._present(KEYS)
+        column = self._items(self._at.keys, self._counts, present)
+        valid = self._bits(self._at.keys.bits, self._counts, present)
+        if present is not None:
+            valid = self._spread(valid, present)
+        return BinaryColumn(column.ends, column.data, valid)
+
+    def headers(self) -> BinaryColumn:
+        """Empty where there are none."""
+        if not self._some & HEADERS:
+            return self._nothing(None)
+        return self._items(self._at.headers, self._counts, self._present(HEADERS))
+
+    def values(self) -> BinaryColumn:
+        """Null for tombstones."""
+        column = self._items(self._at.values, self._counts, None)
+        if not self._some & TOMBSTONES:
+            return column
+        present = self._present(TOMBSTONES)
+        valid = self._bits(self._at.values.bits, self._counts, present)
+        if present is not None:
+            valid = ~self._spread(~valid, present)
+        return BinaryColumn(column.ends, column.data, valid)
+
+    # --- pieces ---
+
+    def _present(self, bit: int) -> Flags | None:
+        """Which batches have it; None: all."""
+        if self._all & bit:
+            return None
+        present: Flags = self._at.attributes & bit != 0
+        return present
+
+    def _numbers(self, begin: Numbers, bit: int) -> Numbers:
+        """A column of u32; 0 where a batch lacks it."""
+        present = self._present(bit)
+        raw = self._octets.stretches(np.uint32, begin, self._counts, present)
+        found: Numbers = raw.astype(np.int64)
+        return found if present is None else self._spread(found, present)
+
+    def _spread(self, items: AnyArray, present: Flags) -> AnyArray:
+        """One item for each record, though only these batches gave some; 0 for the others."""
+        found: Any = np.zeros(self._total, items.dtype)
+        found[np.repeat(present, self._counts)] = items
+        return found  # type: ignore[no-any-return]
+
+    def _nothing(self, valid: Flags | None) -> BinaryColumn:
+        return BinaryColumn(np.zeros(self._total + 1, np.int32), np.empty(0, np.uint8), valid)
+
+    def _items(
+        self, column: BinaryPositions, counts: Numbers, present: Flags | None
+    ) -> BinaryColumn:
+        """The items of a binary column, `counts[i]` in each batch; empty where it is lacking."""
+        # What one batch begins with, 0, is where the one before it ended: ends are all it takes.
+        stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
+        ends = np.empty(int(counts.sum()) + 1, np.int32)
+        ends[0] = 0
+        if present is None:
+            ends[1:] = stops
+        else:
+            ends[:] = 0
+            ends[1:][np.repeat(present, counts)] = stops
+        if len(counts) > 1:
+            before = np.cumsum(column.sizes) - column.sizes
+            ends[1:] += np.repeat(before.astype(np.int32), counts)
+        # The first and the last of each batch were checked, so this is all that is left.
+        if (ends[1:] < ends[:-1]).any():
             raise CorruptBatch("the offsets of a column run backwards")
-        valid = self._bits() if nullable else None
-        data = self._step(ends[lasts])[self._batch_of]
-        together = np.zeros(len(starts) + 1, np.int32)
-        np.cumsum(stops - starts, out=together[1:])
-        return BinaryColumn(
-            together, gather(self._octets, data + starts, data + stops, together), valid
-        )
+        data = self._octets.stretches(np.uint8, column.data, column.sizes, None)
+        return BinaryColumn(ends, data, None)
 
-    def _bits(self) -> Flags:
-        begin = self._step((self._counts + 7) // 8)
-        octets = self._octets[begin[self._batch_of] + (self._place >> 3)]
-        return (octets >> (self._place & 7).astype(np.uint8) & np.uint8(1)).view(np.bool_)
-
-
-def _places(counts: Numbers) -> Numbers:
-    """0, 1, 2, ... anew for each count."""
-    firsts = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(firsts, counts)
+    def _bits(self, begin: Numbers, counts: Numbers, present: Flags | None) -> Flags:
+        """Bitmaps of so many bits in each batch, of those that are present."""
+        sizes = (counts + 7) // 8
+        octets = self._octets.stretches(np.uint8, begin, sizes, present)
+        bits: Flags = np.unpackbits(octets, bitorder="little").view(np.bool_)
+        if present is not None:
+            counts, sizes = counts[present], sizes[present]
+        return cut(bits, 8 * (np.cumsum(sizes) - sizes), counts)

@@ -40,17 +40,21 @@ class WantedHeader(NamedTuple):
 class Selection:
     """All conditions that are not None must hold; of subjects and keys any may match.
 
-    Make it with `parse_selection`, which checks what it was given.
+    Make it with `parse_selection`, which checks what it was given. `readable` is a second
+    condition on subjects, which does not come from whoever reads but from what that one may read.
     """
 
     subjects: tuple[str, ...] | None = None
     keys: tuple[bytes, ...] | None = None
     headers: tuple[WantedHeader, ...] | None = None
     columns: frozenset[str] = ALL_COLUMNS
+    readable: tuple[str, ...] | None = None
 
     def matching(self, records: Columns) -> Flags | None:
         """True for every record that is wanted; None: all of them are."""
         found: Flags | None = None
+        if self.readable is not None:
+            found = _subjects_match(records, self.readable)
         if self.subjects is not None:
             found = _and(found, _subjects_match(records, self.subjects))
         if self.keys is not None and (found is None or found.any()):
@@ -96,8 +100,12 @@ def parse_selection(
     keys: Sequence[bytes] | None = None,
     headers: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
+    readable: tuple[str, ...] | None = None,
 ) -> Selection:
-    """Raises InvalidArgument for what is no pattern, header or column, and for empty lists."""
+    """Raises InvalidArgument for what is no pattern, header or column, and for empty lists.
+
+    `readable` are valid patterns; none at all match nothing.
+    """
     for name, given in (("subjects", subjects), ("keys", keys), ("headers", headers)):
         if given is not None and not given:
             raise InvalidArgument(
@@ -112,6 +120,7 @@ def parse_selection(
         None if keys is None else tuple(dict.fromkeys(keys)),
         None if headers is None else tuple([parse_header_condition(one) for one in headers]),
         ALL_COLUMNS if columns is None else _check_columns(columns),
+        readable,
     )
 
 
@@ -164,6 +173,8 @@ def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _subjects_match(records: Columns, wanted: tuple[str, ...]) -> Flags:
+    if not wanted:
+        return _nobody(records)  # the empty expression would reach the empty subject
     # Entries that were escaped are matched as they are shown: as the text that they are.
     names = [raw.decode("utf-8", "replace") for raw, _ in records.subjects]
     reaches = _regex_of(wanted).fullmatch

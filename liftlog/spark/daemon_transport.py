@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
-from liftlog.errors import InvalidArgument, OffsetOutOfRange, StreamNotFound
+from liftlog.errors import CorruptRange, InvalidArgument, OffsetOutOfRange, StreamNotFound
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.holding import HOLDER, Hold
 from liftlog.spark.losses import Losses
@@ -29,10 +29,9 @@ class DaemonTransport:
         self._lease: LeaseInfo | None = None
         self._compacted = False
         # The daemon sends only what matches; columns are left out here, where it costs it nothing.
-        self._filter = None if options.subject is None else Filter(subject=options.subject)
-        self._client: SyncClient = connect_sync(
-            options.server, token=read_token(options.token_file), tls=options.tls_ca_file
-        )
+        wanted = Filter(subject=options.subject, key=options.narrowing.key)
+        self._filter = wanted if wanted != Filter() else None
+        self._client = connect(options)
 
     def state(self) -> StreamState:
         try:
@@ -55,6 +54,12 @@ class DaemonTransport:
     def offset_at(self, timestamp_ns: int) -> int:
         when = _EPOCH + timedelta(microseconds=-(-timestamp_ns // 1000))
         return self._client.fetch(self._stream, when, max_bytes=1).header.offset
+
+    def check_history(self, offset: int, leader_epoch: int) -> None:
+        try:
+            self._client.fetch(self._stream, offset, max_bytes=1, epoch=leader_epoch)
+        except (CorruptRange, OffsetOutOfRange):
+            pass  # what is there is looked at by those who read it
 
     def hold(self, state: StreamState, first_offset: int) -> StreamState:
         if not self._compacted:
@@ -121,6 +126,16 @@ class DaemonTransport:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def connect(options: ReadOptions) -> SyncClient:
+    """To the daemon, as whom the options say. Raises LiftlogError."""
+    return connect_sync(
+        options.server,
+        token=read_token(options.token_file),
+        nkey=options.nkey_file,
+        tls=options.tls_ca_file,
+    )
 
 
 def read_token(path: str | None) -> str | None:

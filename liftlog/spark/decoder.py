@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,14 +14,34 @@ from acl.subjects import matches
 from liftlog.records.arrow_rows import rows_of, subject_names
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import header_lines
-from liftlog.spark.columns import HEADERS, OFFSET, STREAM, SUBJECT, TIMESTAMP, TYPES, schema_of
+from liftlog.spark.columns import (
+    HEADERS,
+    KEY,
+    OFFSET,
+    STREAM,
+    SUBJECT,
+    TIMESTAMP,
+    TYPES,
+    schema_of,
+)
+from liftlog.spark.newest import HeldRecords, Places, newest_of_each, split_flags
 
 MOST_BYTES = 16 * 1024 * 1024
 """Of the log, decoded together: what bounds the memory of a task, whatever `rowsPerBatch` says."""
 
 
+_RUN_ROWS = 40_000
+_RUN_BYTES = 8 * 1024 * 1024
+"""Decoding has a price for each turn, and another one for memory that no cache holds any more: so
+many rows are decoded in a turn, or so many bytes. What is handed on are slices of that."""
+
+
 class RowDecoder:
-    """Makes the rows of one range. `subject`: only records whose subject matches this pattern."""
+    """Makes the rows of one range.
+
+    `subject`: only records whose subject matches this pattern. `compact`: of these only the newest
+    one of each key, tombstones included, and all that have no key.
+    """
 
     def __init__(
         self,
@@ -29,13 +50,15 @@ class RowDecoder:
         stream: str,
         rows_per_batch: int,
         subject: str | None = None,
+        compact: bool = False,
     ) -> None:
+        self._compact = compact
         self._columns = tuple(columns)
         self._stream = stream
         self._rows_per_batch = rows_per_batch
         self._schema = schema_of(self._columns)
         stored = [name for name in self._columns if name != STREAM]
-        if subject is not None and SUBJECT not in stored:
+        if subject is not None and SUBJECT not in stored and not compact:
             stored.append(SUBJECT)
         self._stored = stored or [OFFSET]  # something has to tell how many there are
         self._reaches: Callable[[str], bool] | None = None
@@ -44,14 +67,15 @@ class RowDecoder:
 
     def rows(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of at most `rows_per_batch` rows; none of them is empty. Raises CorruptBatch."""
-        held: list[pa.RecordBatch] = []  # of a filter that leaves few rows: until they are enough
-        held_rows = held_bytes = 0
-        for run in self._runs(batches):
-            made = self._decode(run)
-            del run[:]  # so that the buffers are free for the next answer
-            if self._reaches is None:
+        if self._reaches is None and not self._compact:
+            for run in self._runs(batches):
+                made = self._finished(rows_of(run, self._stored))
+                del run[:]  # so that the buffers are free for the next answer
                 yield from self._cut(made)
-                continue
+            return
+        held: list[pa.RecordBatch] = []  # of what leaves few rows: until they are enough
+        held_rows = held_bytes = 0
+        for made in self._newest(batches) if self._compact else self._matching(batches):
             held.append(made)
             held_rows += made.num_rows
             held_bytes += made.nbytes
@@ -60,6 +84,34 @@ class RowDecoder:
                 held, held_rows, held_bytes = [], 0, 0
         if held:
             yield from self._cut(_concat(held))
+
+    def _matching(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert self._reaches is not None
+        for run in self._runs(batches):
+            found = rows_of(run, self._stored)
+            del run[:]
+            yield self._finished(_only(found, self._reaches))
+
+    def _newest(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
+        deciding = [KEY] if self._reaches is None else [KEY, SUBJECT]
+        keys: list[pa.Array] = []
+        held: list[HeldRecords] = []
+        for run in self._runs(batches):
+            found = rows_of(run, deciding)
+            places: Places | None = None
+            if self._reaches is not None:
+                places = np.flatnonzero(_mask(found, self._reaches).to_numpy(zero_copy_only=False))
+                if not len(places):
+                    continue
+                found = found.take(pa.array(places))
+            keys.append(found.column(0))
+            held.append(HeldRecords(run, self._stored, places))
+        wanted = split_flags(newest_of_each(keys), [len(some) for some in keys])
+        keys = []
+        for flags in wanted:
+            rows = held.pop(0).rows(flags)
+            if rows is not None:
+                yield self._finished(rows)
 
     def _runs(self, batches: Iterable[RecordBatch]) -> Iterator[list[RecordBatch]]:
         """As many batches as are decoded at once."""
@@ -71,7 +123,8 @@ class RowDecoder:
             run.append(batch)
             rows += len(batch)
             size += len(batch.raw)  # which may be much more than it took on the wire
-            if rows >= self._rows_per_batch or size >= MOST_BYTES:
+            enough = rows >= _RUN_ROWS or size >= _RUN_BYTES
+            if size >= MOST_BYTES or (enough and rows >= self._rows_per_batch):
                 yield run
                 rows = size = 0
                 run = []
@@ -86,10 +139,7 @@ class RowDecoder:
         for first, end in pairwise(borders):
             yield made.slice(first, end - first) if pieces > 1 else made
 
-    def _decode(self, run: list[RecordBatch]) -> pa.RecordBatch:
-        found = rows_of(run, self._stored)
-        if self._reaches is not None:
-            found = _only(found, self._reaches)
+    def _finished(self, found: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [self._column(name, found) for name in self._columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -105,10 +155,14 @@ class RowDecoder:
 
 
 def _only(found: pa.RecordBatch, reaches: Callable[[str], bool]) -> pa.RecordBatch:
+    mask = _mask(found, reaches)
+    return found if pc.all(mask).as_py() else found.filter(mask)
+
+
+def _mask(found: pa.RecordBatch, reaches: Callable[[str], bool]) -> pa.BooleanArray:
     subjects = found.column(SUBJECT).dictionary_encode()
     wanted = pa.array([reaches(name) for name in subjects.dictionary.to_pylist()], pa.bool_())
-    mask = wanted.take(subjects.indices)
-    return found if pc.all(mask).as_py() else found.filter(mask)
+    return wanted.take(subjects.indices)
 
 
 def _concat(parts: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -79,6 +79,9 @@ class FileTransport:
                             return offset
         return self.state().end_offset
 
+    def check_history(self, offset: int, leader_epoch: int) -> None:
+        """The lineage, which changes when the end is lost, is the state's identity already."""
+
     def hold(self, state: StreamState, first_offset: int) -> StreamState:
         return state
 

@@ -54,7 +54,7 @@ class Hold:
             raise LeaseGone(
                 f"the lease on {self._stream!r} ended before all of it was read: compaction may "
                 "have removed what was to be read",
-                hint="read again; with tasks that wait longer than that for their turn, raise "
-                f"leaseSeconds (now {self._seconds:g})",
+                hint="read again, with a new DataFrame; with tasks that wait longer than that for "
+                f"their turn, raise leaseSeconds (now {self._seconds:g})",
             ) from error
         self._renew_at = self._clock() + self._seconds / 3

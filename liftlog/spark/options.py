@@ -36,6 +36,7 @@ NAMES = (
     "endTimestamp",
     "subject",
     "columns",
+    "compact",
     "includeHeaders",
     "rowsPerBatch",
     "targetPartitionBytes",
@@ -44,15 +45,30 @@ NAMES = (
     "failOnDataLoss",
     "leaseSeconds",
     "tokenFile",
+    "nkeyFile",
     "tlsCaFile",
+    "pushdown",
 )
 
 DEFAULT_ROWS_PER_BATCH = 10_000
 DEFAULT_PARTITION_BYTES = 64 * 1024 * 1024
+COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
+"""The default with `compact`. A larger part leaves out more, and a task holds all of its part."""
+
 DEFAULT_LEASE_SECONDS = 120
 MAX_LEASE_SECONDS = 3600
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What the conditions of a query leave of a read, within what its options say."""
+
+    first_offset: int = 0
+    end_offset: int | None = None
+    not_before: datetime | None = None
+    key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,7 @@ class ReadOptions:
     end: Position
     subject: str | None
     columns: tuple[str, ...]
+    compact: bool
     rows_per_batch: int
     target_partition_bytes: int
     max_offsets_per_trigger: int | None
@@ -74,6 +91,9 @@ class ReadOptions:
     lease_seconds: int
     token_file: str | None
     tls_ca_file: str | None
+    nkey_file: str | None = None
+    pushdown: bool = False
+    narrowing: Narrowing = Narrowing()
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
@@ -90,7 +110,20 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadO
             f"server and path={path!r} exclude each other",
             hint="name the stream with the option stream, and do not pass it to load()",
         )
+    compact = _flag(values, "compact", default=False)
+    pushdown = _flag(values, "pushdown", default=False)
+    if compact and pushdown:
+        raise InvalidArgument(
+            "compact and pushdown exclude each other: a condition holds for what compact leaves",
+            hint="say what is to be compacted with options such as subject and endingOffset",
+        )
     if streaming:
+        if compact:
+            raise InvalidArgument(
+                "compact makes no sense for readStream: a record that is the newest of its key now "
+                "may be superseded by the next micro-batch",
+                hint="write to a sink that keeps the newest offset per key, or read a batch",
+            )
         for name in ("endingOffset", "endTimestamp"):
             if name in values:
                 raise InvalidArgument(
@@ -107,14 +140,18 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadO
         columns=parse_columns(
             values.get("columns"), include_headers=_flag(values, "includeHeaders", default=False)
         ),
+        compact=compact,
         rows_per_batch=_count(values, "rowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
-        target_partition_bytes=_size(values, "targetPartitionBytes") or DEFAULT_PARTITION_BYTES,
+        target_partition_bytes=_size(values, "targetPartitionBytes")
+        or (COMPACT_PARTITION_BYTES if compact else DEFAULT_PARTITION_BYTES),
         max_offsets_per_trigger=_count(values, "maxOffsetsPerTrigger"),
         max_bytes_per_trigger=_size(values, "maxBytesPerTrigger"),
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
         lease_seconds=_lease_seconds(values),
         token_file=values.get("tokenFile"),
         tls_ca_file=values.get("tlsCaFile"),
+        nkey_file=values.get("nkeyFile"),
+        pushdown=pushdown,
     )
 
 

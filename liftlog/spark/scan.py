@@ -11,7 +11,7 @@ from liftlog.errors import InvalidArgument, OffsetOutOfRange
 from liftlog.spark.daemon_transport import DaemonTransport
 from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.file_transport import FileTransport
-from liftlog.spark.options import EARLIEST, LATEST, Position, ReadOptions
+from liftlog.spark.options import EARLIEST, LATEST, Narrowing, Position, ReadOptions
 from liftlog.spark.planning import split
 from liftlog.spark.transport import ScanRange, StreamState, Transport
 
@@ -34,6 +34,7 @@ def plan(options: ReadOptions) -> list[ScanRange]:
         end = _end_offset(transport, state, options)
         if isinstance(options.start, int) and isinstance(options.end, int) and first > end:
             raise InvalidArgument(f"startingOffset={first} lies behind endingOffset={end}")
+        first, end = _narrow(transport, options.narrowing, first, end)
         return transport.held(split(state, first, end, options.target_partition_bytes))
 
 
@@ -45,9 +46,19 @@ def read(options: ReadOptions, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
             stream=wanted.stream,
             rows_per_batch=options.rows_per_batch,
             subject=options.subject,
+            compact=options.compact,
         )
         batches = transport.batches(wanted, fail_on_data_loss=options.fail_on_data_loss)
         yield from decoder.rows(batches)
+
+
+def _narrow(transport: Transport, narrowing: Narrowing, first: int, end: int) -> tuple[int, int]:
+    first = max(first, narrowing.first_offset)
+    if narrowing.end_offset is not None:
+        end = min(end, narrowing.end_offset)
+    if narrowing.not_before is not None and first < end:
+        first = max(first, _offset_at(transport, narrowing.not_before))
+    return first, end
 
 
 def first_offset(transport: Transport, state: StreamState, options: ReadOptions) -> int:
@@ -84,7 +95,11 @@ def _resolve(transport: Transport, state: StreamState, position: Position) -> in
     if position == LATEST:
         return state.end_offset
     if isinstance(position, datetime):
-        ns = (position - _EPOCH) // timedelta(microseconds=1) * 1000
-        found = transport.offset_at(max(ns, 0))
+        found = _offset_at(transport, position)
         return min(max(found, state.log_start_offset), state.end_offset)
     return position
+
+
+def _offset_at(transport: Transport, when: datetime) -> int:
+    ns = (when - _EPOCH) // timedelta(microseconds=1) * 1000
+    return transport.offset_at(max(ns, 0))

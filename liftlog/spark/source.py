@@ -59,6 +59,10 @@ class LiftlogSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         options = parse_options(self.options)
         _check_schema(schema, options)
+        if options.pushdown:
+            from liftlog.spark.pushdown import PushdownReader
+
+            return PushdownReader(options)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802

@@ -28,7 +28,7 @@ from liftlog.spark.planning import limit_bytes, split
 from liftlog.spark.scan import first_offset, open_transport
 from liftlog.spark.transport import StreamState, Transport
 
-OFFSET, IDENTITY = "offset", "incarnation"
+OFFSET, IDENTITY, EPOCH = "offset", "incarnation", "epoch"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -111,7 +111,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{state.end_offset}: what followed was lost",
                 hint="begin with a new checkpointLocation, and see docs/how-to/damage.md",
             )
+        epoch = position.get(EPOCH)
+        if isinstance(epoch, int) and epoch != state.leader_epoch:
+            self._check_history(state, offset, epoch)
         return offset
+
+    def _check_history(self, state: StreamState, offset: int, epoch: int) -> None:
+        """The log may have lost its end and grown beyond the position since."""
+        assert self._transport is not None
+        try:
+            self._transport.check_history(offset, epoch)
+        except Diverged as error:
+            raise Diverged(
+                f"the query has read {state.stream!r} up to {offset}, and not all of that is in "
+                f"the stream any more: {error.message}",
+                hint="begin with a new checkpointLocation, and see docs/how-to/damage.md",
+            ) from error
 
     # --- records ---
 
@@ -140,4 +155,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _position(state: StreamState, offset: int) -> dict[str, Any]:
-    return {OFFSET: offset, IDENTITY: state.identity}
+    return {OFFSET: offset, IDENTITY: state.identity, EPOCH: state.leader_epoch}

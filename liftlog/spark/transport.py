@@ -63,6 +63,10 @@ class Transport(Protocol):
         """Of the first record stamped at or after that time; the end if there is none."""
         ...
 
+    def check_history(self, offset: int, leader_epoch: int) -> None:
+        """Whether what lay before `offset` in that epoch still does. Raises Diverged."""
+        ...
+
     def hold(self, state: StreamState, first_offset: int) -> StreamState:
         """Make sure that a read of all from `first_offset` on sees one state of the stream, though
         it is read in parts; the state returned is the one to plan with."""

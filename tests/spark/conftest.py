@@ -3,14 +3,13 @@ run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.served_logs import ServedLogs
-from support.spark import missing_for_spark, start_spark
+from support.spark import require_spark, start_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,11 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    missing = missing_for_spark()
-    if missing is not None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(missing)
-        pytest.skip(missing)
+    require_spark()
     session = start_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

@@ -88,6 +88,49 @@ def test_socket_and_files_in_many_tasks(spark: SparkSession, logs: ServedLogs) -
     assert chosen.count() == 10 * 100
 
 
+def test_compact_changes_no_newest_record(spark: SparkSession, logs: ServedLogs) -> None:
+    fill(logs)
+    frames = [
+        frame_of(spark, logs, targetPartitionBytes="8KiB", columns="offset,key,value", **given)
+        for given in ({}, {"compact": "true"})
+    ]
+    assert frames[1].rdd.getNumPartitions() > 3
+    assert frames[1].where("key IS NULL").count() == 20 * 20
+    keyed = [frame.where("key IS NOT NULL") for frame in frames]
+    counts = [frame.count() for frame in keyed]
+    assert counts[0] == 20 * 80
+    assert 7 < counts[1] <= 7 * frames[1].rdd.getNumPartitions()
+    newest = [sorted(frame.groupBy("key").agg({"offset": "max"}).collect()) for frame in keyed]
+    assert newest[0] == newest[1]
+    assert len(newest[0]) == 7
+
+
+def test_conditions_narrow_the_read(spark: SparkSession, logs: ServedLogs) -> None:
+    fill(logs)
+    frame = frame_of(spark, logs, targetPartitionBytes="8KiB", pushdown="true")
+    queries = (
+        ("offset BETWEEN 150 AND 160", 11),
+        ("timestamp >= timestamp_micros(1700000018000000) AND offset > 0", 200),
+        ("subject = 'orders.1' AND offset <= 300", 100),
+        ("key = X'6B33'", 0),
+    )
+    plain = frame_of(spark, logs)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        tasks = frame.rdd.getNumPartitions()
+        for condition, count in queries:
+            found = frame.where(condition)
+            rows = sorted(row.offset for row in found.collect())
+            assert rows == sorted(row.offset for row in plain.where(condition).collect())
+            assert len(rows) == count or not count
+            if count:
+                assert found.rdd.getNumPartitions() < tasks / 2
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    with pytest.raises(Exception, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
+        frame_of(spark, logs, pushdown="true").where("offset = 1").count()
+
+
 def test_an_empty_stream(spark: SparkSession, logs: ServedLogs) -> None:
     logs.add("orders")
     assert frame_of(spark, logs).count() == 0
@@ -96,6 +139,7 @@ def test_an_empty_stream(spark: SparkSession, logs: ServedLogs) -> None:
 def test_mistakes_are_told(spark: SparkSession, logs: ServedLogs) -> None:
     for options, said in (
         ({"startingOffsets": "1"}, "did you mean 'startingOffset'"),
+        ({"compact": "yes"}, "neither true nor false"),
         ({"columns": "vlaue"}, "did you mean 'value'"),
         ({"endingOffset": "9"}, "there is no stream|has no stream 'orders'"),
     ):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import pytest
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -40,6 +42,15 @@ def missing_for_spark() -> str | None:
     except ImportError:
         return "pyspark is not installed: pip install 'liftlog[spark]'"
     return None
+
+
+def require_spark() -> None:
+    """Skips the test, and says why, where Spark cannot run; fails it in CI, where it has to."""
+    missing = missing_for_spark()
+    if missing is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
 
 
 def spark_environment() -> dict[str, str]:

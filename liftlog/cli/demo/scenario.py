@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ from liftlog.cli.demo.checking import (
     find_disorder,
     find_problems,
     find_repeats,
-    summarise,
 )
 from liftlog.cli.demo.processes import DemoDaemon
 from liftlog.cli.demo.publishing import (
@@ -30,6 +28,7 @@ from liftlog.cli.demo.publishing import (
     introduce,
     show_ack,
 )
+from liftlog.cli.demo.running import conclude, until_signal
 from liftlog.cli.demo.story import Story
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.offline.files import find_streams
@@ -55,30 +54,12 @@ def run_demo(burst_size: int, *, keep: bool) -> ExitCode:
     """The whole demo. Raises Problem, ConfigError and other LiftlogErrors when it cannot go on."""
     directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-"))
     try:
-        return asyncio.run(_until_signal(directory, burst_size))
+        return asyncio.run(until_signal(lambda stack: _Demo(directory, burst_size, stack).run()))
     finally:
         if keep:
             Story().tell(f"The files are kept in {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-async def _until_signal(directory: Path, burst_size: int) -> ExitCode:
-    """SIGTERM and a closed terminal end the demo as Ctrl-C does: everything is cleaned up."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        async with contextlib.AsyncExitStack() as stack:
-            return await _Demo(directory, burst_size, stack).run()
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 class _Demo:
@@ -258,7 +239,7 @@ class _Demo:
                 story.good(
                     f"`liftlog log verify` finds {plural(report.batch_count, 'batch', 'batches')} "
                     f"with {plural(report.record_count, 'record')} in "
-                    f"{plural(report.segment_count, 'segment file')}, all whole."
+                    f"{plural(report.segment_count, 'segment file')} of {stream.name}, all whole."
                 )
         started = time.monotonic()
         status = await self._daemon.stop()
@@ -269,25 +250,11 @@ class _Demo:
             self._problems.append(f"the daemon ended with status {status} on SIGTERM, not 0")
 
     def _verdict(self) -> ExitCode:
-        story = self._story
-        return conclude(story, self._problems)
-
-
-def conclude(story: Story, problems: list[str]) -> ExitCode:
-    """Say how it went; anything missing makes the demo fail."""
-    story.tell("")
-    for problem in summarise(problems):
-        story.bad(problem)
-    if problems:
-        story.tell(
-            f"The demo FAILED after {story.seconds:.1f} s: {plural(len(problems), 'problem')}."
+        return conclude(
+            self._story,
+            self._problems,
+            "what was acked is there. Next: README.md, or `liftlog serve --help`",
         )
-        return ExitCode.FAILED
-    story.tell(
-        f"Done in {story.seconds:.1f} s: what was acked is there. Next: README.md, or",
-        "`liftlog serve --help`.",
-    )
-    return ExitCode.OK
 
 
 def _row(record: Record) -> tuple[str, ...]:

@@ -44,7 +44,11 @@ class Story:
     def show(self, text: str) -> None:
         """Something verbatim: a file, an answer."""
         lines = text.rstrip().splitlines()
-        self._print(["", *(f"{_INDENT}  {line}" for line in lines), ""])
+        self._print(["", *(f"{_INDENT}  {line}".rstrip() for line in lines), ""])
+
+    def command(self, text: str) -> None:
+        """A command, as it is typed."""
+        self._print(["", f"{_INDENT}$ {click.style(text, bold=True)}"])
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self._print([""])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.errors import CorruptBatch, InvalidArgument
-from liftlog.records import RecordBatch, decode_batch, encode_batch
+from liftlog.records import RecordBatch, decode_batch, encode_batch, positions
 from liftlog.records.arrow_rows import ROWS_SCHEMA, rows_of
 from liftlog.records.encode import fill_header
 from liftlog.records.format import HEADER_SIZE
@@ -62,9 +64,18 @@ def runs(draw: st.DrawFn) -> list[RecordBatch]:
     return found
 
 
-@given(runs())
-def test_rows_are_those_of_the_batches(batches: list[RecordBatch]) -> None:
-    found = rows_of(batches, ROWS_SCHEMA.names)
+@contextmanager
+def small_or_large(small: bool) -> Iterator[None]:
+    """All batches are small enough to be joined, or none is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions, "_JOIN_BELOW_BYTES", 1 << 30 if small else 0)
+        yield
+
+
+@given(runs(), st.booleans())
+def test_rows_are_those_of_the_batches(batches: list[RecordBatch], small: bool) -> None:
+    with small_or_large(small):
+        found = rows_of(batches, ROWS_SCHEMA.names)
     found.validate(full=True)
     assert found.schema.equals(ROWS_SCHEMA)
     expected = [
@@ -77,6 +88,61 @@ def test_rows_are_those_of_the_batches(batches: list[RecordBatch]) -> None:
         for name in found.schema.names
     ]
     assert list(zip(*(column.to_pylist() for column in columns), strict=True)) == expected
+
+
+def tuples(batch: RecordBatch) -> list[tuple[Any, ...]] | None:
+    """From the pure codec; None if it finds that the batch is damaged."""
+    try:
+        return [
+            (r.offset, r.timestamp_ns, r.subject, r.key, r.headers.raw, r.value)  # type: ignore[attr-defined]
+            for r in batch.records()
+        ]
+    except CorruptBatch:
+        return None
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_damage_is_found_as_in_a_batch_by_itself(small: bool) -> None:
+    """Whatever a writer that is out of its mind put into the columns, nothing is read that lies
+    elsewhere. (Checksums are not looked at: it could have computed them.)"""
+    rows = [(b"abc", b"v", b"k", b""), (b"\xff", None, None, b"N\r\n"), (b"abc", b"", b"", b"")]
+    batch = make(1, rows, step=3)
+    beside = make(100, [(b"beside", b"beside" * 3, b"beside", b"beside")] * 9)
+    verdicts = set()
+    with small_or_large(small):
+        for place in range(HEADER_SIZE, len(batch.raw), 4):
+            for flipped in (0, 1, 2, 3, 4, 7, 8, 16, 17, 24, 30, 31):
+                bad = bytearray(batch.raw)
+                bad[place + flipped // 8] ^= 1 << flipped % 8
+                damaged = decode_batch(bytes(bad), verify=False)
+                expected = tuples(damaged)
+                try:
+                    found = rows_of([beside, damaged, beside], ROWS_SCHEMA.names)
+                except CorruptBatch:
+                    assert expected is None, (place, flipped)
+                    verdicts.add("damaged")
+                    continue
+                found.validate(full=True)
+                stamps = found.column("timestamp").cast(pa.int64())
+                at = found.schema.get_field_index("timestamp")
+                found = found.set_column(at, "timestamp", stamps).slice(9, 3)
+                columns = [column.to_pylist() for column in found.columns]
+                assert list(zip(*columns, strict=True)) == expected, (place, flipped)
+                verdicts.add("another value")
+    assert len(verdicts) == 2
+
+
+def test_nothing_refers_to_the_batches() -> None:
+    """Their buffers are used again for the next answer."""
+    raw = bytearray(make(1, [(b"a", b"v" * 100, b"key", b"")] * 50).raw)
+    for small in (True, False):
+        with small_or_large(small):
+            found = rows_of([decode_batch(raw)], ROWS_SCHEMA.names)
+        before = found.to_pylist()
+        kept = bytes(raw)
+        raw[HEADER_SIZE:] = bytes(len(raw) - HEADER_SIZE)
+        assert found.to_pylist() == before
+        raw[:] = kept
 
 
 def test_chosen_columns_in_the_chosen_order() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from support.nkey_seeds import seed_of
 from support.served_logs import ServedLogs
 from support.stored_logs import batch_positions, flip
 
+from acl.nkeys import SigningKey, find_seed
+from acl.policy import Policy
+from acl.tokens import hash_token
 from liftlog.errors import (
     CorruptMetadata,
     CorruptRange,
@@ -32,23 +36,16 @@ NS = 1_700_000_000_000_000_000
 Options = Callable[..., ReadOptions]
 
 
-class Verdict(NamedTuple):
-    allowed: bool
-    explanation: str
-
-
-class OnlyBob:
-    """The shape of `acl.Policy`."""
-
-    allows_anonymous = False
-
-    def authenticate_token(self, token: str) -> str | None:
-        return "bob" if token == "bob.s" else None
-
-    def decide(
-        self, principal: str, operation: str, stream: str, subject: str | None = None
-    ) -> Verdict:
-        return Verdict((operation, stream) == ("read", "orders"), "bob may read orders only")
+SEED = seed_of(b"s" * 32)
+SECRET = "a-secret-that-is-long-enough"
+ACL_FILE = f"""
+principals:
+  bob: {{token_hash: "{hash_token(SECRET)}"}}
+  ops: {{nkey: {SigningKey(find_seed(SEED.encode())).public_key}}}
+roles:
+  reader: [{{allow: [read], streams: [orders]}}]
+bindings: {{bob: [reader], ops: [reader]}}
+"""
 
 
 @pytest.fixture
@@ -326,15 +323,21 @@ def test_files_that_were_rewritten_since(logs: ServedLogs, compaction: object) -
 
 
 def test_refusals_say_why(tmp_path: Path) -> None:
-    with ServedLogs(tmp_path / "streams", policy=OnlyBob()) as logs:
+    with ServedLogs(tmp_path / "streams", policy=Policy.load(ACL_FILE)) as logs:
         end = fill(logs)
         token = tmp_path / "token"
-        token.write_text("bob.s\n")
+        token.write_text(f"bob.{SECRET}\n")
         given = {"stream": "orders", "server": logs.server}
         with pytest.raises(Unauthenticated):
             plan(parse_options(given))
         allowed = parse_options(given | {"tokenFile": str(token)})
         assert offsets(allowed) == list(range(1, end))
+        seed = tmp_path / "ops.nk"
+        seed.write_text(SEED)
+        assert offsets(parse_options(given | {"nkeyFile": str(seed)})) == list(range(1, end))
+        seed.unlink()
+        with pytest.raises(InvalidArgument, match=r"cannot read the nkey .*ops\.nk"):
+            plan(parse_options(given | {"nkeyFile": str(seed)}))
         logs.add("wages")
-        with pytest.raises(Forbidden, match="bob may read orders only"):
+        with pytest.raises(Forbidden, match="no rule allows bob to read on stream 'wages'"):
             plan(parse_options(given | {"tokenFile": str(token), "stream": "wages"}))

@@ -1,0 +1,339 @@
+"""The worked example step by step: publish, compact, export, publish more, export again, query."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nats
+from nats.aio.client import Client as NatsClient
+
+from liftlog.cli.compaction import describe_last_pass
+from liftlog.cli.demo.processes import DemoDaemon
+from liftlog.cli.demo.running import conclude, until_signal
+from liftlog.cli.demo.spark.chart import draw_chart
+from liftlog.cli.demo.spark.checking import find_differences, show_money
+from liftlog.cli.demo.spark.publishing import STREAM, publish
+from liftlog.cli.demo.spark.queries import BY_STATE, ORDERS, REVENUE_BY_DAY, Findings, ask
+from liftlog.cli.demo.spark.shop import (
+    CANCELLED,
+    FIRST_EXPORT,
+    STATES,
+    Change,
+    books,
+    changes,
+    split_at,
+)
+from liftlog.cli.demo.story import Story
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.text import plural, show_size
+from liftlog.client import connect
+from liftlog.server.embedded import EmbeddedNats
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from liftlog.spark.export.snapshot import Snapshot
+
+_CONFIG = """\
+data_dir: {data_dir}
+nats: {{servers: ["{nats_url}"]}}
+pull: {{listen: ["tcp://127.0.0.1:0"]}}       # any free port
+http: {{listen: "127.0.0.1:0"}}
+streams:
+  orders:
+    subject: "orders.>"
+    compaction: {{min_lag: 0s}}               # of each key the newest record stays
+    dedupe_window: 0s                       # which compaction would wait for
+"""
+
+
+def run_demo(
+    orders: int, *, chart: Path | None, keep: bool, spark: SparkSession | None = None
+) -> ExitCode:
+    """The whole demo; `chart`: where the picture goes; `spark`: the session of this process if it
+    has one, which stays. Raises LiftlogError, PublishFailed."""
+    directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-spark-"))
+    try:
+        return asyncio.run(
+            until_signal(lambda stack: _Demo(directory, orders, chart, spark, stack).run())
+        )
+    finally:
+        if keep:
+            Story().tell(f"The files are kept in {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Demo:
+    """All in one thread, also what blocks: Spark knows its session, and the sinks registered with
+    it, by the thread that asks; and nothing else has to go on meanwhile."""
+
+    def __init__(
+        self,
+        directory: Path,
+        orders: int,
+        chart: Path | None,
+        spark: SparkSession | None,
+        stack: contextlib.AsyncExitStack,
+    ) -> None:
+        self._directory = directory
+        self._spark = spark
+        self._chart = chart or directory / "orders.png"
+        self._stack = stack
+        self._story = Story()
+        self._problems: list[str] = []
+        self._lake = directory / "lake" / "orders"
+        self._daemon = DemoDaemon(directory / "liftlog.yaml", directory / "data")
+        self._changes = changes(orders)
+        self._before, self._after = split_at(self._changes, FIRST_EXPORT)
+
+    async def run(self) -> ExitCode:
+        self._story.title(
+            "liftlog demo-spark: orders from NATS into a lake, queried with Spark SQL"
+        )
+        nc = await self._start()
+        last = await self._publish(nc, self._before, 0)
+        await self._compact()
+        spark = self._start_spark()
+        first = self._first_export(spark, last)
+        last = await self._third_week(nc, last)
+        second = self._second_export(spark, last)
+        self._full_export(spark)
+        self._query(first, second)
+        await self._daemon.stop()
+        return conclude(
+            self._story,
+            self._problems,
+            "the lake has what the shop's books have. Next: docs/tutorial/spark.md",
+        )
+
+    # --- the chapters ---
+
+    async def _start(self) -> NatsClient:
+        story = self._story
+        story.chapter("A shop publishes its orders on NATS")
+        server = EmbeddedNats(self._directory / "nats")
+        self._stack.push_async_callback(server.stop)
+        url = await server.start()
+        text = _CONFIG.format(data_dir=self._directory / "data", nats_url=url)
+        (self._directory / "liftlog.yaml").write_text(text)
+        self._stack.push_async_callback(self._daemon.stop)
+        await self._daemon.start()
+        story.tell(
+            f"nats-server listens on {url}, and beside it liftlog records all that is published on",
+            "orders.> in a compacted stream:",
+        )
+        story.show(text)
+        nc = await nats.connect(url, name="demo shop")
+        self._stack.push_async_callback(nc.close)
+        return nc
+
+    async def _publish(self, nc: NatsClient, part: list[Change], last: int) -> int:
+        story = self._story
+        story.tell(
+            "At each change the shop publishes the whole order, with its number as key. The life",
+            "of one that was paid, became cheaper and was delivered, and of one that was cancelled",
+            "(a tombstone: a key without a value):",
+        )
+        rows = [*_life_of(part, 4), *_life_of(part, cancelled=True)]
+        story.table(("SUBJECT", "KEY", "VALUE"), rows)
+        started = time.monotonic()
+        last = await publish(nc, part, last)
+        story.good(
+            f"Two weeks: {len(part):,} changes of {_orders(part):,} orders published and acked in "
+            f"{time.monotonic() - started:.1f} s."
+        )
+        return last
+
+    async def _compact(self) -> None:
+        story = self._story
+        story.chapter("Compaction keeps the newest of each key")
+        story.command("liftlog stream compact orders")
+        client = await connect(self._daemon.pull_address)
+        try:
+            info = await client.compact_stream(STREAM, wait=True)
+        finally:
+            await client.close()
+        story.tell(
+            f"{describe_last_pass(info.compaction)}. A tombstone stays for a day, so that exports",
+            "learn of the deletion.",
+        )
+        kept = info.compaction["last_pass"]["records_out"]
+        if kept != _orders(self._before):
+            self._problems.append(
+                f"compaction kept {kept} records of {_orders(self._before)} orders"
+            )
+
+    def _start_spark(self) -> SparkSession:
+        from liftlog.spark.export.session import open_session
+
+        story = self._story
+        story.chapter("The first export")
+        started = time.monotonic()
+        _interrupt_at_once()
+        spark = self._spark
+        if spark is None:
+            spark = open_session(None)
+            self._stack.callback(spark.stop)
+            spark.sparkContext.setLogLevel("ERROR")
+        story.tell(
+            f"Spark {spark.version} is up after {time.monotonic() - started:.1f} s, on all cores",
+            "of this machine. It could be a cluster: nothing else would change.",
+        )
+        return spark
+
+    def _first_export(self, spark: SparkSession, last: int) -> Findings:
+        story = self._story
+        snapshot = self._export(self._lake)
+        if (snapshot.from_offset, snapshot.to_offset) != (1, last + 1):
+            self._problems.append(
+                f"the first export took [{snapshot.from_offset}, {snapshot.to_offset}), not "
+                f"[1, {last + 1})"
+            )
+        found = self._compare(spark, self._before)
+        gone = _orders(self._before) - snapshot.rows
+        story.good(
+            f"The lake holds {snapshot.rows:,} orders in their newest state, as the shop's books "
+            f"have them. {gone:,} were cancelled and are gone."
+        )
+        return found
+
+    async def _third_week(self, nc: NatsClient, last: int) -> int:
+        story = self._story
+        story.chapter("A week later: changes, and an incremental export")
+        last = await publish(nc, self._after, last)
+        known, cancelled = books(self._before), _cancelled(self._after)
+        old = len({change.key for change in self._after} & known.keys())
+        story.tell(
+            f"{plural(len(self._after), 'change')} more: {old:,} of the orders in the lake went",
+            f"on, {len(cancelled & known.keys()):,} of them were cancelled, and new ones came.",
+        )
+        return last
+
+    def _second_export(self, spark: SparkSession, last: int) -> Findings:
+        story = self._story
+        begun = last + 1 - len(self._after)
+        snapshot = self._export(self._lake)
+        if (snapshot.from_offset, snapshot.to_offset) != (begun, last + 1):
+            self._problems.append(
+                f"the second export took [{snapshot.from_offset}, {snapshot.to_offset}), not "
+                f"[{begun}, {last + 1})"
+            )
+        found = self._compare(spark, self._changes)
+        story.good(
+            f"It read the offsets from {snapshot.from_offset:,} on, where the first one ended, and "
+            f"nothing before. The lake now holds {snapshot.rows:,} orders, as the books have them."
+        )
+        return found
+
+    def _full_export(self, spark: SparkSession) -> None:
+        story = self._story
+        story.tell("Would it have come out the same, had everything been exported at once?")
+        other = self._lake.with_name("orders-at-once")
+        self._export(other)
+        if _rows_of(self._lake) == _rows_of(other):
+            story.good("Yes, row by row. (Compared with pyarrow: the lake is Parquet files.)")
+        else:
+            self._problems.append("a full export differs from the two incremental ones")
+
+    def _query(self, first: Findings, second: Findings) -> None:
+        story = self._story
+        story.chapter("Spark SQL")
+        story.tell("The lake as a table of orders, and what the shop wants to know:")
+        story.show(
+            "lake = liftlog.spark.export.read(spark, directory)\n"
+            'lake.createOrReplaceTempView("lake")\n\n'
+            f"{ORDERS}\n{REVENUE_BY_DAY}\n{BY_STATE}"
+        )
+        totals: dict[str, int] = {}
+        for sale in second.sales:
+            totals[sale.country] = totals.get(sale.country, 0) + sale.cents
+        ranking = sorted(totals.items(), key=lambda item: -item[1])
+        story.table(("COUNTRY", "REVENUE"), [(name, show_money(cents)) for name, cents in ranking])
+        rows = [
+            (state, f"{first.states[state].orders:,}", f"{second.states[state].orders:,}")
+            for state in STATES
+        ]
+        story.table(("STATE", "FIRST EXPORT", "SECOND EXPORT"), rows)
+        self._chart.parent.mkdir(parents=True, exist_ok=True)
+        draw_chart(self._chart, first, second)
+        size = self._chart.stat().st_size
+        story.good(f"The chart: {self._chart} ({show_size(size)})")
+
+    # --- what they are made of ---
+
+    def _export(self, lake: Path) -> Snapshot:
+        """Runs the command itself; it finds the session that is there."""
+        from liftlog.cli.export import export
+        from liftlog.spark.export import newest
+
+        arguments = [STREAM, "--to", str(lake), "--server", self._daemon.pull_address]
+        self._story.command(f"liftlog export {STREAM} --to {lake.relative_to(self._directory)}")
+        export.main(arguments, prog_name="liftlog export", standalone_mode=False)
+        self._story.tell("")
+        snapshot = newest(str(lake))
+        assert snapshot is not None
+        return snapshot
+
+    def _compare(self, spark: SparkSession, published: Sequence[Change]) -> Findings:
+        from liftlog.spark.export import read
+
+        found = ask(spark, read(spark, str(self._lake)))
+        self._problems += find_differences(books(published), found)
+        return found
+
+
+def _interrupt_at_once() -> None:
+    """From now on signals interrupt what blocks. SIGINT does so by itself: Spark sees to it."""
+    logging.getLogger().addHandler(logging.NullHandler())  # py4j would log where it happened
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+
+
+def _orders(part: Sequence[Change]) -> int:
+    return len({change.key for change in part})
+
+
+def _cancelled(part: Sequence[Change]) -> set[str]:
+    return {change.key for change in part if change.order.state == CANCELLED}
+
+
+def _life_of(
+    part: Sequence[Change], length: int = 2, *, cancelled: bool = False
+) -> list[tuple[str, str, str]]:
+    """The messages of the first order with a life of that kind."""
+    lives: dict[str, list[Change]] = {}
+    for change in part:
+        lives.setdefault(change.key, []).append(change)
+    for life in lives.values():
+        ends = life[-1].order.state == CANCELLED
+        amounts = {change.order.cents for change in life}
+        if ends if cancelled else len(life) > length and len(amounts) > 1:
+            return [
+                (change.subject, change.key, (change.value or b"-").decode()) for change in life
+            ]
+    return []
+
+
+def _rows_of(lake: Path) -> object:
+    """All rows of a lake, in the order of their offsets."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from liftlog.spark.export import paths
+
+    tables = [pq.read_table(path) for path in paths(str(lake))]
+    return pa.concat_tables(tables).sort_by("offset")

@@ -1,0 +1,38 @@
+"""Streams as tables: `liftlog export`, and how its result is read.
+
+    request, planning      what is asked for, and where a run begins: pure
+    snapshot               what is in the table after a run; the bytes of a manifest: pure
+    store, remote_store    files in a directory, and behind a URL
+    table, manifests       snapshots that become real by one link()
+    delta                  the same over a Delta table
+    beginning              where a run begins, under a lease
+    parquet, scanning      one range of the log -> Parquet files, in a task
+    merging                which files are written anew, and what is taken over from Spark
+    source, engine         the only modules that import pyspark: scan and merge on Spark
+    session                a Spark session, or what is missing for one
+    holding                the lease that is held meanwhile
+    job                    all of it together, step by step
+    reading                the newest snapshot for those who read it
+
+A run changes nothing that is there: it adds files that nobody knows of, and then makes them real by
+one atomic step. A crash before that step leaves files that a later run removes, a crash after it
+leaves a table that is complete.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liftlog.spark.export.reading import newest, paths
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["newest", "paths", "read"]
+
+
+def read(spark: SparkSession, directory: str) -> DataFrame:
+    """The newest snapshot of an export as a DataFrame. Raises StreamNotFound when there is none."""
+    from liftlog.spark.export.engine import read_snapshot
+
+    return read_snapshot(spark, directory)

@@ -1,0 +1,155 @@
+"""Where a run begins and ends, fixed under a lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liftlog.client import LeaseInfo, StreamInfo, SyncClient
+from liftlog.errors import CorruptRange, Diverged, Forbidden, OffsetOutOfRange
+from liftlog.spark.export.planning import Beginning, StreamView, decide
+from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.snapshot import Lost, Snapshot
+from liftlog.spark.planning import split
+from liftlog.spark.transport import Extent, ScanRange, StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a run stands on: nothing of it changes while the lease lives."""
+
+    beginning: Beginning
+    view: StreamView
+    info: StreamInfo
+    lease: LeaseInfo
+
+    @property
+    def end_offset(self) -> int:
+        return self.lease.high
+
+    def ranges(self, target_bytes: int) -> list[ScanRange]:
+        """What is to be read, in parts; each task renews the lease."""
+        info, lease = self.info, self.lease
+        whole = Extent(info.log_start_offset, max(info.log_end_offset, lease.high), info.size_bytes)
+        state = StreamState(
+            stream=info.name,
+            identity=info.incarnation,
+            leader_epoch=info.leader_epoch,
+            log_start_offset=info.log_start_offset,
+            end_offset=lease.high,
+            extents=(whole,) if whole.next_offset > whole.first_offset else (),
+        )
+        planned = split(state, self.beginning.from_offset, lease.high, target_bytes)
+        return [
+            ScanRange(
+                one.stream,
+                one.identity,
+                one.leader_epoch,
+                one.first_offset,
+                one.end_offset,
+                lease_id=lease.lease_id,
+            )
+            for one in planned
+        ]
+
+    def lost(self) -> tuple[Lost, ...]:
+        """What of the range is known to be gone."""
+        first, end = self.beginning.from_offset, self.end_offset
+        found = list(self.beginning.lost)
+        for bad in self.info.quarantined:
+            bad_first = max(int(bad.get("first_offset", 0)), first)
+            bad_next = min(int(bad.get("next_offset", 0)), end)
+            if bad_first < bad_next:
+                found.append(Lost(bad_first, bad_next, str(bad.get("reason", "damaged"))))
+        return tuple(found)
+
+
+def look(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> Ground:
+    """Without a lease, for those who only ask."""
+    view, info = _look(client, request.stream, previous)
+    beginning = decide(request, previous, view)
+    lease = LeaseInfo(low=beginning.from_offset, high=info.high_watermark)
+    return Ground(beginning, view, info, lease)
+
+
+def take_ground(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> Ground:
+    """Decide, take the lease that this asks for, and see whether it would be decided so still.
+
+    Raises what `decide` raises, and what the daemon does.
+    """
+    view, info = _look(client, request.stream, previous)
+    while True:
+        beginning = decide(request, previous, view)
+        try:
+            lease = client.acquire_lease(
+                request.stream,
+                beginning.from_offset,
+                ttl=request.lease_seconds,
+                holder=request.consumer,
+                incarnation=info.incarnation,
+            )
+        except OffsetOutOfRange:  # retention was quicker
+            view, info = _look(client, request.stream, previous)
+            if view.log_start_offset <= beginning.from_offset:
+                raise
+            continue
+        try:
+            view, info = _look(client, request.stream, previous, lease.high)
+            again = decide(request, previous, view)
+            if info.high_watermark < lease.high or info.incarnation != lease.incarnation:
+                raise Diverged(f"{request.stream!r} has lost its end just now", hint="run it again")
+            if (again.from_offset, again.full) == (beginning.from_offset, beginning.full):
+                return Ground(again, view, info, lease)
+        except BaseException:
+            client.release_lease(request.stream, lease.lease_id)
+            raise
+        client.release_lease(request.stream, lease.lease_id)
+
+
+def _look(
+    client: SyncClient, stream: str, previous: Snapshot | None, end: int | None = None
+) -> tuple[StreamView, StreamInfo]:
+    info = client.describe_stream(stream)
+    if info.readable_subjects:
+        # A value would stay that a record on another subject has superseded or deleted, and go
+        # once compaction has seen that record.
+        raise Forbidden(
+            f"an export needs all of {stream!r}, and only {', '.join(info.readable_subjects)} may "
+            "be read",
+            hint="grant read on the stream without subjects, or select these subjects into a "
+            "stream of their own and export that",
+        )
+    removed_below = info.compaction.get("tombstones_removed_below", 0)
+    view = StreamView(
+        stream=stream,
+        incarnation=info.incarnation,
+        log_start_offset=info.log_start_offset,
+        high_watermark=info.high_watermark if end is None else end,
+        tombstones_removed_below=removed_below if isinstance(removed_below, int) else 0,
+        diverged=_divergence(client, info, previous),
+    )
+    return view, info
+
+
+def _divergence(client: SyncClient, info: StreamInfo, previous: Snapshot | None) -> str:
+    """Why the stream, though it is the same one, has another history by now; empty: it has not."""
+    if previous is None or previous.stream != info.name:
+        return ""
+    if previous.incarnation != info.incarnation or previous.to_offset < info.log_start_offset:
+        return ""
+    try:
+        client.fetch(
+            info.name,
+            previous.to_offset,
+            max_bytes=1,
+            incarnation=previous.incarnation,
+            epoch=previous.epoch,
+        )
+    except Diverged as error:
+        return error.message
+    except OffsetOutOfRange as error:
+        end = error.details.get("log_end_offset", 0)
+        if isinstance(end, int) and end < previous.to_offset:
+            return f"the log ends at {end}, before what was exported, {previous.to_offset}"
+    except CorruptRange:
+        pass
+    return ""

@@ -1,0 +1,234 @@
+"""A Delta table, written with delta-rs: no JVM jar, and object stores work too.
+
+    _delta_log/                               Delta's own
+    runs/<sequence, 20 digits>-<run>/         the files that one run has made
+
+A run is one commit. It carries the application transaction `liftlog:<stream>` with the run's
+sequence number, of which delta-rs lets only one of two commits through that began at the same
+version; that it is the number after the last one is looked at here, since a commit that begins
+later may repeat it. What a run was is in the commit's metadata, under `liftlog`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar, get_args
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from liftlog.errors import Conflict, CorruptMetadata, StorageError
+from liftlog.spark.columns import OFFSET, schema_of
+from liftlog.spark.export.snapshot import DataFile, Kind, Snapshot, from_content, to_content
+from liftlog.spark.export.store import Store, join
+from liftlog.spark.export.table import (
+    DELTA_LOG,
+    MANIFESTS,
+    another_was_quicker,
+    clear_runs,
+    run_name,
+)
+
+_RUNS = "runs"
+_METADATA = "liftlog"
+_UNKNOWN_OFFSET = 2**63 - 1
+_HISTORY_STEPS = (8, 256, None)
+
+# So long the last export can lie back, however many others write to the table. Delta's own default
+# is a month.
+_CONFIGURATION = {"delta.logRetentionDuration": "interval 365 days"}
+
+
+Answer = TypeVar("Answer")
+
+
+class DeltaLakeTable:
+    """The table at a path or URL; one exporter's view of it, for one run."""
+
+    def __init__(self, where: str, store: Store, stream: str, columns: tuple[str, ...]) -> None:
+        self.store: Store = store
+        self._where = where
+        self._transaction = f"liftlog:{stream}"
+        self._columns = columns
+
+    def prepare(self) -> None:
+        if self.store.names(MANIFESTS):
+            raise Conflict(f"{self._where} is a Parquet table", hint="say --format parquet")
+        self.store.make_directory(_RUNS)
+        self._ask(
+            lambda: DeltaTable.create(
+                self.store.uri,
+                schema_of(self._columns),
+                mode="ignore",
+                configuration=_CONFIGURATION,
+            )
+        )
+        if self.next_sequence() == 1:  # so that the first export finds what it is built on
+            self._make_durable(-1)
+            self.store.sync(DELTA_LOG)
+
+    def newest(self) -> Snapshot | None:
+        table = self._open()
+        if table is None:
+            return None
+        sequence = table.transaction_version(self._transaction)
+        if sequence is None:
+            if table.file_uris() or self._ask(partial(_last_run, table, self._where)) is not None:
+                raise Conflict(
+                    f"{self._where} is a Delta table with other data",
+                    hint="export each stream into a table of its own",
+                )
+            return None
+        snapshot = self._described(table, sequence)
+        if table.protocol().reader_features or table.metadata().partition_columns:
+            raise Conflict(
+                f"{self._where} has been given features that an export cannot keep: "
+                f"{table.protocol().reader_features or 'partitions'}",
+                hint="export into a new table",
+            )
+        return replace(snapshot, files=_files(table))
+
+    def next_sequence(self) -> int:
+        table = self._open()
+        return ((table and table.transaction_version(self._transaction)) or 0) + 1
+
+    def run_directory(self, sequence: int, run: str) -> str:
+        return join(_RUNS, run_name(sequence, run))
+
+    def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
+        table = self._open()
+        reached = table and table.transaction_version(self._transaction)
+        if table is None or (reached or 0) != snapshot.sequence - 1:
+            raise another_was_quicker(self._where, self.newest())
+        tracked = {file.path: file for file in _files(table)}
+        wanted = {file.path for file in snapshot.files}
+        actions: list[AddAction | RemoveAction] = [
+            _add(file, snapshot) for file in snapshot.files if file.path not in tracked
+        ]
+        actions += [_remove(file, snapshot) for path, file in tracked.items() if path not in wanted]
+        try:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(
+                    custom_metadata={_METADATA: to_content(snapshot)},
+                    app_transactions=[Transaction(self._transaction, snapshot.sequence)],
+                ),
+            )
+        except CommitFailedError as error:
+            newest = self.newest()
+            if newest is not None and newest.run == snapshot.run:
+                return  # it did get through
+            raise another_was_quicker(self._where, newest) from error
+        except DeltaError as error:
+            raise StorageError(f"{self._where}: {error}") from error
+        self._make_durable(table.version())
+
+    def vacuum(self, now_ns: int, keep_seconds: float) -> int:
+        """Only what no version of the table has ever named. Superseded files are for VACUUM."""
+        table = self._open()
+        newest = None if table is None else table.transaction_version(self._transaction)
+        if table is None or newest is None:
+            return 0
+        committed = {str(one[_METADATA].get("run")) for one in table.history() if _METADATA in one}
+        tracked = {file.path for file in _files(table)}
+
+        def is_needed(run: str, path: str) -> bool:
+            return path in tracked or (run in committed and path.endswith(".parquet"))
+
+        return clear_runs(self.store, _RUNS, newest, is_needed)
+
+    # --- inner ---
+
+    def _open(self) -> DeltaTable | None:
+        return self._ask(
+            lambda: DeltaTable(self.store.uri) if DeltaTable.is_deltatable(self.store.uri) else None
+        )
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        try:
+            return question()
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: {error}") from error
+
+    def _described(self, table: DeltaTable, sequence: int) -> Snapshot:
+        """The run of that number, without files."""
+        found = self._ask(partial(_last_run, table, self._where))
+        if found is not None and found.sequence == sequence:
+            return found
+        raise CorruptMetadata(
+            f"{self._where} no longer knows how far its last export has come: that commit is not "
+            "in the table's log any more",
+            hint="export the stream anew with --full",
+        )
+
+    def _make_durable(self, before: int) -> None:
+        """What was committed after that version: delta-rs leaves that to the operating system."""
+        for name in self.store.names(DELTA_LOG):
+            if name > f"{before:020d}.z":
+                self.store.sync(join(DELTA_LOG, name))
+
+
+def newest_in(where: str, store: Store) -> Snapshot | None:
+    """What the last run has left, and what others have made of its files since."""
+    if not DeltaTable.is_deltatable(store.uri):
+        return None
+    table = DeltaTable(store.uri)
+    found = _last_run(table, where)
+    return None if found is None else replace(found, files=_files(table))
+
+
+def _last_run(table: DeltaTable, where: str) -> Snapshot | None:
+    """Without its files. Most often it is the last commit."""
+    for limit in _HISTORY_STEPS:
+        for commit in table.history(limit):
+            if _METADATA in commit:
+                return from_content(commit[_METADATA], [], f"{where}/{DELTA_LOG}")
+    return None
+
+
+def _files(table: DeltaTable) -> tuple[DataFile, ...]:
+    """What the table consists of. Another tool may have rewritten our files."""
+    found = []
+    for one in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        kind = one["path"].rpartition("/")[2].partition("-")[0]
+        first, last = one.get("min.offset"), one.get("max.offset")
+        known = kind in get_args(Kind) and None not in (first, last)
+        found.append(
+            DataFile(
+                path=unquote(one["path"]),
+                kind=kind if known else "records",
+                rows=one.get("num_records") or 0,
+                size_bytes=one["size_bytes"],
+                min_offset=first if known else 0,
+                max_offset=last if known else _UNKNOWN_OFFSET,
+            )
+        )
+    return tuple(sorted(found, key=lambda file: file.path))
+
+
+def _add(file: DataFile, snapshot: Snapshot) -> AddAction:
+    stats = {
+        "numRecords": file.rows,
+        "minValues": {OFFSET: file.min_offset},
+        "maxValues": {OFFSET: file.max_offset},
+        "nullCount": {OFFSET: 0},
+    }
+    modified_ms = snapshot.created_ns // 1_000_000
+    return AddAction(file.path, file.size_bytes, {}, modified_ms, True, json.dumps(stats))
+
+
+def _remove(file: DataFile, snapshot: Snapshot) -> RemoveAction:
+    return RemoveAction(
+        path=file.path,
+        deletion_timestamp=snapshot.created_ns // 1_000_000,
+        data_change=True,
+        size=file.size_bytes,
+    )

@@ -1,0 +1,344 @@
+"""One run of the export, from what is in the table to what is in it afterwards.
+
+    1  look at the newest snapshot, and fix the end: a lease up to the high watermark of now
+    2  scan [end of the snapshot, high watermark) into files of this run
+    3  compacted: merge the newest records of keys with those of the snapshot into new files
+    4  commit the snapshot in one atomic step
+    5  store the checkpoint, remove what nobody needs: for convenience only
+
+A run that ends anywhere before 4 has changed nothing, one that ends after it has done everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from liftlog.client import SyncClient
+from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, StorageError
+from liftlog.spark.daemon_transport import connect
+from liftlog.spark.export.beginning import Ground, look, take_ground
+from liftlog.spark.export.holding import HeldRange
+from liftlog.spark.export.merging import MergeWork, sort_out
+from liftlog.spark.export.planning import is_up_to_date
+from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.scanning import STAGED, RangeResult, ScanWork, scan_range
+from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot
+from liftlog.spark.export.store import join
+from liftlog.spark.export.table import Table, another_was_quicker, open_table
+from liftlog.spark.options import COMPACT_PARTITION_BYTES, DEFAULT_PARTITION_BYTES, ReadOptions
+from liftlog.spark.transport import ScanRange
+
+logger = logging.getLogger("liftlog.spark.export")
+
+Tell = Callable[[str, int, int], None]
+"""Phase ("scan", "merge"), how much of it is done, of how much."""
+
+
+class Engine(Protocol):
+    """Who does the work. Methods raise LiftlogError."""
+
+    def scan(self, work: ScanWork, ranges: Sequence[ScanRange], tell: Tell) -> list[RangeResult]:
+        """`scan_range` for each of them."""
+        ...
+
+    def merge(self, work: MergeWork, tell: Tell) -> list[DataFile]: ...
+
+    def cancel(self) -> None:
+        """From another thread: let what runs fail soon."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run did. Without `committed` there was nothing to do, or it was only asked.
+
+    `files`, `rows` and `size_bytes` are what it has written; `table_...` what is in the table.
+    """
+
+    stream: str
+    table: str
+    format: str
+    mode: Mode
+    committed: bool
+    full: bool
+    reason: str
+    from_offset: int
+    to_offset: int
+    sequence: int
+    rows: int
+    files: int
+    size_bytes: int
+    table_rows: int
+    table_files: int
+    table_bytes: int
+    lost: tuple[Lost, ...]
+    checkpoint: str
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+
+class ExportJob:
+    """One run; use once. `options` say how the daemon is reached, from every host."""
+
+    def __init__(
+        self,
+        request: ExportRequest,
+        options: ReadOptions,
+        engine: Callable[[], Engine],
+        *,
+        tell: Tell = lambda phase, done, total: None,
+        now_ns: Callable[[], int] = time.time_ns,
+        table: Table | None = None,
+    ) -> None:
+        self._request = request
+        self._options = replace(
+            options,
+            stream=request.stream,
+            columns=request.columns,
+            fail_on_data_loss=not request.skip_lost,
+            lease_seconds=request.lease_seconds,
+        )
+        self._make_engine = engine
+        self._tell = tell
+        self._now_ns = now_ns
+        self._table = table or open_table(request)
+        self._warnings: list[str] = []
+        self._started = time.monotonic()
+
+    def run(self) -> Summary:
+        """Raises LiftlogError."""
+        request, table = self._request, self._table
+        with self._connect() as client:
+            client.describe_stream(request.stream)  # nothing is made for one that is not there
+            if not request.dry_run:
+                table.prepare()
+            # Taken before the look at the snapshot: whatever comes between takes this number.
+            sequence = table.next_sequence()
+            previous = self._previous()
+            if request.dry_run:
+                return self._summary(look(client, request, previous), previous, None)
+            engine = _OnDemand(self._make_engine)
+            ground = take_ground(client, request, previous)
+            held = HeldRange(
+                self._connect,
+                request.stream,
+                ground.lease.lease_id,
+                request.lease_seconds,
+                engine.cancel,
+            )
+            made: Snapshot | None = None
+            with held:
+                if not is_up_to_date(previous, ground.beginning, ground.view):
+                    made = self._make(client, held, engine, ground, previous, sequence)
+            if made is not None:
+                self._commit(made, previous)
+            self._store_checkpoint(client, ground)
+        self._vacuum()
+        return self._summary(ground, previous, made)
+
+    def _connect(self) -> SyncClient:
+        return connect(self._options)
+
+    def _previous(self) -> Snapshot | None:
+        try:
+            return self._table.newest()
+        except CorruptMetadata as error:
+            if not self._request.full:
+                raise
+            self._warn(f"{error.message}; it does not count with --full")
+            return None
+
+    # --- 2 and 3: the files ---
+
+    def _make(
+        self,
+        client: SyncClient,
+        held: HeldRange,
+        engine: Engine,
+        ground: Ground,
+        previous: Snapshot | None,
+        sequence: int,
+    ) -> Snapshot:
+        table, request, beginning = self._table, self._request, ground.beginning
+        run = uuid.uuid4().hex
+        if previous is not None and sequence != previous.sequence + 1:
+            raise another_was_quicker(request.to, previous)
+        directory = table.run_directory(sequence, run)
+        table.store.make_directory(join(directory, STAGED))
+        try:
+            files = self._write(client, held, engine, ground, previous, directory)
+        except (LiftlogError, OSError) as error:
+            self._clean_up(directory)
+            if table.next_sequence() != sequence:  # whoever was has tidied up after us
+                raise another_was_quicker(request.to, table.newest()) from error
+            if isinstance(error, LeaseGone):
+                raise held.explained() from error
+            raise held.gone or error from None
+        except BaseException:
+            self._clean_up(directory)
+            raise
+        return Snapshot(
+            sequence=sequence,
+            run=run,
+            previous_run="" if previous is None else previous.run,
+            stream=request.stream,
+            incarnation=ground.info.incarnation,
+            epoch=ground.info.leader_epoch,
+            mode=beginning.mode,
+            full=beginning.full,
+            reason=beginning.reason,
+            from_offset=beginning.from_offset,
+            to_offset=ground.end_offset,
+            log_start_offset=ground.view.log_start_offset,
+            columns=request.columns,
+            created_ns=self._now_ns(),
+            files=tuple(files),
+            lost=ground.lost() if request.skip_lost else (),
+        )
+
+    def _write(
+        self,
+        client: SyncClient,
+        held: HeldRange,
+        engine: Engine,
+        ground: Ground,
+        previous: Snapshot | None,
+        directory: str,
+    ) -> list[DataFile]:
+        request, beginning = self._request, ground.beginning
+        compacted = beginning.mode == "compacted"
+        default = COMPACT_PARTITION_BYTES if compacted else DEFAULT_PARTITION_BYTES
+        ranges = ground.ranges(request.partition_bytes or default)
+        options = replace(self._options, compact=compacted)
+        where = self._table.store.uri  # absolute: tasks have a working directory of their own
+        work = ScanWork(where, directory, beginning.mode, options)
+        results = engine.scan(work, ranges, self._tell)
+        held.confirm(client)
+        check_complete(ranges, results)
+        new = [file for result in results for file in result.files]
+        staged = [file for result in results for file in result.staged]
+        old = [] if previous is None or beginning.full else list(previous.files)
+        if compacted:
+            start = ground.view.log_start_offset
+            old, inputs = sort_out(old, staged, start)
+            self._check_visible(staged)
+            if inputs:
+                merge = MergeWork(where, directory, request.columns, start, tuple(inputs))
+                new += engine.merge(merge, self._tell)
+        self._check_visible(new)
+        return old + new
+
+    def _check_visible(self, files: Sequence[DataFile]) -> None:
+        for file in files:
+            if self._table.store.size(file.path) != file.size_bytes:
+                raise StorageError(
+                    f"{file.path} was written by a task and is not in {self._request.to} on the "
+                    "driver's host",
+                    hint="--to has to be a directory that all hosts share",
+                )
+
+    def _clean_up(self, directory: str) -> None:
+        try:
+            self._table.store.remove(directory)
+        except LiftlogError as error:
+            logger.warning("run-not-removed directory=%s error=%s", directory, error)
+
+    # --- 4 and 5 ---
+
+    def _commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
+        try:
+            self._table.commit(snapshot, previous)
+        except Conflict:
+            directory = self._table.run_directory(snapshot.sequence, snapshot.run)
+            self._clean_up(directory)
+            raise
+
+    def _store_checkpoint(self, client: SyncClient, ground: Ground) -> None:
+        try:
+            client.commit_checkpoint(
+                self._request.consumer,
+                self._request.stream,
+                ground.end_offset,
+                incarnation=ground.info.incarnation,
+                epoch=ground.info.leader_epoch,
+                metadata=f"export to {self._request.to}"[:200],
+            )
+        except LiftlogError as error:
+            self._warn(f"the checkpoint {self._request.consumer} was not stored: {error.message}")
+
+    def _vacuum(self) -> None:
+        try:
+            self._table.vacuum(self._now_ns(), self._request.keep_seconds)
+        except (LiftlogError, OSError) as error:
+            self._warn(f"old files were not removed: {error}")
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._warnings.append(text)
+
+    def _summary(self, ground: Ground, previous: Snapshot | None, made: Snapshot | None) -> Summary:
+        request, now = self._request, made or previous
+        files = [] if made is None else [file for file in made.files if made.run in file.path]
+        beginning = ground.beginning
+        return Summary(
+            stream=request.stream,
+            table=request.to,
+            format=request.format,
+            mode=beginning.mode,
+            committed=made is not None,
+            full=beginning.full,
+            reason=beginning.reason,
+            from_offset=beginning.from_offset,
+            to_offset=ground.end_offset,
+            sequence=0 if now is None else now.sequence,
+            rows=sum(file.rows for file in files),
+            files=len(files),
+            size_bytes=sum(file.size_bytes for file in files),
+            table_rows=0 if now is None else now.rows,
+            table_files=0 if now is None else len(now.files),
+            table_bytes=0 if now is None else now.size_bytes,
+            lost=() if made is None else made.lost,
+            checkpoint=request.consumer,
+            seconds=round(time.monotonic() - self._started, 3),
+            warnings=tuple(self._warnings),
+        )
+
+
+class _OnDemand:
+    """An engine that is started when there is work that is worth it: Spark takes ten seconds."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._make = make
+        self._engine: Engine | None = None
+
+    def scan(self, work: ScanWork, ranges: Sequence[ScanRange], tell: Tell) -> list[RangeResult]:
+        if len(ranges) < 2:
+            return [scan_range(work, wanted) for wanted in ranges]
+        return self._started().scan(work, ranges, tell)
+
+    def merge(self, work: MergeWork, tell: Tell) -> list[DataFile]:
+        return self._started().merge(work, tell)
+
+    def cancel(self) -> None:
+        if self._engine is not None:
+            self._engine.cancel()
+
+    def _started(self) -> Engine:
+        if self._engine is None:
+            self._engine = self._make()
+        return self._engine
+
+
+def check_complete(ranges: Sequence[ScanRange], results: Sequence[RangeResult]) -> None:
+    """Every range was written once, without error. Raises the first error."""
+    for result in sorted(results, key=lambda one: one.first_offset):
+        if result.error is not None:
+            raise result.error
+    wanted = sorted((one.first_offset, one.end_offset) for one in ranges)
+    if sorted((one.first_offset, one.end_offset) for one in results) != wanted:
+        raise StorageError("not every range of the stream came back from its task; run it again")

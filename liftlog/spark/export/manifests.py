@@ -1,0 +1,135 @@
+"""A Parquet table: data files, and manifests of which the newest counts.
+
+    _manifest/<sequence, 20 digits>.json      a snapshot, complete in itself
+    _runs/<sequence, 20 digits>-<run>/        the files that one run has made
+
+A run makes its files real by creating the manifest of its sequence number, which only one of
+several can do. The names begin with an underscore so that whoever points Spark at the directory as
+a whole finds nothing, instead of the rows of all snapshots at once.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from itertools import pairwise
+
+from liftlog.errors import Conflict, CorruptMetadata
+from liftlog.spark.export.snapshot import Snapshot, decode_manifest, encode_manifest
+from liftlog.spark.export.store import Store, join, no_atomic_manifest
+from liftlog.spark.export.table import (
+    DELTA_LOG,
+    MANIFESTS,
+    another_was_quicker,
+    clear_runs,
+    run_name,
+)
+
+RUNS = "_runs"
+
+_MANIFEST = re.compile(r"(\d{20})\.json")
+
+
+class ManifestTable:
+    """The table in a directory."""
+
+    def __init__(self, where: str, store: Store) -> None:
+        self.store: Store = store
+        self._where = where
+
+    def prepare(self) -> None:
+        self._check_format()
+        self.store.make_directory(MANIFESTS)
+        self.store.make_directory(RUNS)
+        self._check_put_if_absent()
+
+    def newest(self) -> Snapshot | None:
+        while numbers := self._numbers():
+            try:
+                return self._read(numbers[-1])
+            except FileNotFoundError:  # two newer ones came in between, and it was removed
+                continue
+        return None
+
+    def next_sequence(self) -> int:
+        numbers = self._numbers()
+        return numbers[-1] + 1 if numbers else 1
+
+    def run_directory(self, sequence: int, run: str) -> str:
+        return join(RUNS, run_name(sequence, run))
+
+    def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
+        self._check_format()  # once more: another run may have begun one since
+        data = encode_manifest(snapshot)
+        if not self.store.put_if_absent(_manifest_path(snapshot.sequence), data):
+            raise another_was_quicker(self._where, self.newest())
+        following = [number for number in self._numbers() if number > snapshot.sequence]
+        if following and not self._was_built_on(snapshot, following):
+            # Its number had been taken and the manifest removed again, so long did the run take.
+            self.store.remove(_manifest_path(snapshot.sequence))
+            raise another_was_quicker(self._where, self.newest())
+
+    def vacuum(self, now_ns: int, keep_seconds: float) -> int:
+        found = list(self._all())
+        removed = 0
+        kept = [snapshot for _, snapshot in found[-2:]]
+        for (number, snapshot), (_, following) in pairwise(found[:-1]):
+            if following is not None and now_ns - following.created_ns > keep_seconds * 1e9:
+                self.store.remove(_manifest_path(number))
+                removed += 1
+            else:
+                kept.append(snapshot)
+        readable = [snapshot for snapshot in kept if snapshot is not None]
+        if not found or len(readable) < len(kept):
+            return removed  # a damaged one does not tell which files are its own
+        needed = {file.path for snapshot in readable for file in snapshot.files}
+        newest = found[-1][0]
+        return removed + clear_runs(self.store, RUNS, newest, lambda run, path: path in needed)
+
+    # --- inner ---
+
+    def _check_format(self) -> None:
+        if self.store.names(DELTA_LOG):
+            raise Conflict(f"{self._where} is a Delta table", hint="say --format delta")
+
+    def _numbers(self) -> list[int]:
+        found = map(_MANIFEST.fullmatch, self.store.names(MANIFESTS))
+        return [int(one[1]) for one in found if one]
+
+    def _read(self, number: int) -> Snapshot:
+        path = _manifest_path(number)
+        snapshot = decode_manifest(self.store.read(path), join(self._where, path))
+        if snapshot.sequence != number:
+            raise Conflict(f"{path} is of sequence {snapshot.sequence}: it was renamed")
+        return snapshot
+
+    def _all(self) -> Iterator[tuple[int, Snapshot | None]]:
+        """By number; None for one that is damaged, which --full has passed over."""
+        for number in self._numbers():
+            try:
+                yield number, self._read(number)
+            except CorruptMetadata:
+                yield number, None
+            except FileNotFoundError:  # removed by the end of another run
+                continue
+
+    def _check_put_if_absent(self) -> None:
+        probe = join(MANIFESTS, f".probe-{uuid.uuid4().hex}")
+        try:
+            if not self.store.put_if_absent(probe, b"1") or self.store.put_if_absent(probe, b"2"):
+                raise no_atomic_manifest(self._where, "its hard links replace what is there")
+        finally:
+            self.store.remove(probe)
+
+    def _was_built_on(self, snapshot: Snapshot, following: list[int]) -> bool:
+        if following[0] != snapshot.sequence + 1:
+            return False
+        try:
+            return self._read(following[0]).previous_run == snapshot.run
+        except FileNotFoundError:  # so many have come since
+            return False
+
+
+def _manifest_path(number: int) -> str:
+    return join(MANIFESTS, f"{number:020d}.json")

@@ -1,0 +1,59 @@
+"""What is asked of an export. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from liftlog.errors import InvalidArgument
+from liftlog.protocol.names import check_consumer_name, check_stream_name
+from liftlog.spark.columns import DEFAULT, DEFAULT_WITH_HEADERS
+from liftlog.spark.export.snapshot import Mode
+
+Format: TypeAlias = Literal["parquet", "delta"]
+
+DEFAULT_KEEP_SECONDS = 3600.0
+DEFAULT_LEASE_SECONDS = 120
+CHECKPOINT_PREFIX = "export-"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """One run. `mode` None: as the table is, compacted for a new one.
+
+    `full` begins anew whatever is there; `skip_lost` goes on behind records that are damaged or
+    were removed; `keep_seconds`: how long files of superseded snapshots stay for their readers.
+    """
+
+    stream: str
+    to: str
+    mode: Mode | None = None
+    format: Format = "parquet"
+    full: bool = False
+    headers: bool = True
+    skip_lost: bool = False
+    name: str | None = None
+    dry_run: bool = False
+    keep_seconds: float = DEFAULT_KEEP_SECONDS
+    lease_seconds: int = DEFAULT_LEASE_SECONDS
+    partition_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_stream_name(self.stream, may_be_system=True)
+        check_consumer_name(self.consumer)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return DEFAULT_WITH_HEADERS if self.headers else DEFAULT
+
+    @property
+    def consumer(self) -> str:
+        """The checkpoint's name: `export-` and `name`, by default the last part of `to`."""
+        name = self.name
+        if name is None:
+            last = self.to.rstrip("/").rpartition("/")[2]
+            name = re.sub(r"[^A-Za-z0-9_-]+", "-", last)[:64] or self.stream
+        elif not name:
+            raise InvalidArgument("the name of the checkpoint is empty")
+        return CHECKPOINT_PREFIX + name

@@ -1,0 +1,180 @@
+"""What is in a table after a run of the export, and how it is written down. Pure.
+
+A manifest is JSON, one object; docs/reference/export.md has its fields. The last of them is the
+CRC-32C of all bytes before it, so a damaged manifest is an error and never a smaller table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias, get_args
+
+from crc32c import crc32c
+
+from liftlog.errors import CorruptMetadata, UnsupportedFormat
+
+FORMAT = "liftlog-export"
+VERSION = 1
+
+Mode: TypeAlias = Literal["compacted", "append"]
+Kind: TypeAlias = Literal["keyed", "keyless", "records"]
+
+_TAIL = re.compile(rb',\n"crc32c":"([0-9a-f]{8})"\}\n\Z')
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file; `path` is relative to the table.
+
+    `kind`: "keyed" holds the newest records of keys, "keyless" records without a key, "records"
+    every record of a range. `min_offset` and `max_offset` are those of its rows.
+    """
+
+    path: str
+    kind: Kind
+    rows: int
+    size_bytes: int
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Offsets of a range that were gone or damaged when their turn came."""
+
+    first_offset: int
+    next_offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The table after one run, which read the offsets [from_offset, to_offset).
+
+    In mode "compacted" the files hold the newest value of each key below `to_offset`, and all
+    records without a key, from `log_start_offset` on; in mode "append" all records that were
+    exported since the last full run.
+    """
+
+    sequence: int
+    run: str
+    previous_run: str
+    stream: str
+    incarnation: str
+    epoch: int
+    mode: Mode
+    full: bool
+    reason: str
+    from_offset: int
+    to_offset: int
+    log_start_offset: int
+    columns: tuple[str, ...]
+    created_ns: int
+    files: tuple[DataFile, ...]
+    lost: tuple[Lost, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def to_content(snapshot: Snapshot) -> dict[str, Any]:
+    """All but the files, for JSON."""
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    for one in fields(snapshot):
+        if one.name not in ("files", "lost"):
+            content[one.name] = getattr(snapshot, one.name)
+    content["rows"], content["size_bytes"] = snapshot.rows, snapshot.size_bytes
+    content["lost"] = [asdict(one) for one in snapshot.lost]
+    return content
+
+
+def encode_manifest(snapshot: Snapshot) -> bytes:
+    lines = [f"{json.dumps(name)}:{_dumps(value)}" for name, value in to_content(snapshot).items()]
+    files = ",\n  ".join(_dumps(asdict(file)) for file in snapshot.files)
+    lines.append(f'"files":[{files and chr(10) + "  "}{files}]')
+    body = ("{" + ",\n".join(lines)).encode()
+    return body + b',\n"crc32c":"%08x"}\n' % crc32c(body)
+
+
+def decode_manifest(raw: bytes, name: str) -> Snapshot:
+    """`name` is for the message. Raises CorruptMetadata; UnsupportedFormat for a newer version."""
+    tail = _TAIL.search(raw)
+    if tail is None:
+        raise _damaged(name, "it has no checksum at its end")
+    if int(tail[1], 16) != crc32c(raw[: tail.start()]):
+        raise _damaged(name, "its checksum does not match")
+    try:
+        content = json.loads(raw)
+    except ValueError:
+        raise _damaged(name, "it is not JSON") from None
+    return from_content(content, content.get("files"), name)
+
+
+def from_content(content: Any, files: Any, name: str) -> Snapshot:
+    """Of `to_content`, and the files as a manifest lists them; errors as `decode_manifest`."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _damaged(name, f"it is no {FORMAT}")
+    if content.get("version") != VERSION:
+        raise UnsupportedFormat(
+            f"{name} has version {content.get('version')!r} of its format, {VERSION} is known",
+            hint="use the liftlog that wrote it, or a newer one",
+        )
+    try:
+        return _snapshot(content, files)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(name, f"its fields make no sense: {error!r}") from None
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _damaged(name: str, what: str) -> CorruptMetadata:
+    return CorruptMetadata(
+        f"{name} is damaged: {what}",
+        hint="restore the file, or export everything anew with --full",
+    )
+
+
+_WANTED: dict[str, type] = {"str": str, "int": int, "bool": bool, "Mode": str, "Kind": str}
+
+
+def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
+    plain = _fields(Snapshot, content)
+    if plain["mode"] not in get_args(Mode) or plain["sequence"] < 1:
+        raise ValueError("mode, sequence")
+    columns = content["columns"]
+    if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
+        raise TypeError("columns")
+    files = tuple([DataFile(**_fields(DataFile, one)) for one in listed])
+    for file in files:
+        if file.kind not in get_args(Kind) or not is_safe_path(file.path):
+            raise ValueError(file.path)
+    lost = tuple([Lost(**_fields(Lost, one)) for one in content["lost"]])
+    return Snapshot(columns=tuple(columns), files=files, lost=lost, **plain)
+
+
+def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for one in fields(kind):
+        wanted = _WANTED.get(str(one.type))
+        if wanted is None:
+            continue
+        value = content[one.name]
+        if type(value) is not wanted or (isinstance(value, int) and value < 0):
+            raise TypeError(one.name)
+        found[one.name] = value
+    return found
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether it stays below the table, and means the same everywhere."""
+    return bool(re.fullmatch(r"(?!/)[A-Za-z0-9_./=-]+", path)) and ".." not in path.split("/")

@@ -1,0 +1,263 @@
+"""Files of a table, durable when a call returns.
+
+Two kinds of place: a directory, where everything that the atomic manifest needs is at hand, and a
+URL that pyarrow can write to, where only Delta works.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Protocol
+from urllib.parse import unquote, urlsplit
+
+from liftlog.errors import InvalidArgument, StorageError
+from liftlog.log.filesystem import storage_errors
+
+_CANNOT_LINK = {
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EMLINK,
+    errno.EXDEV,
+    errno.EINVAL,
+}
+
+
+class Store(Protocol):
+    """Paths are relative, with slashes. Methods raise StorageError and DiskFull."""
+
+    uri: str
+    """As Spark and Delta write it."""
+
+    def make_directory(self, path: str) -> None: ...
+
+    def names(self, path: str) -> list[str]:
+        """What lies in a directory, sorted; nothing when there is none."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
+        ...
+
+    def opened(self, path: str) -> AbstractContextManager[Any]:
+        """A context manager over a file to read, which can seek."""
+        ...
+
+    def adopt(self, existing: str, new: str) -> None:
+        """Rename a file that others have written, and make it durable."""
+        ...
+
+    def size(self, path: str) -> int | None:
+        """In bytes; None when there is no such file."""
+        ...
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a small file, all of it or none."""
+        ...
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Like `put`; False, and no change, if there is such a file."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Make a file durable that others have written, and its name."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """A file or a directory with all that is in it; nothing if there is none."""
+        ...
+
+    def writing(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A context manager over a binary file; the new file is durable on its end."""
+        ...
+
+
+def open_store(where: str) -> Store:
+    """For a directory or a URL. Raises InvalidArgument."""
+    if is_url(where):
+        from liftlog.spark.export.remote_store import RemoteStore
+
+        return RemoteStore(where)
+    return LocalStore(local_path(where))
+
+
+def is_url(where: str) -> bool:
+    return "://" in where and urlsplit(where).scheme != "file"
+
+
+def local_path(where: str) -> Path:
+    """Absolute: driver and executors may have different working directories."""
+    if where.startswith("file:"):
+        where = unquote(urlsplit(where).path)
+    if not where:
+        raise InvalidArgument("where is the table to be written? --to is empty")
+    return Path(where).absolute()
+
+
+class Disk:
+    """The calls that change something; tests put a failing one in their place. Raise OSError."""
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+
+    def create(self, path: Path) -> BinaryIO:
+        return path.open("xb")
+
+    def fsync(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def link(self, existing: Path, new: Path) -> None:
+        os.link(existing, new)
+
+    def rename(self, existing: Path, new: Path) -> None:
+        existing.replace(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+
+class LocalStore:
+    """A directory, on this host or mounted on every host."""
+
+    disk: ClassVar[Disk] = Disk()
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = str(root)
+
+    def make_directory(self, path: str) -> None:
+        """And those above it; each is durable before what lies in it."""
+        wanted = self.root / path
+        with storage_errors(f"creating {wanted}"):
+            for one in reversed((wanted, *wanted.parents)):
+                is_new = not one.is_dir()
+                if is_new:
+                    self.disk.make_directory(one)
+                # One that is there may be of a run that was stopped just before this.
+                if is_new or one.is_relative_to(self.root):
+                    self.disk.fsync(one.parent)
+
+    def names(self, path: str) -> list[str]:
+        directory = self.root / path
+        with storage_errors(f"listing {directory}"):
+            try:
+                return sorted(entry.name for entry in directory.iterdir())
+            except FileNotFoundError:
+                return []
+
+    def read(self, path: str) -> bytes:
+        full = self.root / path
+        try:
+            return full.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"reading {full}: {error.strerror or error}") from error
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[BinaryIO]:
+        full = self.root / path
+        with storage_errors(f"reading {full}"), full.open("rb") as file:
+            yield file
+
+    def adopt(self, existing: str, new: str) -> None:
+        full = self.root / new
+        with storage_errors(f"writing {full}"):
+            self.disk.rename(self.root / existing, full)
+            self.disk.fsync(full)
+            self.disk.fsync(full.parent)
+
+    def size(self, path: str) -> int | None:
+        full = self.root / path
+        with storage_errors(f"looking at {full}"):
+            try:
+                return full.stat().st_size
+            except FileNotFoundError:
+                return None
+
+    def put(self, path: str, data: bytes) -> None:
+        full = self.root / path
+        with storage_errors(f"writing {full}"):
+            self.disk.rename(self._write_beside(full, data), full)
+            self.disk.fsync(full.parent)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        full = self.root / path
+        with storage_errors(f"writing {full}"):
+            temporary = self._write_beside(full, data)
+            try:
+                self.disk.link(temporary, full)
+            except FileExistsError:
+                # Over NFS a repeated request finds what the first one, whose answer was lost, made.
+                return full.read_bytes() == data
+            except OSError as error:
+                if error.errno in _CANNOT_LINK:
+                    raise no_atomic_manifest(str(self.root), "it knows no hard links") from error
+                raise
+            finally:
+                self.disk.unlink(temporary)
+            self.disk.fsync(full.parent)
+            return True
+
+    def sync(self, path: str) -> None:
+        full = self.root / path
+        with storage_errors(f"writing {full}"):
+            self.disk.fsync(full)
+            self.disk.fsync(full.parent)
+
+    def remove(self, path: str) -> None:
+        full = self.root / path
+        with storage_errors(f"removing {full}"):
+            try:
+                if full.is_dir() and not full.is_symlink():
+                    self.disk.remove_tree(full)
+                else:
+                    self.disk.unlink(full)
+            except FileNotFoundError:
+                pass  # somebody else was quicker
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        full = self.root / path
+        with storage_errors(f"writing {full}"):
+            with self.disk.create(full) as file:
+                yield file
+            self.disk.fsync(full)
+            self.disk.fsync(full.parent)
+
+    def _write_beside(self, full: Path, data: bytes) -> Path:
+        temporary = full.with_name(f".{full.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with self.disk.create(temporary) as file:
+                file.write(data)
+            self.disk.fsync(temporary)
+        except BaseException:
+            self.disk.unlink(temporary)
+            raise
+        return temporary
+
+
+def no_atomic_manifest(where: str, why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{where} cannot take a Parquet table: {why}, and a snapshot becomes real by one",
+        hint="use --format delta (pip install 'liftlog[delta]'), or a directory on a POSIX file "
+        "system",
+    )
+
+
+def join(*parts: str) -> str:
+    """With slashes; a URL stays one."""
+    return "/".join(part.rstrip("/") for part in parts)

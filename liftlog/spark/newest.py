@@ -1,0 +1,141 @@
+"""Of a range of records only the newest one of each key: the option `compact`. Knows nothing of
+Spark.
+
+All keys of the range are looked at first; the records stay as they came until it is known which of
+them are wanted, and only those are decoded. So a task needs memory for the part of the log that it
+reads and for the keys in it, whatever the stream holds besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from liftlog.records.arrow_rows import rows_of
+from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.format import CODEC_MASK
+from liftlog.spark.columns import HEADERS, VALUE
+
+Places: TypeAlias = NDArray[np.intp]
+Flags: TypeAlias = NDArray[np.bool_]
+
+_SMALL_BATCH_BYTES = 2048
+"""Batches below this mean size take more memory as objects than their records do as rows."""
+
+_MOST_KEY_BYTES = 2**30
+"""Arrow counts the bytes of a binary column in 31 bits; keys beyond this are counted in 63."""
+
+
+def newest_of_each(keys: Sequence[pa.Array]) -> Flags:
+    """Whether each record, in the order of their offsets, is the last one with its key.
+
+    Keys are compared byte by byte. Records without a key are all wanted.
+    """
+    together = pa.chunked_array(keys, pa.binary())
+    if together.nbytes > _MOST_KEY_BYTES:
+        together = together.cast(pa.large_binary())
+    encoded = together.dictionary_encode().chunks
+    if not encoded:
+        return np.zeros(0, np.bool_)
+    codes = np.concatenate([chunk.indices.fill_null(-1).to_numpy() for chunk in encoded])
+    keyed = np.flatnonzero(codes >= 0)
+    last = np.empty(len(encoded[0].dictionary), np.intp)
+    last[codes[keyed]] = keyed  # of several places for one code the last one stays
+    wanted = codes < 0
+    wanted[last] = True
+    return wanted
+
+
+class HeldRecords:
+    """Records that wait until all keys are known.
+
+    `places` are those of them that count, None: all do. They are held as rows when these are small,
+    as the batches that they came in otherwise, compressed ones as they are stored.
+    """
+
+    def __init__(
+        self, run: list[RecordBatch], columns: Sequence[str], places: Places | None
+    ) -> None:
+        self._columns = columns
+        self._places = places
+        self._rows: pa.RecordBatch | None = None
+        self._batches: list[RecordBatch | _Packed] = []
+        small = sum(batch.size_bytes for batch in run) < _SMALL_BATCH_BYTES * len(run)
+        if small or not {VALUE, HEADERS} & set(columns):
+            rows = rows_of(run, columns)
+            self._rows = rows if places is None else rows.take(pa.array(places))
+            self._places = None
+        else:
+            self._batches = [_packed(batch) for batch in run]
+
+    def rows(self, wanted: Flags) -> pa.RecordBatch | None:
+        """Those of the records that count for which `wanted` is set. Once only: they are gone
+        afterwards."""
+        chosen = np.flatnonzero(wanted)
+        rows, self._rows = self._rows, None
+        batches, self._batches = self._batches, []
+        if not len(chosen):
+            return None
+        if rows is not None:
+            return rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
+        if self._places is not None:
+            chosen = self._places[chosen]
+        return _decode(batches, self._columns, chosen)
+
+
+def _decode(
+    held: list[RecordBatch | _Packed], columns: Sequence[str], chosen: Places
+) -> pa.RecordBatch:
+    """The records at these places; batches without any of them are not decoded."""
+    sizes = np.array([len(batch) for batch in held], np.intp)
+    borders = np.concatenate([np.zeros(1, np.intp), np.cumsum(sizes)])
+    cuts = np.searchsorted(chosen, borders)
+    batches: list[RecordBatch] = []
+    left_out = 0
+    for i, (first, end) in enumerate(pairwise(cuts.tolist())):
+        chosen[first:end] -= left_out
+        if first == end:
+            left_out += int(sizes[i])
+            continue
+        one = held[i]
+        batches.append(one.batch() if isinstance(one, _Packed) else one)
+    rows = rows_of(batches, columns)
+    return rows if len(chosen) == rows.num_rows else rows.take(pa.array(chosen))
+
+
+class _Packed:
+    """A compressed batch without what it was inflated to."""
+
+    __slots__ = ("_count", "_first", "_last", "_stored")
+
+    def __init__(self, batch: RecordBatch) -> None:
+        self._stored = batch.stored
+        self._count = len(batch)
+        offsets = batch.offsets()
+        self._first, self._last = offsets[0], offsets[-1]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self) -> RecordBatch:
+        whole = decode_batch(self._stored, verify=False)  # it was verified when it was read
+        return whole.trim(self._first, self._last + 1)
+
+
+def _packed(batch: RecordBatch) -> RecordBatch | _Packed:
+    if len(batch) and batch.header.attributes & CODEC_MASK:
+        return _Packed(batch)
+    return batch
+
+
+def split_flags(flags: Flags, sizes: Sequence[int]) -> Iterator[Flags]:
+    """The flags in pieces of these sizes."""
+    at = 0
+    for size in sizes:
+        yield flags[at : at + size]
+        at += size

@@ -1,0 +1,87 @@
+"""What the conditions of a query leave to be read: the option `pushdown`.
+
+Spark still applies every condition itself, so what is done here may leave out too little, but never
+a row that matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from acl import subjects as patterns
+from liftlog.spark.columns import KEY, OFFSET, SUBJECT, TIMESTAMP
+from liftlog.spark.options import Narrowing, ReadOptions
+from liftlog.spark.source import BatchReader
+
+_EQUAL = (EqualTo, EqualNullSafe)
+_FROM = (*_EQUAL, GreaterThan, GreaterThanOrEqual)
+_UP_TO = (*_EQUAL, LessThan, LessThanOrEqual)
+
+
+class PushdownReader(BatchReader):
+    """A class of its own: Spark refuses one with `pushFilters` unless its setting allows that."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self._options = narrowed(self._options, filters)
+        return filters  # all of them are applied once more
+
+
+def narrowed(options: ReadOptions, filters: Sequence[Filter]) -> ReadOptions:
+    """The same read without what these conditions, all of which must hold, leave out anyway."""
+    for one in filters:
+        column, value = _condition(one)
+        if column == OFFSET and isinstance(value, int):
+            options = replace(options, narrowing=_offsets(options.narrowing, one, value))
+        elif column == TIMESTAMP and isinstance(value, datetime) and value.tzinfo is not None:
+            options = replace(options, narrowing=_times(options.narrowing, one, value))
+        elif column == SUBJECT and isinstance(value, str) and isinstance(one, _EQUAL):
+            options = _one_subject(options, value)
+        elif column == KEY and isinstance(value, bytes | bytearray) and isinstance(one, _EQUAL):
+            options = replace(options, narrowing=replace(options.narrowing, key=bytes(value)))
+    return options
+
+
+def _condition(one: Filter) -> tuple[str, Any]:
+    if not isinstance(one, (*_FROM, *_UP_TO)) or len(one.attribute) != 1:
+        return "", None
+    return one.attribute[0], one.value
+
+
+def _offsets(narrowing: Narrowing, one: Filter, value: int) -> Narrowing:
+    if isinstance(one, _FROM):
+        first = value + isinstance(one, GreaterThan)
+        narrowing = replace(narrowing, first_offset=max(narrowing.first_offset, first))
+    if isinstance(one, _UP_TO):
+        end = value + (not isinstance(one, LessThan))
+        if narrowing.end_offset is not None:
+            end = min(end, narrowing.end_offset)
+        narrowing = replace(narrowing, end_offset=end)
+    return narrowing
+
+
+def _times(narrowing: Narrowing, one: Filter, value: datetime) -> Narrowing:
+    # Only where to begin: a clock that was set back may stamp later records with earlier times.
+    if isinstance(one, _FROM) and (narrowing.not_before is None or value > narrowing.not_before):
+        narrowing = replace(narrowing, not_before=value)
+    return narrowing
+
+
+def _one_subject(options: ReadOptions, subject: str) -> ReadOptions:
+    # A name with a wildcard in it would match others; and the option's pattern counts as well.
+    literal = patterns.why_invalid(subject) is None and not {"*", ">"} & set(subject.split("."))
+    if literal and (options.subject is None or patterns.matches(options.subject, subject)):
+        return replace(options, subject=subject)
+    return options

@@ -1,0 +1,215 @@
+"""Spark over a stream: scans, an export, and what the data source needs beside them.
+
+One session, warm: each query ran once before it is measured. The ways take turns in each round.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from support.daemon import Daemon
+from support.nats_server import NatsServer
+from support.spark import spark_environment, spark_settings
+
+from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.options import parse_options
+
+from .figures import PARQUET, TUPLES, WINDOW, Measurements
+from .processes import TESTS, WorkerFailed, run_worker, settle_disk
+from .progress import Progress
+from .systems import LIFTLOG
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_STREAM, _SMALL = "orders", "fewer"
+_COLUMNS = "offset,timestamp,subject,key,value"
+
+
+@contextmanager
+def session(directory: Path) -> Iterator[SparkSession]:
+    """local[2], without the settings of the tests that start it faster and let it run slower."""
+    from pyspark.sql import SparkSession
+
+    path = os.pathsep.join((str(TESTS), spark_environment()["PYTHONPATH"]))
+    os.environ.update(spark_environment() | {"PYTHONPATH": path})
+    settings = spark_settings(directory) | {
+        "spark.driver.memory": "4g",
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("liftlog benchmark")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def measure(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, records: int
+) -> None:
+    data_dir = directory / "daemon" / "data"
+    streams = {_STREAM: records, _SMALL: records // 4}
+    sizes = run_worker("lake", _spec("fill", data_dir, streams=streams))["bytes"]
+    progress.say(f"{records:,} records in {sizes[_STREAM] / 2**20:,.0f} MiB")
+    settle_disk()
+    decoder(data_dir, measured, progress, rounds=rounds)
+    with NatsServer(directory / "nats") as nats:
+        with Daemon(nats.url, {}, directory=directory / "daemon") as daemon:
+            address = daemon.pull_address
+            memory(address, sizes[_SMALL], measured, progress)
+            with session(directory / "spark") as spark:
+                queries = _Queries(spark, address, directory / "lake", records)
+                queries.scans(measured, progress, rounds=rounds)
+                queries.exports(measured, progress, rounds=rounds)
+
+
+def _spec(mode: str, data_dir: Path, **more: Any) -> dict[str, Any]:
+    return {"mode": mode, "data_dir": str(data_dir), **more}
+
+
+def decoder(data_dir: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    told = run_worker("lake", _spec("decode", data_dir, stream=_STREAM, rounds=2 * rounds + 1))
+    for way, who, what in (
+        ("arrow", LIFTLOG, "decoder"),
+        ("tuples", TUPLES, "decoder"),
+        ("bare", TUPLES, "decoder-bare"),
+    ):
+        for seconds in told["seconds"][way]:
+            measured.add(who, what, told["records"] / seconds / 1e6)
+    progress.say(
+        f"decoder {measured.median((LIFTLOG, 'decoder')):.2f} M records/s of CPU time, tuples "
+        f"{measured.median((TUPLES, 'decoder')):.2f}, with numbers for timestamps "
+        f"{measured.median((TUPLES, 'decoder-bare')):.2f}"
+    )
+
+
+def memory(address: str, small_bytes: int, measured: Measurements, progress: Progress) -> None:
+    """Tasks that read equal parts: half of the small stream, an eighth of the other."""
+    for compact in (False, True):
+        what = "memory-compact" if compact else "memory"
+        for stream, name in ((_SMALL, f"{what}-small"), (_STREAM, what)):
+            options = {
+                "stream": stream,
+                "server": address,
+                "compact": str(compact).lower(),
+                "targetPartitionBytes": str(small_bytes // 2 + 1024),
+            }
+            told = run_worker("lake", {"mode": "memory", "options": options})
+            measured.add(LIFTLOG, name, told["peak_bytes"] / 2**20)
+            progress.say(
+                f"{what}: {told['peak_bytes'] / 2**20:.0f} MiB for {told['offsets']:,} records, "
+                f"one of {told['ranges']} parts"
+            )
+
+
+class _Queries:
+    def __init__(self, spark: SparkSession, address: str, lake: Path, records: int) -> None:
+        from .tuples import TupleSource
+
+        self._spark, self._address, self._lake, self._records = spark, address, lake, records
+        spark.dataSource.register(TupleSource)
+
+    def _frame(self, name: str = "liftlog") -> DataFrame:
+        reader = self._spark.read.format(name)
+        return reader.options(server=self._address, stream=_STREAM).load()
+
+    def scans(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+        """All rows and columns to nowhere."""
+        parquet = f"file://{self._lake}/parquet"
+        self._frame().write.option("compression", "zstd").parquet(parquet)
+        ways: dict[str, Callable[[], DataFrame]] = {
+            LIFTLOG: self._frame,
+            PARQUET: lambda: self._spark.read.parquet(parquet),
+            TUPLES: lambda: self._frame("liftlog-tuples"),
+        }
+        sums = {who: _fingerprint(frame()) for who, frame in ways.items()}
+        if len(set(sums.values())) > 1 or sums[LIFTLOG][0] != self._records:
+            raise WorkerFailed(f"not all ways give the same rows: {sums}")
+
+        def scan(frame: Callable[[], DataFrame]) -> Callable[[], None]:
+            return lambda: frame().write.format("noop").mode("overwrite").save()
+
+        timed = {who: scan(frame) for who, frame in ways.items()}
+        self._take_turns("scan", timed, measured, progress, rounds)
+
+    def exports(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+        """The newest value of each key as Parquet: the export job, and what one writes first."""
+        ways = {LIFTLOG: self._export, WINDOW: self._window}
+        sums = {}
+        for who, run in ways.items():
+            run()
+            found = self._spark.read.parquet(*self._written()).select(_COLUMNS.split(","))
+            sums[who] = _fingerprint(found)
+        if len(set(sums.values())) > 1:
+            raise WorkerFailed(f"the exports differ: {sums}")
+        self._take_turns("export", ways, measured, progress, rounds)
+
+    def _fresh(self) -> Path:
+        target = self._lake / "export"
+        shutil.rmtree(target, ignore_errors=True)
+        return target
+
+    def _written(self) -> list[str]:
+        from liftlog.spark.export import paths
+
+        target = self._lake / "export"
+        found = paths(str(target)) or [str(target)]
+        return [f"file://{one.removeprefix('file://')}" for one in found]
+
+    def _export(self) -> None:
+        from liftlog.spark.export.engine import SparkEngine
+        from liftlog.spark.export.job import ExportJob
+
+        request = ExportRequest(stream=_STREAM, to=str(self._fresh()), headers=False)
+        options = parse_options({"stream": _STREAM, "server": self._address})
+        ExportJob(request, options, lambda: SparkEngine(self._spark)).run()
+
+    def _window(self) -> None:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F  # noqa: N812
+
+        alone = F.when(F.col("key").isNull(), F.col("offset"))
+        window = Window.partitionBy("key", alone).orderBy(F.col("offset").desc())
+        (
+            self._frame()
+            .withColumn("place", F.row_number().over(window))
+            .where("place = 1 AND (key IS NULL OR value IS NOT NULL)")
+            .drop("place")
+            .write.option("compression", "zstd")
+            .parquet(f"file://{self._fresh()}")
+        )
+
+    def _take_turns(
+        self,
+        what: str,
+        ways: dict[str, Callable[[], None]],
+        measured: Measurements,
+        progress: Progress,
+        rounds: int,
+    ) -> None:
+        for run in ways.values():
+            run()
+        for number in range(rounds):
+            order = list(ways.items())
+            for who, run in order if number % 2 else reversed(order):
+                started = time.perf_counter()
+                run()
+                seconds = time.perf_counter() - started
+                measured.add(who, what, self._records / seconds / 1e6)
+            told = ", ".join(f"{who} {measured.samples[who, what][-1]:.2f}" for who in ways)
+            progress.say(f"round {number + 1}/{rounds} {what}, M records/s: {told}")
+
+
+def _fingerprint(frame: DataFrame) -> tuple[int, int]:
+    [row] = frame.selectExpr("count(*)", f"bit_xor(xxhash64({_COLUMNS}))").collect()
+    return row[0], row[1]

@@ -1,0 +1,56 @@
+"""What a data source for Spark would be without Arrow: the same batches, one tuple per record.
+
+Spark pickles the classes by name: its Python workers import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from liftlog.records.decode import RecordBatch
+from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.partitions import RangePartition
+from liftlog.spark.scan import open_transport, plan
+from liftlog.spark.source import spark_schema
+
+Row = tuple[int, datetime, str, bytes | None, bytes | None]
+
+
+def tuples_of(batches: Iterable[RecordBatch]) -> Iterator[Row]:
+    """Offset, timestamp, subject, key and value, as Spark takes them from a Python source."""
+    stamp = datetime.fromtimestamp
+    for batch in batches:
+        stamps = [stamp(ns / 1e9, UTC) for ns in batch.timestamps_ns()]
+        columns = (batch.offsets(), stamps, batch.subjects(), batch.keys(), batch.values())
+        yield from zip(*columns, strict=True)
+
+
+class TupleSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "liftlog-tuples"
+
+    def schema(self) -> StructType:
+        return spark_schema(parse_options({"stream": "any"}))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _Reader(parse_options(self.options))
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return [RangePartition(wanted) for wanted in plan(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, RangePartition)
+        with open_transport(self._options) as transport:
+            batches = transport.batches(partition.wanted, fail_on_data_loss=True)
+            yield from tuples_of(batches)

@@ -1,0 +1,297 @@
+"""Exports on Spark: what its merge does, what the session reads, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from support.exporting import ExportedStreams, Put, table
+from support.spark import patiently, spark_environment
+
+from liftlog.errors import CorruptRange
+from liftlog.server.child_processes import tied_to_parent
+from liftlog.spark.columns import schema_of
+from liftlog.spark.export import newest, read
+from liftlog.spark.export.job import ExportJob, Summary
+from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.options import parse_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Iterator[ExportedStreams]:
+    with ExportedStreams(tmp_path / "data") as streams:
+        streams.create("in")
+        yield streams
+
+
+def export(spark: SparkSession, streams: ExportedStreams, lake: str, **asked: Any) -> Summary:
+    from liftlog.spark.export.engine import SparkEngine
+
+    request = ExportRequest("in", lake, **asked)
+    options = parse_options({"stream": "in", "server": streams.server})
+    told: list[str] = []
+
+    def tell(phase: str, done: int, total: int) -> None:
+        assert 0 <= done <= total
+        told.append(phase)
+
+    def run() -> Summary:
+        return ExportJob(request, options, lambda: SparkEngine(spark), tell=tell).run()
+
+    return patiently(run)
+
+
+def fill(streams: ExportedStreams, turn: int) -> dict[bytes, bytes | None]:
+    """400 messages of 60 keys in groups of 20; every third group without keys."""
+    newest: dict[bytes, bytes | None] = {}
+    for group in range(20):
+        puts = []
+        for n in range(20):
+            key = None if group % 3 == 0 else f"k{(turn * 7 + group * 13 + n * n) % 60}"
+            gone = key is not None and (turn + group + n) % 11 == 0
+            puts.append(Put(key, None if gone else b"%d/%d/%d" % (turn, group, n)))
+            if key is not None:
+                newest[key.encode()] = puts[-1].value
+        streams.put("in", puts)
+    return newest
+
+
+def test_runs_of_many_tasks(spark: SparkSession, streams: ExportedStreams, tmp_path: Path) -> None:
+    lake = str(tmp_path / "a lake [of {ours}], 100%*")
+    expected: dict[bytes, bytes | None] = {}
+    for turn in range(3):
+        expected |= fill(streams, turn)
+        summary = export(spark, streams, lake, partition_bytes=4096)
+        assert summary.full == (turn == 0)
+    found = table(lake)
+    keyed = {key: value for _, key, value in found if key is not None}
+    assert keyed == {key: value for key, value in expected.items() if value is not None}
+    assert len([key for _, key, _ in found if key is None]) == 3 * 7 * 20
+    frame = read(spark, lake)
+    assert frame.columns == ["offset", "timestamp", "subject", "key", "headers", "value"]
+    assert frame.count() == len(found) == summary.table_rows
+    seen = {row.offset: (row.subject, row.value) for row in frame.collect()}
+    assert seen == {offset: ("in", value) for offset, _, value in found}
+    files = newest(lake).files
+    assert len([file for file in files if file.kind == "keyless"]) > 3
+    # Spark pointed at the directory itself finds nothing, instead of every snapshot at once.
+    with pytest.raises(Exception, match="UNABLE_TO_INFER_SCHEMA"):
+        spark.read.parquet("file://" + str(Path(lake)).replace("[", "\\[").replace("{", "\\{"))
+
+
+def test_a_thread_that_made_no_session(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    fill(streams, 0)
+    lake = str(tmp_path / "lake")
+    done: list[Summary] = []
+    another = spark.newSession()  # which is not what Java takes where none is active
+    thread = threading.Thread(
+        target=lambda: done.append(export(another, streams, lake, partition_bytes=4096))
+    )
+    thread.start()
+    thread.join()
+    assert done
+    assert done[0].table_rows == len(table(lake)) > 0
+
+
+def test_the_merge_on_spark_is_the_plain_one(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    from support.exporting import Export
+
+    plain = Export(streams, "in", str(tmp_path / "plain"))
+    lake = str(tmp_path / "lake")
+    for turn in range(2):
+        fill(streams, turn)
+        export(spark, streams, lake)
+        plain()
+        assert table(lake) == table(plain.to)
+    streams.truncate("in", 500)
+    export(spark, streams, lake)
+    plain()
+    assert table(lake) == table(plain.to)
+    assert min(offset for offset, _, _ in table(lake)) >= 500
+
+
+def test_an_append_of_many_tasks_and_its_errors(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    fill(streams, 0)
+    export(spark, streams, lake, mode="append", partition_bytes=4096)
+    assert [offset for offset, _, _ in table(lake)] == list(range(1, 401))
+    streams.damage("in", 190)
+    with pytest.raises(CorruptRange) as raised:
+        export(spark, streams, lake + "2", mode="append", partition_bytes=4096)
+    assert raised.value.first_offset <= 190 < raised.value.next_offset
+
+
+def test_an_empty_table_is_read(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    export(spark, streams, lake)
+    assert read(spark, lake).count() == 0
+    streams.put("in", [Put("a", b"1"), Put("a", None)])
+    export(spark, streams, lake)
+    assert read(spark, lake).count() == 0
+
+
+def test_delta(spark: SparkSession, streams: ExportedStreams, tmp_path: Path) -> None:
+    lake = str(tmp_path / "a lake")
+    expected = fill(streams, 0)
+    export(spark, streams, lake, format="delta", partition_bytes=4096)
+    expected |= fill(streams, 1)
+    export(spark, streams, lake, format="delta", partition_bytes=4096)
+    rows = read(spark, lake).where("key IS NOT NULL").collect()
+    found = {bytes(row.key): bytes(row.value) for row in rows}
+    assert found == {key: value for key, value in expected.items() if value is not None}
+
+
+def test_a_task_that_fails_leaves_the_table_alone(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    """An error in the JVM or in a Python worker is told in one line."""
+    from liftlog.errors import LiftlogError
+    from liftlog.spark.export.engine import SparkEngine
+    from liftlog.spark.export.merging import MergeWork
+    from liftlog.spark.export.snapshot import DataFile
+
+    bad = tmp_path / "keyed-bad.parquet"
+    bad.write_bytes(b"PAR1 is not all that it takes PAR1")
+    work = MergeWork(
+        str(tmp_path),
+        "runs",
+        schema_of(("offset", "key", "value")).names,
+        0,
+        (DataFile(bad.name, "keyed", 1, 34, 1, 1),),
+    )
+    with pytest.raises(LiftlogError) as raised:
+        SparkEngine(spark).merge(work, lambda phase, done, total: None)
+    assert "\n" not in raised.value.message
+    assert "corrupted file" in raised.value.message  # the cause, not only what was called
+    lenient = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+    for name in lenient:
+        spark.conf.set(name, "true")
+    try:
+        with pytest.raises(LiftlogError, match="corrupted file"):
+            again = replace(work, directory="lenient")
+            SparkEngine(spark).merge(again, lambda phase, done, total: None)
+    finally:
+        for name in lenient:
+            spark.conf.unset(name)
+    gone = replace(work, inputs=(DataFile("no-such-file", "keyed", 1, 34, 1, 1),))
+    with pytest.raises(LiftlogError, match="no-such-file"):
+        SparkEngine(spark).merge(gone, lambda phase, done, total: None)
+
+
+def test_the_how_to_page(
+    spark: SparkSession,
+    streams: ExportedStreams,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from support.exporting import Export
+    from support.pages import blocks
+
+    lake = Export(streams, "in", str(tmp_path / "orders"))
+    streams.put("in", [Put("1", b"{}"), Put("1", b'{"total": 3}'), Put(None, b"x")])
+    lake()
+    scope: dict[str, Any] = {}
+    for example in blocks("how-to/export.md", "python"):
+        exec(example.replace("lake/orders", lake.to), scope)
+    told = capfd.readouterr().out
+    assert '{"total": 3}' in told
+    assert "4 2\n" in told
+
+
+# --- the command ---
+
+
+def command(*arguments: str) -> list[str]:
+    return tied_to_parent([sys.executable, "-m", "liftlog", "export", *arguments])
+
+
+def environment() -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG")}
+    return {**plain, **spark_environment()}
+
+
+def test_kill_9_of_the_command(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    """Between scan and commit; the next run does what the first one would have done."""
+    lake = str(tmp_path / "lake")
+    fill(streams, 0)
+    arguments = ["in", "--to", lake, "--server", f"tcp://{streams.server}", "--master", "local[1]"]
+    process = subprocess.Popen(
+        command(*arguments),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not list(Path(lake).glob("_runs/*/staged/*.parquet")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the driver, its JVM and Python workers
+        process.communicate()
+    assert newest(lake) is None
+    summary = export(spark, streams, lake)
+    assert (summary.full, summary.sequence) == (True, 1)
+    assert len(os.listdir(f"{lake}/_runs")) == 1
+    whole = str(tmp_path / "whole")
+    export(spark, streams, whole)
+    assert table(lake) == table(whole)
+
+
+def test_the_command(streams: ExportedStreams, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    streams.put("in", [Put("a", b"1"), Put("a", b"2"), Put(None, b"3")])
+    arguments = ["in", "--to", lake, "--server", f"tcp://{streams.server}", "--json"]
+    done = subprocess.run(
+        command(*arguments, "--master", "local[1]"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["committed"], summary["table_rows"], summary["to_offset"]) == (True, 2, 4)
+    assert table(lake) == [(2, b"a", b"2"), (3, None, b"3")]
+
+
+def test_the_schema_in_the_files(streams: ExportedStreams, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+    from support.exporting import Export
+
+    lake = Export(streams, "in", str(tmp_path / "lake"))
+    streams.put("in", [Put("a", b"1")])
+    lake()
+    (file,) = newest(lake.to).files
+    schema = pq.read_schema(Path(lake.to, file.path))
+    wanted = schema_of(("offset", "timestamp", "subject", "key", "headers", "value"))
+    assert schema.equals(wanted) or pa.unify_schemas([schema, wanted]).equals(wanted)

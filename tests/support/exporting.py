@@ -1,0 +1,248 @@
+"""A daemon's broker, cleaner and pull server in a thread, for exports that block. No NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import pytest
+from support.local_checkpoints import LocalOffsets
+from support.local_cleaning import Cleaning
+from support.local_engine import LocalEngine, rows_of
+from support.stored_logs import batch_positions, flip
+
+from liftlog.errors import Conflict
+from liftlog.log import Log
+from liftlog.server.checkpoints.service import Checkpoints
+from liftlog.server.checkpoints.table import CheckpointTable
+from liftlog.server.pull import PullServer
+from liftlog.spark.export import paths
+from liftlog.spark.export.job import ExportJob, Summary
+from liftlog.spark.export.merging import MergeWork
+from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.snapshot import DataFile, Snapshot
+from liftlog.spark.export.table import open_table
+from liftlog.spark.options import parse_options
+from liftlog.stream import MessageRun
+
+T = TypeVar("T")
+
+COMPACTED: dict[str, Any] = {
+    "subject": "in",
+    "dedupe_window": "0s",
+    "segment": {"max_bytes": "4KiB"},
+    "compaction": {"tombstone_retention": "1h"},
+    "rebatch": {"enabled": False},
+}
+
+
+class Put(NamedTuple):
+    """A message. Without a value a tombstone."""
+
+    key: str | None
+    value: bytes | None
+
+
+class ExportedStreams:
+    """Use in `with`; `server` is where exports connect. Time passes when `advance` says so."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.server = ""
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._ready: Future[str] = Future()
+        self._thread = threading.Thread(target=self._run, name="exported-streams")
+        self.cleaning: Cleaning
+
+    def create(self, name: str, **changes: Any) -> None:
+        broker = self.cleaning.running.broker
+        self.do(lambda: broker.create_stream(name, COMPACTED | changes))
+
+    def delete(self, name: str) -> None:
+        self.do(lambda: self.cleaning.running.broker.delete_stream(name))
+
+    def put(self, name: str, messages: Iterable[Put]) -> None:
+        """Committed on return, as one group."""
+
+        async def put() -> None:
+            host = self.cleaning.running.broker.hosts[name]
+            found = list(messages)
+            values = [one.value or b"" for one in found]
+            headers = [_headers(one) for one in found]
+            count = len(found)
+            host.receive(MessageRun([b"in"] * count, [b""] * count, values, headers))
+            host.kick()
+            await host.drained()
+
+        self.do(put)
+
+    def log(self, name: str) -> Log:
+        return self.cleaning.running.broker.hosts[name].log
+
+    def compact(self, name: str) -> None:
+        """One pass, over all that was rolled."""
+
+        async def compact() -> None:
+            self.cleaning.cleaner.request(self.cleaning.running.broker.hosts[name])
+            await self.cleaning.cleaner._round()
+
+        self.do(compact)
+
+    def advance(self, seconds: float) -> None:
+        self.cleaning.running.clock.ahead_ns += round(seconds * 1e9)
+
+    def truncate(self, name: str, offset: int) -> None:
+        administration = self.cleaning.running.broker.administration
+        self.do(lambda: administration.truncate_prefix(name, offset))
+
+    def truncate_before_leases(self, name: str, offset: int) -> None:
+        """Refused as long as a lease holds what would go."""
+        with pytest.raises(Conflict):
+            self.truncate(name, offset)
+
+    def damage(self, name: str, offset: int) -> None:
+        """One bit of the batch with that offset; found, and known from then on."""
+        log = self.log(name)
+        for segment in log.segments:
+            for position, header in batch_positions(segment.path):
+                if header.base_offset <= offset < header.next_offset:
+                    flip(segment.path, position + 80)
+        self.run(log.roll)
+        self.do(self._scrub)
+
+    async def _scrub(self) -> None:
+        for host in self.cleaning.running.broker.hosts.values():
+            state = self.cleaning.cleaner.state_of(host)
+            for segment in host.log.segments:
+                if segment.sealed:
+                    await self.cleaning.cleaner._jobs.examine(host, state, segment.path.name)
+
+    def run(self, what: Callable[[], object]) -> None:
+        """A function of the log, where the broker runs."""
+
+        async def called() -> None:
+            what()
+
+        self.do(called)
+
+    def do(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run it where the broker runs."""
+
+        async def done() -> T:
+            return await what()
+
+        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(30)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.server = self._ready.result(10).removeprefix("tcp://")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        self._loop.close()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        self.cleaning = Cleaning(self.directory)
+        broker = self.cleaning.running.broker
+        broker.serve_checkpoints(
+            Checkpoints(
+                broker,
+                LocalOffsets(),
+                CheckpointTable(),
+                subject_prefix="liftlog.test.offsets",
+                max_count=1000,
+                now_ns=time.time_ns,
+            )
+        )
+        server = PullServer(self.cleaning.running.broker)
+        (address,) = await server.start(["tcp://127.0.0.1:0"])
+        self._ready.set_result(address)
+        await self._stop.wait()
+        await server.close(grace=0.5)
+        await self.cleaning.close()
+
+
+def _headers(message: Put) -> bytes:
+    lines = [] if message.key is None else [f"Liftlog-Key: {message.key}"]
+    if message.value is None:
+        lines.append("Liftlog-Tombstone: true")
+    return "\r\n".join(["NATS/1.0", *lines, "", ""]).encode() if lines else b""
+
+
+class Export:
+    """Runs of one export, without Spark. Hooks are called where their names say."""
+
+    def __init__(self, streams: ExportedStreams, stream: str, to: str, **always: Any) -> None:
+        self.to = to
+        self.under_lease: Callable[[], object] | None = None
+        self.before_commit: Callable[[], object] | None = None
+        self.after_merge: Callable[[MergeWork], object] | None = None
+        self._always = always
+        self._stream = stream
+        self._streams = streams
+
+    def __call__(self, *, now_ahead: float = 0.0, **asked: Any) -> Summary:
+        request = ExportRequest(self._stream, self.to, **self._always | asked)
+        options = parse_options({"stream": self._stream, "server": self._streams.server})
+        opened = open_table(request)
+        commit, owner = opened.commit, self
+
+        def hooked(snapshot: Snapshot, previous: Snapshot | None) -> None:
+            if owner.before_commit is not None:
+                owner.before_commit()
+            commit(snapshot, previous)
+
+        run_directory = opened.run_directory
+
+        def hooked_before(sequence: int, run: str) -> str:
+            hook, owner.under_lease = owner.under_lease, None
+            if hook is not None:
+                hook()
+            return run_directory(sequence, run)
+
+        opened.commit = hooked  # type: ignore[method-assign]
+        opened.run_directory = hooked_before  # type: ignore[method-assign]
+        job = ExportJob(
+            request,
+            options,
+            lambda: _HookedEngine(owner),
+            now_ns=lambda: time.time_ns() + round(now_ahead * 1e9),
+            table=opened,
+        )
+        return job.run()
+
+
+class _HookedEngine(LocalEngine):
+    def __init__(self, owner: Export) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def merge(self, work: MergeWork, tell: Any) -> list[DataFile]:
+        files = super().merge(work, tell)
+        if self._owner.after_merge is not None:
+            self._owner.after_merge(work)
+        return files
+
+
+def table(lake: str) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Offset, key and value of every row of the newest snapshot."""
+    found: list[Any] = [(row["offset"], row["key"], row["value"]) for row in rows_of(paths(lake))]
+    assert len({offset for offset, _, _ in found}) == len(found), "an offset is there twice"
+    return sorted(found)

@@ -1,0 +1,223 @@
+"""Exports into Delta tables, as other tools see them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from support.exporting import Export, ExportedStreams, Put, table
+
+from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument
+from liftlog.spark.export import newest
+from liftlog.spark.export.remote_store import RemoteStore
+from liftlog.spark.export.store import Disk, LocalStore
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Iterator[ExportedStreams]:
+    with ExportedStreams(tmp_path / "data") as streams:
+        streams.create("in")
+        yield streams
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "a lake [of {ours}]")
+
+
+@pytest.fixture
+def export(streams: ExportedStreams, lake: str) -> Export:
+    return Export(streams, "in", lake, format="delta", name="delta")
+
+
+def rows(lake: str) -> list[Any]:
+    """As delta-rs reads the table."""
+    found = QueryBuilder().register("lake", DeltaTable(lake))
+    asked = found.execute("select offset, key, value from lake order by offset")
+    return [tuple(row.values()) for row in pa.table(asked.read_all()).to_pylist()]
+
+
+def test_what_the_first_export_is_built_on_is_durable(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noting(Disk):
+        def fsync(self, path: Path) -> None:
+            synced.add(os.path.relpath(path, lake))
+
+    synced: set[str] = set()
+    monkeypatch.setattr(LocalStore, "disk", Noting())
+    export()
+    assert {".", "_delta_log", *(f"_delta_log/{n:020d}.json" for n in (0, 1))} <= synced
+
+
+def test_an_empty_table_of_another_stream(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    export()
+    streams.create("other")
+    with pytest.raises(Conflict, match="other data"):
+        Export(streams, "other", lake, format="delta")()
+    assert not export().committed
+
+
+def test_compacted_step_by_step(streams: ExportedStreams, export: Export, lake: str) -> None:
+    streams.put("in", [Put("a", b"1"), Put("b", b"2"), Put(None, b"3"), Put("a", b"4")])
+    first = export()
+    assert rows(lake) == [(2, b"b", b"2"), (3, None, b"3"), (4, b"a", b"4")]
+    assert rows(lake) == table(lake)
+    assert (first.committed, first.full, first.from_offset, first.to_offset) == (True, True, 1, 5)
+    streams.put("in", [Put("b", None), Put("c", b"6"), Put(None, b"7")])
+    second = export()
+    assert rows(lake) == [(3, None, b"3"), (4, b"a", b"4"), (6, b"c", b"6"), (7, None, b"7")]
+    assert (second.full, second.from_offset, second.rows) == (False, 5, 3)
+    assert not export().committed
+    # Who reads an older version still can.
+    assert len(pa.table(DeltaTable(lake, version=1).get_add_actions())) == 2
+    assert not list(Path(lake).rglob("staged"))
+    streams.truncate("in", 4)
+    export()
+    assert rows(lake) == [(4, b"a", b"4"), (6, b"c", b"6"), (7, None, b"7")]
+    export(full=True)
+    assert rows(lake) == [(4, b"a", b"4"), (6, b"c", b"6"), (7, None, b"7")]
+
+
+def test_append(streams: ExportedStreams, export: Export, lake: str) -> None:
+    for n in range(3):
+        streams.put("in", [Put("a", b"%d" % n), Put("a", None)])
+        export(mode="append")
+    assert [offset for offset, _, _ in rows(lake)] == list(range(1, 7))
+    assert DeltaTable(lake).transaction_version("liftlog:in") == 3
+
+
+def test_two_at_once(streams: ExportedStreams, export: Export, lake: str) -> None:
+    streams.put("in", [Put("a", b"1"), Put(None, b"2")])
+    for turn in range(2):
+        export.before_commit = Export(streams, "in", lake, format="delta", name="delta")
+        with pytest.raises(Conflict, match="was quicker"):
+            export()
+        assert newest(lake).sequence == turn + 1
+        streams.put("in", [Put("a", b"%d" % turn)])
+    export.before_commit = None
+    export()
+    assert rows(lake) == [(2, None, b"2"), (4, b"a", b"1")]
+    assert len(os.listdir(f"{lake}/runs")) == 3
+
+
+def test_a_commit_between_look_and_commit(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta's own check: both have seen the table as it was before."""
+    streams.put("in", [Put("a", b"1")])
+    export()
+    streams.put("in", [Put("a", b"2")])
+    write = DeltaTable.create_write_transaction
+    other = Export(streams, "in", lake, format="delta", name="delta")
+
+    def late(self: DeltaTable, *args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", write)
+        other()
+        write(self, *args, **kwargs)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", late)
+    with pytest.raises(Conflict, match="was quicker"):
+        export()
+    assert rows(lake) == [(2, b"a", b"2")]
+    assert newest(lake).sequence == 2
+
+
+def test_a_run_that_died_before_its_commit(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    streams.put("in", [Put("a", b"1")])
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    export.before_commit = die
+    with pytest.raises(KeyboardInterrupt):
+        export()
+    assert rows(lake) == []
+    assert len(os.listdir(f"{lake}/runs")) == 1
+    export.before_commit = None
+    export()
+    assert rows(lake) == [(1, b"a", b"1")]
+    assert len(os.listdir(f"{lake}/runs")) == 1
+
+
+def test_a_table_that_others_optimize(streams: ExportedStreams, export: Export, lake: str) -> None:
+    streams.put("in", [Put("a", b"1"), Put(None, b"2")])
+    export()
+    streams.put("in", [Put("b", b"3"), Put(None, b"4")])
+    export()
+    before = len(DeltaTable(lake).file_uris())
+    DeltaTable(lake).optimize.compact()
+    assert len(DeltaTable(lake).file_uris()) < before
+    streams.put("in", [Put("a", b"5"), Put("b", None)])
+    assert not export().full
+    assert rows(lake) == [(2, None, b"2"), (4, None, b"4"), (5, b"a", b"5")]
+    DeltaTable(lake).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert rows(lake) == [(2, None, b"2"), (4, None, b"4"), (5, b"a", b"5")]
+    streams.put("in", [Put(None, b"7")])
+    export()
+    assert len(rows(lake)) == 4
+
+
+def test_tables_that_are_something_else(
+    streams: ExportedStreams, export: Export, lake: str, tmp_path: Path
+) -> None:
+    streams.put("in", [Put("a", b"1")])
+    foreign = str(tmp_path / "foreign")
+    write_deltalake(foreign, pa.table({"offset": [1]}))
+    for full in (False, True):
+        with pytest.raises(Conflict, match="other data"):
+            Export(streams, "in", foreign, format="delta")(full=full)
+    export()
+    with pytest.raises(Conflict, match="is a Delta table"):
+        Export(streams, "in", lake, name="delta")()
+    streams.create("other")
+    with pytest.raises(Conflict, match="other data"):
+        Export(streams, "other", lake, format="delta", name="delta")(full=True)
+    parquet = Export(streams, "in", str(tmp_path / "parquet"))
+    parquet()
+    with pytest.raises(Conflict, match="is a Parquet table"):
+        Export(streams, "in", parquet.to, format="delta")()
+
+
+def test_a_table_that_forgot_its_last_run(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams.put("in", [Put("a", b"1")])
+    export()
+    history = DeltaTable.history
+    monkeypatch.setattr(DeltaTable, "history", lambda self, limit=None: history(self, limit)[:0])
+    with pytest.raises(CorruptMetadata, match="--full"):
+        export()
+    streams.put("in", [Put("a", b"2")])
+    export(full=True)
+    assert rows(lake) == [(2, b"a", b"2")]
+
+
+def test_a_url(streams: ExportedStreams, tmp_path: Path) -> None:
+    """The store for URLs, over one that is here."""
+    store = RemoteStore((tmp_path / "remote").as_uri())
+    store.make_directory("a/b")
+    store.put("a/b/one", b"1")
+    with store.writing("a/two") as file:
+        file.write(b"22")
+    assert store.read("a/b/one") == b"1"
+    assert (store.size("a/two"), store.size("a/b"), store.size("a/c")) == (2, None, None)
+    assert (store.names("a"), store.names("c")) == (["b", "two"], [])
+    with pytest.raises(InvalidArgument, match="hard links"):
+        store.put_if_absent("a/three", b"3")
+    with pytest.raises(FileNotFoundError):
+        store.read("a/c")
+    for path in ("a/two", "a/b", "a/c"):
+        store.remove(path)
+    assert store.names("a") == []
+    with pytest.raises(InvalidArgument, match="use a directory, or a URL"):
+        RemoteStore("nothing://there")
