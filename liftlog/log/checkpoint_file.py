@@ -24,7 +24,16 @@ TEMPORARY_SUFFIX = ".tmp"
 
 def write_checkpoint_file(fs: FileSystem, path: Path, kind: str, content: dict[str, Any]) -> None:
     """Replace `path` atomically. Returns after the rename is durable. Raises OSError."""
-    body = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
+    write_checkpoint_text(fs, path, kind, to_json(content))
+
+
+def to_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"), sort_keys=True)
+
+
+def write_checkpoint_text(fs: FileSystem, path: Path, kind: str, text: str) -> None:
+    """The same for content that is JSON already."""
+    body = text.encode()
     head = f"liftlog {kind} {VERSION} crc32c={crc32c(body):08x}\n".encode()
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     file = fs.open(temporary, create=True)

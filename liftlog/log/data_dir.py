@@ -34,6 +34,8 @@ CLEAN_NAME = "clean"
 RECOVERY_POINTS_NAME = "recovery-points"
 LOCK_NAME = "lock"
 STREAMS_NAME = "streams"
+BACKUP_NAME = "backup"
+RESTORING_NAME = "restoring"
 DELETED_PREFIX = ".deleted-"
 _STREAM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 
@@ -44,6 +46,33 @@ def make_durable_directory(fs: FileSystem, path: Path) -> None:
     fs.make_directory(path)
     for one in reversed(missing):
         fs.fsync_directory(one.parent)
+
+
+def refuse_unfit(fs: FileSystem, path: Path) -> None:
+    """Raises CorruptMetadata when a daemon must keep away from `path`. Nothing is changed."""
+    if _is_file(fs, path / BACKUP_NAME):  # a folder of that name may hold backups
+        raise CorruptMetadata(
+            f"{path} is a backup", hint="make a data directory of it with `liftlog backup restore`"
+        )
+    if fs.exists(path / RESTORING_NAME):
+        raise CorruptMetadata(
+            f"a backup was being restored into {path}, and not all of it is there",
+            hint="run `liftlog backup restore` again: it begins anew",
+        )
+
+
+def _is_file(fs: FileSystem, path: Path) -> bool:
+    if not fs.exists(path):
+        return False
+    try:
+        file = fs.open(path, writable=False)
+        try:
+            file.pread(1, 0)
+        finally:
+            file.close()
+    except IsADirectoryError:
+        return False
+    return True
 
 
 class DataDir:
@@ -60,12 +89,19 @@ class DataDir:
         """Take the lock and read the shared checkpoint files.
 
         The clean marker is removed, durably, before this returns: whatever happens from here on
-        is an unclean stop until `close` says otherwise. Raises DataDirLocked, StorageError.
+        is an unclean stop until `close` says otherwise. Raises DataDirLocked, StorageError,
+        CorruptMetadata for what is no data directory: a backup, or a restore without an end.
         """
         fs = self.environment.fs
+        refuse_unfit(fs, self.path)
         with storage_errors(f"opening the data directory {self.path}"):
             make_durable_directory(fs, self.path / STREAMS_NAME)
             self._take_lock()
+            try:
+                refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
+            except CorruptMetadata:
+                self.close(None)
+                raise
             self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
             self._clean = self._read_states(CLEAN_NAME)
             if fs.exists(self.path / CLEAN_NAME):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,12 +28,21 @@ class LogEnvironment:
     clock: Clock
     pool: FilePool
     indexes: IndexCache
+    synced: Callable[[float], None]
+    """Told how many seconds each fdatasync of a segment file took, in whichever thread it ran."""
 
     @classmethod
     def create(
-        cls, fs: FileSystem, clock: Clock, *, max_open_files: int = 256, cached_indexes: int = 64
+        cls,
+        fs: FileSystem,
+        clock: Clock,
+        *,
+        max_open_files: int = 256,
+        cached_indexes: int = 64,
+        synced: Callable[[float], None] = lambda seconds: None,
     ) -> LogEnvironment:
-        return cls(fs, clock, FilePool(fs, max_open_files), IndexCache(fs, cached_indexes))
+        pool, indexes = FilePool(fs, max_open_files), IndexCache(fs, cached_indexes)
+        return cls(fs, clock, pool, indexes, synced)
 
 
 class EncodedBatch(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import CorruptMetadata
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.checkpoint_file import read_checkpoint_file, to_json, write_checkpoint_text
 from liftlog.log.filesystem import FileSystem
 
 MANIFEST_NAME = "manifest"
@@ -35,6 +35,18 @@ class SegmentEntry:
     def file_name(self) -> str:
         stem = f"{self.base_offset:020d}"
         return f"{stem}.{self.generation}.log" if self.generation else f"{stem}.log"
+
+    def to_json(self) -> str:
+        """As `json` would write it. There may be many thousands, and in one call that would keep
+        the event loop from running."""
+        horizon = self.delete_horizon_ns
+        return (
+            f'{{"base_offset":{self.base_offset},'
+            f'"delete_horizon_ns":{"null" if horizon is None else horizon},'
+            f'"file":"{self.file_name}","generation":{self.generation},'
+            f'"max_timestamp_ns":{self.max_timestamp_ns},"next_offset":{self.next_offset},'
+            f'"record_count":{self.record_count},"size_bytes":{self.size_bytes}}}'
+        )
 
 
 SKIPPED = "offsets skipped after an unreadable tail that was not acked"
@@ -98,17 +110,18 @@ class Manifest:
             "acks_before_sync": self.acks_before_sync,
             "generation": self.generation,
             "epochs": [list(entry) for entry in self.epochs],
-            "segments": [
-                {"file": s.file_name} | {name: getattr(s, name) for name in SegmentEntry.__slots__}
-                for s in self.segments
-            ],
+            "segments": [],
             "quarantined": [
                 {name: getattr(q, name) for name in QuarantinedRange.__slots__}
                 for q in self.quarantined
             ],
             "metadata": self.metadata,
         }
-        write_checkpoint_file(fs, directory / MANIFEST_NAME, KIND, content)
+        # Behind it, by the order of the keys, stands a number only.
+        before, _, behind = to_json(content).rpartition('"segments":[]')
+        entries = ",".join([entry.to_json() for entry in self.segments])
+        text = f'{before}"segments":[{entries}]{behind}'
+        write_checkpoint_text(fs, directory / MANIFEST_NAME, KIND, text)
 
 
 def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:

@@ -141,6 +141,7 @@ class LogWriting(LogState):
             except OSError as error:
                 raise SyncFailed(f"fdatasync of {self.name}: {error.strerror or error}") from error
             self.last_sync_seconds = time.perf_counter() - started
+            self.environment.synced(self.last_sync_seconds)
             self.fsync_count += 1
             self._durable = end
             self._commit_group = (self._commit_group + 1) & 0xFFFF

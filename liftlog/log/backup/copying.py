@@ -1,0 +1,61 @@
+"""Copying the bytes of a file, and knowing them again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from liftlog.log.backup.layout import BackedUpFile
+from liftlog.log.filesystem import FileSystem, write_all
+
+_PIECE_BYTES = 4 * 1024 * 1024
+
+Copied = Callable[[int], None]
+"""Told how many bytes were read just now."""
+
+
+def copy_file(
+    source: tuple[FileSystem, Path],
+    target: tuple[FileSystem, Path],
+    size_bytes: int | None = None,
+    copied: Copied = lambda size: None,
+) -> BackedUpFile:
+    """Copy the first `size_bytes` (fewer if there are no more; None: all); fdatasynced on return.
+
+    Raises OSError.
+    """
+    file = source[0].open(source[1], writable=False)
+    try:
+        new = target[0].open(target[1], create=True)
+        try:
+            digest, position = hashlib.sha256(), 0
+            end = file.size() if size_bytes is None else size_bytes
+            while position < end:
+                piece = file.pread(min(_PIECE_BYTES, end - position), position)
+                if not piece:
+                    break
+                digest.update(piece)
+                write_all(new, [piece], position)
+                position += len(piece)
+                copied(len(piece))
+            new.fdatasync()
+        finally:
+            new.close()
+    finally:
+        file.close()
+    return BackedUpFile(target[1].name, position, digest.hexdigest())
+
+
+def describe_file(fs: FileSystem, path: Path, copied: Copied = lambda size: None) -> BackedUpFile:
+    """Size and checksum of what lies at `path`. Raises OSError."""
+    file = fs.open(path, writable=False)
+    try:
+        digest, position = hashlib.sha256(), 0
+        while piece := file.pread(_PIECE_BYTES, position):
+            digest.update(piece)
+            position += len(piece)
+            copied(len(piece))
+    finally:
+        file.close()
+    return BackedUpFile(path.name, position, digest.hexdigest())

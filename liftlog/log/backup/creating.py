@@ -1,0 +1,236 @@
+"""From a data directory to a backup, beside a daemon that goes on.
+
+Sealed segments never change, so they are copied as they are; of the active one what was acked is
+copied and sealed in the backup. Whatever the daemon deletes or rewrites meanwhile is noticed by its
+missing file, and the stream is looked at again. `_offsets` comes first: no checkpoint in the backup
+is beyond what the backup holds of its stream.
+
+The backup's manifest is written last: a stop before that leaves what nobody takes for a backup.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from liftlog import __version__
+from liftlog.errors import InvalidArgument, StreamUnavailable
+from liftlog.log.backup.copying import copy_file, describe_file
+from liftlog.log.backup.layout import STREAM_NAME, BackedUpFile, BackedUpStream, Backup
+from liftlog.log.backup.sealing import next_generation, seal_active
+from liftlog.log.backup.source import Source, look
+from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
+from liftlog.log.filesystem import FileSystem, OsFileSystem
+from liftlog.log.index import index_path
+from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry
+from liftlog.log.read_only import ReadOnlyFileSystem
+
+logger = logging.getLogger("liftlog.log.backup")
+
+OFFSETS_STREAM = "_offsets"
+_ROUNDS = 20
+_CATCH_UP_ROUNDS = 3
+"""So often the segments that were sealed while others were copied are added before the end."""
+
+Progress = Callable[[str, int, int], None]
+"""Told the stream, how many of its bytes were copied, and how many there are as far as is known."""
+
+
+def create_backup(
+    data_dir: Path,
+    target: Path,
+    *,
+    created_ns: int,
+    streams: frozenset[str] | None = None,
+    progress: Progress = lambda stream, done, total: None,
+    source_fs: FileSystem | None = None,
+    target_fs: FileSystem | None = None,
+    boot_id: str | None = None,
+) -> Backup:
+    """Copy what was acked of `streams` (all if None) into `target`, which is empty or missing.
+
+    Durable on return. Raises InvalidArgument for another `target`, StreamUnavailable when nobody
+    knows how far a stream goes, CorruptMetadata for a stream without a manifest, OSError; then
+    `target` is no backup.
+    """
+    source = source_fs or ReadOnlyFileSystem()
+    fs = target_fs or OsFileSystem()
+    if fs.exists(target) and fs.list_directory(target):
+        raise InvalidArgument(
+            f"{target} is not empty", hint="make each backup in a directory of its own"
+        )
+    make_durable_directory(fs, target / STREAMS_NAME)
+    done = []
+    for name in _names(source, data_dir):
+        if streams is not None and name not in streams:
+            continue
+        copy = _StreamCopy(source, data_dir, fs, target, name, progress, boot_id)
+        found = copy.run()
+        if found is not None:
+            done.append(found)
+    fs.fsync_directory(target / STREAMS_NAME)
+    backup = Backup(created_ns, __version__, tuple(done))
+    backup.write(fs, target)
+    return backup
+
+
+def _names(fs: FileSystem, data_dir: Path) -> list[str]:
+    names = [
+        name for name in fs.list_directory(data_dir / STREAMS_NAME) if STREAM_NAME.fullmatch(name)
+    ]
+    return sorted(names, key=lambda name: (name != OFFSETS_STREAM, name))
+
+
+@dataclass(slots=True)
+class _StreamCopy:
+    """One stream; used once."""
+
+    source: FileSystem
+    data_dir: Path
+    fs: FileSystem
+    target: Path
+    name: str
+    progress: Progress
+    boot_id: str | None
+    copied: dict[str, tuple[SegmentEntry, list[BackedUpFile]]] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    incarnation: str = ""
+    done_bytes: int = 0
+
+    @property
+    def from_directory(self) -> Path:
+        return self.data_dir / STREAMS_NAME / self.name
+
+    @property
+    def directory(self) -> Path:
+        return self.target / STREAMS_NAME / self.name
+
+    def run(self) -> BackedUpStream | None:
+        """None when there is no such stream, or none any more."""
+        for number in range(_ROUNDS):
+            found = look(self.source, self.data_dir, self.name, self.boot_id)
+            if found is None:
+                self._forget_all()
+                return None
+            self.fs.make_directory(self.directory)
+            if found.manifest.incarnation != self.incarnation:
+                self._forget_all()  # made anew since the last round, or this is the first
+                self.fs.make_directory(self.directory)
+                self.incarnation = found.manifest.incarnation
+            more = self._copy_sealed(found)
+            if more and number < _CATCH_UP_ROUNDS:
+                continue
+            if self._is_complete(found):
+                finished = self._finish(found)
+                if finished is not None:
+                    return finished
+        raise StreamUnavailable(f"stream {self.name} changes faster than it can be copied")
+
+    def _copy_sealed(self, found: Source) -> bool:
+        """Copy what is not there yet; whether there was anything."""
+        wanted = [one for one in found.sealed if not self._has(one)]
+        total = self.done_bytes + sum(entry.size_bytes for entry in wanted)
+        for entry in wanted:
+            if entry.file_name in self.lost:
+                continue
+            try:
+                self.copied[entry.file_name] = (entry, self._copy_segment(entry, total))
+                self.missing.discard(entry.file_name)
+            except FileNotFoundError:
+                # Deleted since the manifest was read; or lost, if the next one still lists it.
+                if entry.file_name in self.missing:
+                    self.lost.add(entry.file_name)
+                self.missing.add(entry.file_name)
+        return bool(wanted)
+
+    def _has(self, entry: SegmentEntry) -> bool:
+        there = self.copied.get(entry.file_name)
+        return there is not None and there[0].size_bytes == entry.size_bytes
+
+    def _is_complete(self, found: Source) -> bool:
+        return all(self._has(one) or one.file_name in self.lost for one in found.sealed)
+
+    def _copy_segment(self, entry: SegmentEntry, total: int) -> list[BackedUpFile]:
+        begun = self.done_bytes
+
+        def tell(size: int) -> None:
+            self.done_bytes += size
+            self.progress(self.name, self.done_bytes, total)
+
+        path = self.from_directory / entry.file_name
+        new = self.directory / entry.file_name
+        try:
+            files = [copy_file((self.source, path), (self.fs, new), entry.size_bytes, tell)]
+        except FileNotFoundError:
+            self.done_bytes = begun
+            if not entry.size_bytes:
+                return []  # it never held anything
+            raise
+        try:
+            pair = (self.source, index_path(path)), (self.fs, index_path(new))
+            files.append(copy_file(*pair))
+        except FileNotFoundError:
+            pass  # it is made anew when it is needed
+        return files
+
+    def _finish(self, found: Source) -> BackedUpStream | None:
+        """Seal what was acked of the active segment, and write the stream's manifest; None when
+        the active segment was deleted in the meantime, so that there is more to be copied."""
+        manifest, end = found.manifest, found.end_offset
+        active = seal_active(
+            self.source, self.from_directory, self.fs, self.directory, found, self.missing
+        )
+        if active is None:
+            return None
+        self._forget_unlisted(manifest)
+        fresh = SegmentEntry(end, next_generation(manifest))
+        segments = [*found.sealed, *([active.entry] if active.entry else []), fresh]
+        self.fs.open(self.directory / fresh.file_name, create=True).close()
+        manifest = replace(
+            manifest,
+            segments=tuple(segments),
+            high_watermark=end,
+            reserved_offset=max(manifest.reserved_offset, end),
+            epochs=tuple(one for one in manifest.epochs if one[1] <= end),
+            quarantined=active.quarantined,
+            cleaned_below=min(manifest.cleaned_below, end),
+            tombstones_removed_below=min(manifest.tombstones_removed_below, end),
+            acks_before_sync=False,
+            generation=fresh.generation,
+        )
+        manifest.write(self.fs, self.directory)  # syncs the directory too
+        written = [file for entry, files in self.copied.values() for file in files]
+        written += [
+            describe_file(self.fs, self.directory / name)
+            for name in (*active.file_names, fresh.file_name, MANIFEST_NAME)
+        ]
+        return BackedUpStream(
+            self.name,
+            manifest.incarnation,
+            manifest.leader_epoch,
+            manifest.log_start_offset,
+            end,
+            tuple(sorted(written, key=lambda file: file.name)),
+            (*(f"the segment {name} is missing" for name in sorted(self.lost)), *active.damaged),
+        )
+
+    def _forget_unlisted(self, manifest: Manifest) -> None:
+        """What was copied and then deleted or rewritten by the daemon."""
+        listed = {entry.file_name for entry in manifest.segments[:-1]}
+        for name in [name for name in self.copied if name not in listed]:
+            _, files = self.copied.pop(name)
+            for file in files:
+                self.fs.unlink(self.directory / file.name)
+
+    def _forget_all(self) -> None:
+        self.copied.clear()
+        self.missing.clear()
+        self.lost.clear()
+        self.done_bytes = 0
+        if self.fs.exists(self.directory):
+            for name in self.fs.list_directory(self.directory):
+                self.fs.unlink(self.directory / name)
+            self.fs.remove_directory(self.directory)

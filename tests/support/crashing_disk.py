@@ -1,0 +1,93 @@
+"""The disk of an export that stops at a chosen step, and forgets what was not synced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from liftlog.spark.export.store import Disk, LocalStore
+
+
+class Stopped(BaseException):
+    """Nothing catches it: nobody tidies up when a machine stops."""
+
+
+class CrashingDisk(Disk):
+    """Stops before the change with the number `stop_before`, counted from 0; from then on every
+    call fails. `cut_power` then takes away what no fsync has made durable."""
+
+    def __init__(self, stop_before: int | None = None) -> None:
+        self.steps = 0
+        self.stop_before = stop_before
+        self._unsynced_content: set[Path] = set()
+        self._unsynced_names: set[Path] = set()
+
+    def _step(self) -> None:
+        if self.stop_before is not None and self.steps >= self.stop_before:
+            raise Stopped
+        self.steps += 1
+
+    def make_directory(self, path: Path) -> None:
+        self._step()
+        super().make_directory(path)
+        self._unsynced_names.add(path)
+
+    def create(self, path: Path) -> BinaryIO:
+        self._step()
+        file = super().create(path)
+        self._unsynced_content.add(path)
+        self._unsynced_names.add(path)
+        return file
+
+    def fsync(self, path: Path) -> None:
+        self._step()  # what it makes durable is known here; the real call would only take time
+        if path.is_dir():
+            self._unsynced_names = {one for one in self._unsynced_names if one.parent != path}
+        else:
+            self._unsynced_content.discard(path)
+
+    def link(self, existing: Path, new: Path) -> None:
+        self._step()
+        super().link(existing, new)
+        self._named(existing, new)
+
+    def rename(self, existing: Path, new: Path) -> None:
+        self._step()
+        super().rename(existing, new)
+        self._named(existing, new)
+
+    def unlink(self, path: Path) -> None:
+        self._step()
+        super().unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        self._step()
+        super().remove_tree(path)
+
+    def cut_power(self) -> None:
+        for path in self._unsynced_content:
+            if path.exists():
+                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        for path in sorted(self._unsynced_names, reverse=True):
+            if path.is_dir():
+                Disk().remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _named(self, existing: Path, new: Path) -> None:
+        self._unsynced_names.add(new)
+        if existing in self._unsynced_content:
+            self._unsynced_content.add(new)
+
+
+@contextmanager
+def disk(stop_before: int | None = None) -> Iterator[CrashingDisk]:
+    """Every store of this process uses it."""
+    made = CrashingDisk(stop_before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "disk", made)
+        yield made
