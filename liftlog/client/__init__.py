@@ -17,6 +17,7 @@ from liftlog.client.consumer import Consumer
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import OnCorrupt
 from liftlog.client.read_options import ReadOptions
+from liftlog.client.record_reader import RecordReader, SyncRecordReader
 from liftlog.client.resets import OnReset, Reset
 from liftlog.client.selecting import Column, Filter
 from liftlog.client.sync_consumer import SyncConsumer
@@ -42,6 +43,7 @@ __all__ = [
     "ReadOptions",
     "Record",
     "RecordBatch",
+    "RecordReader",
     "Removal",
     "Reset",
     "Start",
@@ -50,6 +52,7 @@ __all__ = [
     "SyncBatchReader",
     "SyncClient",
     "SyncConsumer",
+    "SyncRecordReader",
     "Until",
     "connect",
     "connect_sync",

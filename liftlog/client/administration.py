@@ -170,40 +170,28 @@ class SyncAdministration:
         allow_deletion: bool = False,
         **more: Any,
     ) -> StreamUpdate:
-        """Change settings of a stream: those that are named, with the keys of the YAML file, as a
-        mapping or as keywords; others stay. They hold, durably, on return.
-
-        With `dry_run` nothing changes; the answer says what would. Raises InvalidArgument for a
-        bad value or a setting that cannot be changed, Conflict for a stream of the configuration
-        file, or when the new limits would remove more than a tenth of the stream and
-        `allow_deletion` does not say that this is wanted (`details["removal"]`).
-        """
+        """As `Client.update_stream`."""
         request = _update_request(
             name, settings, more, dry_run=dry_run, allow_deletion=allow_deletion
         )
         return StreamUpdate.from_answer(self._call(request, Updated))
 
     def pause_stream(self, name: str) -> StreamInfo:
-        """Have the stream refuse new messages, with a nack to whoever asks for an ack, until it is
-        resumed, also after a restart. On return all that it received before is committed."""
+        """As `Client.pause_stream`."""
         return self._call(PauseStream(name), StreamAnswer).info
 
     def resume_stream(self, name: str) -> StreamInfo:
-        """The opposite of `pause_stream`."""
+        """As `Client.resume_stream`."""
         return self._call(ResumeStream(name), StreamAnswer).info
 
     def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
-        """Like pausing, with a refusal that says that it is for good; or no more."""
+        """As `Client.set_read_only`."""
         return self._call(SetReadOnly(name, read_only), StreamAnswer).info
 
     def truncate_prefix(
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
-        """Make `offset` the log start: what lies below is gone for ever, durably on return.
-
-        Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds what would
-        go, StaleIncarnation when the stream is not the one of `incarnation`.
-        """
+        """As `Client.truncate_prefix`."""
         if not isinstance(offset, int) or offset < 0:
             raise InvalidArgument(f"{offset!r} is no offset")
         request = TruncateStream(name, offset, incarnation)
@@ -218,12 +206,7 @@ class SyncAdministration:
         holder: str = "",
         incarnation: str | None = None,
     ) -> LeaseInfo:
-        """Hold the stream from `start` to its high watermark of now, for `ttl` seconds: what lies
-        in [`low`, `high`) of the answer stays as it is. Durable on return.
-
-        Renew it well before `ttl` has passed. It ends early only when the disk is full. Raises
-        OffsetOutOfRange, InvalidArgument (at most an hour), LimitExceeded, StaleIncarnation.
-        """
+        """As `Client.acquire_lease`."""
         request = AcquireLease(stream, start, _milliseconds(ttl), holder, incarnation)
         return self._call(request, LeaseAnswer).info
 
@@ -235,25 +218,24 @@ class SyncAdministration:
         ttl: float = DEFAULT_TTL_SECONDS,
         low: int | None = None,
     ) -> LeaseInfo:
-        """Let a lease last `ttl` seconds from now on; `low` is where to begin holding, once what is
-        below has been read. Raises LeaseGone: then what it held may have changed."""
+        """As `Client.renew_lease`."""
         request = RenewLease(stream, lease_id, _milliseconds(ttl), low)
         return self._call(request, LeaseAnswer).info
 
     def release_lease(self, stream: str, lease_id: str) -> None:
-        """Give a lease back; no error if it has ended."""
+        """As `Client.release_lease`."""
         self._call(ReleaseLease(stream, lease_id), Done)
 
     def list_leases(self, stream: str) -> list[LeaseInfo]:
-        """The leases on a stream; their ids are shown to those who may administer it."""
+        """As `Client.list_leases`."""
         return self._call(ListLeases(stream), LeasesAnswer).infos
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
-        """The streams that record `subject`; for a pattern, those that record any part of it."""
+        """As `Client.streams_for`."""
         return self._call(StreamsFor(subject), StreamsAnswer).infos
 
     def metadata(self) -> DaemonInfo:
-        """What the daemon says of itself."""
+        """As `Client.metadata`."""
         return self._call(Metadata(), DaemonAnswer).info
 
 

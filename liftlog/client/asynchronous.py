@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -15,12 +15,14 @@ from liftlog.client.checkpoints import AsyncCheckpoints
 from liftlog.client.compaction import PassWatch
 from liftlog.client.consumer import Consumer
 from liftlog.client.consuming import ConsumerSettings
+from liftlog.client.credentials import NkeyFile, credentials_of
 from liftlog.client.dialing import context_for
 from liftlog.client.positions import Start, Until
 from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions
 from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS
+from liftlog.client.record_reader import RecordReader
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
@@ -47,7 +49,6 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.records.decode import Record
 from liftlog.tls.contexts import ClientTls
 
 
@@ -168,17 +169,15 @@ class Client(AsyncAdministration, AsyncCheckpoints):
         )
         return BatchReader(self._session, ahead)
 
-    async def read(
+    def read(
         self,
         stream: str,
         start: Start = "earliest",
         until: Until = None,
         **options: Unpack[ReadOptions],
-    ) -> AsyncIterator[Record]:
+    ) -> RecordReader:
         """Like `read_batches`, record by record."""
-        async for batch in self.read_batches(stream, start, until, **options):
-            for record in batch.records():
-                yield record
+        return RecordReader(self.read_batches(stream, start, until, **options))
 
     def consumer(
         self,
@@ -271,6 +270,7 @@ def connect(
     address: str = DEFAULT_ADDRESS,
     *,
     token: str | None = None,
+    nkey: NkeyFile | None = None,
     tls: ClientTls = None,
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     request_timeout: float = REQUEST_TIMEOUT_SECONDS,
@@ -278,15 +278,17 @@ def connect(
 ) -> Connecting:
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
-    `token` is sent only if the daemon asks for one. `tls` is for an address `tls://host:port`: a
-    file of CA certificates or an `ssl.SSLContext`, else the CAs of the system. Timeouts are in
-    seconds. Raises ConnectionLost when the daemon cannot be reached, Unauthenticated,
-    UnsupportedVersion.
+    `token` is sent only if the daemon asks for one. `nkey` is a file with the seed of a user's
+    nkey, alone or as `.creds`; it signs what the daemon asks for, and is never sent. `tls` is for
+    an address `tls://host:port`: a file of CA certificates or an `ssl.SSLContext`, else the CAs of
+    the system. Timeouts are in seconds. Raises ConnectionLost when the daemon cannot be reached,
+    Unauthenticated, UnsupportedVersion.
 
     `reconnect_for` is how long reads, and calls within their `request_timeout`, try to connect
     again once the connection is lost: None for ever, 0 not at all.
     """
     where = Address.parse(address)
     context = context_for(where, tls)
-    target = Target(where, token, context, connect_timeout, request_timeout, reconnect_for)
+    credentials = credentials_of(token, nkey)
+    target = Target(where, credentials, context, connect_timeout, request_timeout, reconnect_for)
     return Connecting(target)

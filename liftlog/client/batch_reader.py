@@ -80,8 +80,12 @@ class BatchReader(_Reader):
             ready: asyncio.Future[None] = loop.create_future()
             ahead.on_ready = partial(wake, ready)
             timer = None if deadline is None else loop.call_at(deadline, wake, ready)
+            link = self._session.link
+            link.leave_input_to(ready)
             try:
                 await ready
+                if link.input_waits:
+                    link.receive()
             finally:
                 ahead.on_ready = None
                 if timer is not None:
@@ -127,6 +131,9 @@ class SyncBatchReader(_Reader):
                 continue
             if ahead.finished:
                 raise StopIteration
+            if self._session.link.error is not None:
+                ahead.abandon(self._session.link.error)
+                continue
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             self._session.wait(deadline)

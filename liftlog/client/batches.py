@@ -159,6 +159,7 @@ class FetchAnswer:
 
     @property
     def high_watermark(self) -> int:
+        """The stream's: everything below is committed."""
         return self.header.high_watermark
 
     def __len__(self) -> int:

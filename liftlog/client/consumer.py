@@ -40,6 +40,8 @@ class Consumer:
         self._settings = settings
         self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
         self._reader: BatchReader | None = None
+        self._arrived: RecordBatch | None = None  # nothing of it was handed out yet
+        self._batch: RecordBatch | None = None  # the one that records are handed out from
         self._records: list[Record] = []
         self._index = 0
         self._in_hand = 0  # records handed out that do not count yet
@@ -72,8 +74,10 @@ class Consumer:
     async def __anext__(self) -> Record:
         progress = self._progress
         while self._index == len(self._records):
-            batch = await self._next_batch()
-            self._records, self._index = batch.records(), 0
+            batch = await self._arrived_batch()
+            # Until its records are made it has only arrived: what interrupts that loses nothing.
+            records = batch.records()
+            self._records, self._index, self._batch, self._arrived = records, 0, batch, None
         record = self._records[self._index]
         if self._in_hand:
             progress.advance(record.offset, self._in_hand)
@@ -84,15 +88,37 @@ class Consumer:
         self._in_hand = 1
         return record
 
-    async def batches(self) -> AsyncIterator[RecordBatch]:
-        """The same, batch by batch: all of a batch counts when the next one is asked for."""
-        while True:
-            try:
-                batch = await self._next_batch()
-            except StopAsyncIteration:
-                return
-            self._in_hand = len(batch)
-            yield batch
+    def batches(self) -> AsyncIterator[RecordBatch]:
+        """The same, batch by batch: all of a batch counts when the next one is asked for.
+
+        The rest of a batch whose first records were handed out singly comes first.
+        """
+        return _Batches(self)
+
+    async def _take_batch(self) -> RecordBatch:
+        batch = self._rest_of_batch()
+        if batch is None:
+            batch = await self._arrived_batch()
+        self._in_hand, self._arrived = len(batch), None
+        return batch
+
+    def _rest_of_batch(self) -> RecordBatch | None:
+        """What the iteration over records has left of its batch, which is handed over with this."""
+        batch, records, index = self._batch, self._records, self._index
+        if batch is None or index == len(records):
+            return None
+        rest = batch.trim(records[index].offset)
+        if self._in_hand:
+            self._progress.advance(records[index].offset, self._in_hand)
+        self._batch, self._records, self._index = None, [], 0
+        return rest
+
+    async def _arrived_batch(self) -> RecordBatch:
+        """The next one. It counts as handed out only once it is not `_arrived` any more."""
+        if self._arrived is None:
+            self._batch = None
+            self._arrived = await self._next_batch()
+        return self._arrived
 
     async def _next_batch(self) -> RecordBatch:
         progress = self._progress
@@ -117,9 +143,9 @@ class Consumer:
             raise StopAsyncIteration
         if self._reader is None:
             settings, client = self._settings, self._client
-            stored = await client.fetch_checkpoint(self.name, self.stream, check=False)
-            self._progress.begin(stored, time.monotonic())
-            start, options = reads_from(settings, stored)
+            found = await client.fetch_checkpoint(self.name, self.stream, check=False)
+            start, options = reads_from(settings, found)
+            self._progress.begin(found, time.monotonic())
             options = with_reset_noted(options, self._progress)
             self._reader = client.read_batches(self.stream, start, settings.until, **options)
         return self._reader
@@ -186,12 +212,12 @@ class Consumer:
     async def close(self) -> None:
         """Stop reading and store the checkpoint; raises what prevented that.
 
-        What was handed out last does not count, unless `checkpoint` was called since.
+        What was handed out last does not count, unless `checkpoint` was called since. Called again
+        it tries again to store what it could not.
         """
-        if self._closed:
-            return
         self._closed = True
-        self._records, self._index = [], 0
+        self._arrived = self._batch = None
+        self._records, self._index, self._in_hand = [], 0, 0
         if self._reader is not None:
             await self._reader.aclose()
             await self._commit()
@@ -212,3 +238,16 @@ class Consumer:
             if error is None:
                 raise
             self._log_failure(failure)  # it does not take the place of what ended the work
+
+
+class _Batches:
+    """What `Consumer.batches` returns. A generator would be over once a wait is cancelled."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RecordBatch:
+        return await self._consumer._take_batch()

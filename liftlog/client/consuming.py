@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from liftlog.client.positions import Start, Until
 from liftlog.client.progress import Progress
 from liftlog.client.read_options import ReadOptions
 from liftlog.client.resets import RESETTABLE, Reset
-from liftlog.errors import LiftlogError
+from liftlog.errors import CheckpointUncertain, LiftlogError
 from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.messages import EARLIEST
+
+logger = logging.getLogger("liftlog.client")
+
+FIRST_OFFSET = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +39,37 @@ class ConsumerSettings:
         return error.retriable or (resets and isinstance(error, RESETTABLE))
 
 
-def reads_from(settings: ConsumerSettings, stored: Checkpoint | None) -> tuple[Start, ReadOptions]:
+def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[Start, ReadOptions]:
     """Where the read begins and its options: with a checkpoint, they state what was read before,
-    so that the daemon tells when the place is gone or the stream is another one."""
+    so that the daemon tells when the place is gone or the stream is another one.
+
+    Where the daemon has lost checkpoints to damage, an older one only means that records are read
+    again. With none, a start behind the first record would skip what was never read: raises
+    CheckpointUncertain then, unless `on_reset` says where to go on.
+    """
     options = settings.options.copy()
-    if stored is None:
+    if found is None:
         return settings.start, options
-    options["incarnation"], options["epoch"] = stored.incarnation, stored.epoch
-    return stored.offset, options
+    if found.uncertain:
+        logger.warning(
+            "checkpoint-uncertain consumer=%s stream=%s offset=%d: the daemon has lost checkpoints "
+            "to damage, and records may be read again",
+            settings.name,
+            settings.stream,
+            found.offset,
+        )
+    if found.offset:
+        options["incarnation"], options["epoch"] = found.incarnation, found.epoch
+        return found.offset, options
+    if settings.start in (EARLIEST, FIRST_OFFSET):
+        return settings.start, options
+    on_reset = options.get("on_reset", "error")
+    if on_reset == "error":
+        raise CheckpointUncertain(
+            f"the daemon has lost checkpoints to damage, maybe that of {settings.name} in stream "
+            f"{settings.stream}: to begin at {settings.start!r} may skip records"
+        )
+    return on_reset, options
 
 
 def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:

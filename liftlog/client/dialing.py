@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import time
+from contextlib import suppress
 from typing import Any, Protocol
 
 from liftlog.client.address import Address, tune
@@ -29,6 +30,15 @@ class Channel(Protocol):
         """Whether `recv_into` has more to give though the socket may have nothing to read."""
         ...
 
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """The one that the daemon showed, in DER; None without TLS."""
+        ...
+
+    def wake_at(self, count: int, /) -> None:
+        """Whoever waits for input need not be woken before so many bytes are there; a hint."""
+        ...
+
     def fileno(self) -> int: ...
     def recv_into(self, view: memoryview, /) -> int: ...
     def send(self, data: bytes, /) -> int: ...
@@ -39,13 +49,23 @@ class PlainChannel:
     """A socket without TLS."""
 
     has_input = False
+    peer_certificate: bytes | None = None
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        self._sock = sock
+        self._wake_at = 1
         self.fileno = sock.fileno
         self.recv_into = sock.recv_into
         self.send = sock.send
         self.close = sock.close
+
+    def wake_at(self, count: int) -> None:
+        if count == self._wake_at:
+            return
+        self._wake_at = count
+        with suppress(OSError):  # nothing but speed depends on it
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:

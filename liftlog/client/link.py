@@ -12,7 +12,12 @@ from liftlog.client.requests import RECEIVE_BYTES, SOFTWARE, lost
 from liftlog.errors import LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.messages import NONCE_BYTES, Message
+from liftlog.protocol.proofs import Credentials
 from liftlog.protocol.states import State
+
+WAKE_BYTES = 256 * 1024
+"""Of a body under way, so much is received at once: what each wake-up costs is then small beside
+the bytes, and these are still in the processor's cache when they are looked at."""
 
 LOOK_SECONDS = 5.0
 """How often a connection is checked for silence."""
@@ -35,6 +40,8 @@ class Link:
         self._channel = channel
         self._fd = channel.fileno()
         self._unsent = b""
+        self._waiter: asyncio.Future[None] | None = None
+        self.input_waits = False
         self._opening: asyncio.Future[None] | None = None
         self._silence_seconds = silence_seconds
         self._heard_at = self._looked_at = self._loop.time()
@@ -46,7 +53,7 @@ class Link:
         """False once the connection or its event loop is closed."""
         return self.error is None and not self._loop.is_closed()
 
-    async def open(self, token: str | None) -> None:
+    async def open(self, credentials: Credentials) -> None:
         """Hello and authentication."""
         connection = self.connection
         connection.greet()
@@ -57,7 +64,7 @@ class Link:
             self._opening = self._loop.create_future()
             await self._opening
             if connection.state is State.CHALLENGED:
-                connection.authenticate(token)
+                connection.authenticate(credentials, self._channel.peer_certificate)
 
     def request(self, message: Message, exchange: Exchange) -> None:
         """Send a request; `exchange` hears of the answer."""
@@ -65,6 +72,15 @@ class Link:
             raise self.error
         self.connection.request(message, exchange)
         self._flush()
+
+    def leave_input_to(self, waiter: asyncio.Future[None]) -> None:
+        """The next input is left to whoever wakes by `waiter`: it calls `receive` if `input_waits`.
+
+        With many connections, each then looks at its bytes right after it received them, while they
+        are in the processor's cache, and not after all others received theirs. If it is cancelled
+        instead, nothing is lost: the loop calls again.
+        """
+        self._waiter = waiter
 
     def give_up(self, exchange: Exchange) -> None:
         """Cancel a request that is under way."""
@@ -106,6 +122,18 @@ class Link:
     # --- the socket ---
 
     def _on_readable(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            self.input_waits = True
+            waiter.set_result(None)
+        else:
+            self.receive()
+
+    def receive(self) -> None:
+        """Take what has arrived and let those hear of it whom it concerns."""
+        self.input_waits = False
+        if self.error is not None:
+            return
         connection = self.connection
         budget = RECEIVE_BYTES
         self._heard_at = self._loop.time()
@@ -122,15 +150,18 @@ class Link:
                     self._opening = None
                 self._flush()
                 if received < len(room):
-                    return  # that was all; the loop calls again when there is more
+                    break  # that was all; the loop calls again when there is more
                 budget -= received
             if self.error is None and self._channel.has_input:
-                # TLS has more of what was received already: the loop would not call for that.
-                self._loop.call_soon(self._on_readable)
+                # TLS has more of what was received already: the loop would not call for that, so
+                # it is left to nobody who may be cancelled.
+                self._loop.call_soon(self.receive)
         except (BlockingIOError, InterruptedError):
             pass
         except (OSError, LiftlogError) as error:
             self.lose(error)
+        if self.error is None:
+            self._channel.wake_at(min(connection.missing_bytes, WAKE_BYTES) or 1)
 
     def _flush(self) -> None:
         outgoing = self.connection.take_outgoing()
@@ -170,6 +201,8 @@ class Link:
         if late or not self.connection.in_flight:
             # Nothing is owed; or the loop stood still, and what came meanwhile waits unread.
             self._heard_at = now
+        elif now - self._heard_at > LOOK_SECONDS:
+            self._channel.wake_at(1)  # on a slow way whatever has come is a sign of life
         allowed = self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
         if now - self._heard_at > allowed:
             self.lose(f"it has been silent for {allowed:g} s")

@@ -49,8 +49,8 @@ class Progress:
         self._lost = False
 
     def begin(self, stored: Checkpoint | None, now: float) -> None:
-        """With what the daemon has stored."""
-        if stored is not None:
+        """With what the daemon has stored; at offset 0 there is none."""
+        if stored is not None and stored.offset:
             self.committed = self.position = stored.offset
             self.incarnation, self.epoch = stored.incarnation, stored.epoch
         self._postpone(now)

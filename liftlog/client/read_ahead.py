@@ -217,6 +217,13 @@ class ReadAhead:
             self._ask_if_room()
         return None
 
+    def abandon(self, error: LiftlogError) -> None:
+        """The connection is lost and nobody told this read: whoever asked was interrupted amid it,
+        by the exception of a signal's handler."""
+        if self.position is not None:
+            self._next = {**self._next, "start": self.position}
+        self.interruption = error
+
     def resume(self) -> None:
         """Read on behind what was handed out; there is a connection again."""
         self.interruption = None

@@ -26,6 +26,7 @@ from liftlog.client.requests import never_greeted, unreachable
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message
+from liftlog.protocol.proofs import Credentials
 
 logger = logging.getLogger("liftlog.client")
 
@@ -35,7 +36,7 @@ class Target:
     """Where to connect and how. Times in seconds; `reconnect_for` None: for ever, 0: never."""
 
     address: Address
-    token: str | None
+    credentials: Credentials
     context: ssl.SSLContext | None
     connect_timeout: float
     request_timeout: float
@@ -211,7 +212,7 @@ class Session:
                 channel = await dial(target.address, target.context)
                 link = Link(channel, text, target.request_timeout, self._pool)
                 try:
-                    await link.open(target.token)
+                    await link.open(target.credentials)
                 except ConnectionLost as error:
                     raise never_greeted(error, target.address) from error
                 except BaseException:

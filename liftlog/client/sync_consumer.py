@@ -21,15 +21,11 @@ logger = logging.getLogger("liftlog.client")
 
 
 class SyncConsumer:
-    """Records from the stored checkpoint on, at least once. Made by `SyncClient.consumer`.
+    """As `Consumer`, blocking. Made by `SyncClient.consumer`.
 
-    A record counts as processed when the next one is asked for; `checkpoint()` counts the one in
-    hand too. Checkpoints are stored by count and by time whenever a record is asked for (and while
-    none comes), on demand, at the end of the read, and by `close`, which `with` calls. One
-    that fails for now (no connection, a full disk) is logged and made up for by the next;
-    CheckpointMoved, when another process commits under this name, ends the iteration.
-
-    Belongs to one thread. An exception of a signal handler may interrupt it; it can go on after.
+    Belongs to one thread. An exception of a signal handler may interrupt its waits; it can go on
+    after. One that comes just while records are handed out takes them along, as with any iterator:
+    then open another consumer, or let the handler only set a flag.
     """
 
     def __init__(self, client: SyncClient, settings: ConsumerSettings) -> None:
@@ -39,6 +35,8 @@ class SyncConsumer:
         self._settings = settings
         self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
         self._reader: SyncBatchReader | None = None
+        self._arrived: RecordBatch | None = None  # nothing of it was handed out yet
+        self._batch: RecordBatch | None = None  # the one that records are handed out from
         self._records: list[Record] = []
         self._index = 0
         self._in_hand = 0  # records handed out that do not count yet
@@ -48,17 +46,17 @@ class SyncConsumer:
 
     @property
     def position(self) -> int | None:
-        """Everything below counts as processed; None before anything does."""
+        """As `Consumer.position`."""
         return self._progress.position
 
     @property
     def committed(self) -> int:
-        """The offset that is stored durably; 0: none."""
+        """As `Consumer.committed`."""
         return self._progress.committed
 
     @property
     def lag(self) -> int | None:
-        """Offsets from `position` to the high watermark of the newest answer."""
+        """As `Consumer.lag`."""
         mark = None if self._reader is None else self._reader.high_watermark
         position = self.position
         return None if mark is None or position is None else max(mark - position, 0)
@@ -71,8 +69,10 @@ class SyncConsumer:
     def __next__(self) -> Record:
         progress = self._progress
         while self._index == len(self._records):
-            batch = self._next_batch()
-            self._records, self._index = batch.records(), 0
+            batch = self._arrived_batch()
+            # Until its records are made it has only arrived: what interrupts that loses nothing.
+            records = batch.records()
+            self._records, self._index, self._batch, self._arrived = records, 0, batch, None
         record = self._records[self._index]
         if self._in_hand:
             progress.advance(record.offset, self._in_hand)
@@ -84,14 +84,33 @@ class SyncConsumer:
         return record
 
     def batches(self) -> Iterator[RecordBatch]:
-        """The same, batch by batch: all of a batch counts when the next one is asked for."""
-        while True:
-            try:
-                batch = self._next_batch()
-            except StopIteration:
-                return
-            self._in_hand = len(batch)
-            yield batch
+        """As `Consumer.batches`."""
+        return _SyncBatches(self)
+
+    def _take_batch(self) -> RecordBatch:
+        batch = self._rest_of_batch()
+        if batch is None:
+            batch = self._arrived_batch()
+        self._in_hand, self._arrived = len(batch), None
+        return batch
+
+    def _rest_of_batch(self) -> RecordBatch | None:
+        """What the iteration over records has left of its batch, which is handed over with this."""
+        batch, records, index = self._batch, self._records, self._index
+        if batch is None or index == len(records):
+            return None
+        rest = batch.trim(records[index].offset)
+        if self._in_hand:
+            self._progress.advance(records[index].offset, self._in_hand)
+        self._batch, self._records, self._index = None, [], 0
+        return rest
+
+    def _arrived_batch(self) -> RecordBatch:
+        """The next one. It counts as handed out only once it is not `_arrived` any more."""
+        if self._arrived is None:
+            self._batch = None
+            self._arrived = self._next_batch()
+        return self._arrived
 
     def _next_batch(self) -> RecordBatch:
         progress = self._progress
@@ -116,9 +135,9 @@ class SyncConsumer:
             raise StopIteration
         if self._reader is None:
             settings, client = self._settings, self._client
-            stored = client.fetch_checkpoint(self.name, self.stream, check=False)
-            self._progress.begin(stored, time.monotonic())
-            start, options = reads_from(settings, stored)
+            found = client.fetch_checkpoint(self.name, self.stream, check=False)
+            start, options = reads_from(settings, found)
+            self._progress.begin(found, time.monotonic())
             options = with_reset_noted(options, self._progress)
             self._reader = client.read_batches(self.stream, start, settings.until, **options)
         return self._reader
@@ -131,10 +150,7 @@ class SyncConsumer:
     # --- checkpoints ---
 
     def checkpoint(self) -> int | None:
-        """Everything handed out so far counts as processed: store that. Durable on return.
-
-        Returns the stored offset, None when there is nothing to store. Raises what prevented it.
-        """
+        """As `Consumer.checkpoint`."""
         if self._in_hand:
             if 0 < self._index < len(self._records):
                 self._progress.advance(self._records[self._index - 1].offset + 1, self._in_hand)
@@ -183,14 +199,10 @@ class SyncConsumer:
     # --- the end ---
 
     def close(self) -> None:
-        """Stop reading and store the checkpoint; raises what prevented that.
-
-        What was handed out last does not count, unless `checkpoint` was called since.
-        """
-        if self._closed:
-            return
+        """As `Consumer.close`."""
         self._closed = True
-        self._records, self._index = [], 0
+        self._arrived = self._batch = None
+        self._records, self._index, self._in_hand = [], 0, 0
         if self._reader is not None:
             self._reader.close()
             self._commit()
@@ -211,3 +223,16 @@ class SyncConsumer:
             if error is None:
                 raise
             self._log_failure(failure)  # it does not take the place of what ended the work
+
+
+class _SyncBatches:
+    """As `Consumer.batches`: a generator would be over once an exception passed through it."""
+
+    def __init__(self, consumer: SyncConsumer) -> None:
+        self._consumer = consumer
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> RecordBatch:
+        return self._consumer._take_batch()

@@ -12,6 +12,7 @@ from liftlog.client.requests import RECEIVE_BYTES, SOFTWARE, lost
 from liftlog.errors import LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.messages import NONCE_BYTES, Message
+from liftlog.protocol.proofs import Credentials
 from liftlog.protocol.states import State
 
 
@@ -41,7 +42,7 @@ class SyncLink:
     def usable(self) -> bool:
         return self.error is None
 
-    def open(self, token: str | None, deadline: float) -> None:
+    def open(self, credentials: Credentials, deadline: float) -> None:
         """Hello and authentication."""
         connection = self.connection
         connection.greet()
@@ -50,7 +51,7 @@ class SyncLink:
             if not self._step(deadline):
                 raise TimeoutError
             if connection.state is State.CHALLENGED:
-                connection.authenticate(token)
+                connection.authenticate(credentials, self._channel.peer_certificate)
                 self._flush()
 
     def request(self, message: Message, exchange: Exchange) -> None:

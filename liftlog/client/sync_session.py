@@ -152,7 +152,7 @@ class SyncSession:
             channel = dial_sync(target.address, target.context, deadline)
             link = SyncLink(channel, text, target.request_timeout, self._pool)
             try:
-                link.open(target.token, deadline)
+                link.open(target.credentials, deadline)
             except ConnectionLost as error:
                 raise never_greeted(error, target.address) from error
             except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -14,12 +14,14 @@ from liftlog.client.batches import FetchAnswer
 from liftlog.client.checkpoints import SyncCheckpoints
 from liftlog.client.compaction import PassWatch
 from liftlog.client.consuming import ConsumerSettings
+from liftlog.client.credentials import NkeyFile, credentials_of
 from liftlog.client.dialing import context_for
 from liftlog.client.positions import Start, Until
 from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions
 from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS
+from liftlog.client.record_reader import SyncRecordReader
 from liftlog.client.requests import (
     CONNECT_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
@@ -48,12 +50,11 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.records.decode import Record
 from liftlog.tls.contexts import ClientTls
 
 
 class SyncClient(SyncAdministration, SyncCheckpoints):
-    """A daemon, as its callers see it, blocking. Made by `connect_sync`.
+    """A daemon, as its callers see it, blocking: the methods of `Client`. Made by `connect_sync`.
 
     Not thread-safe: one thread at a time. Connects again, and raises errors, as the async client.
     """
@@ -67,39 +68,31 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
 
     @property
     def server(self) -> Welcome:
-        """What the daemon said about itself and its limits, when last connected to."""
+        """As `Client.server`."""
         return self._session.link.connection.welcome
 
     def ping(self) -> None:
-        """Returns when the daemon has answered."""
+        """As `Client.ping`."""
         self._call(Ping(), Pong)
 
     def create_stream(self, name: str, subject: str | None = None, **settings: Any) -> StreamInfo:
-        """Create a stream; settings have the keys of the YAML file. Idempotent.
-
-        Returns once NATS has confirmed the subscription. Raises Conflict, InvalidArgument.
-        """
+        """As `Client.create_stream`."""
         return self._call(create_request(name, subject, settings), StreamAnswer).info
 
     def describe_stream(self, name: str) -> StreamInfo:
-        """Raises StreamNotFound."""
+        """As `Client.describe_stream`."""
         return self._call(DescribeStream(name), StreamAnswer).info
 
     def list_streams(self) -> list[StreamInfo]:
-        """The streams that the principal may read."""
+        """As `Client.list_streams`."""
         return self._call(ListStreams(), StreamsAnswer).infos
 
     def delete_stream(self, name: str) -> None:
-        """Delete the stream and its records. Raises StreamNotFound."""
+        """As `Client.delete_stream`."""
         self._call(DeleteStream(name), Done)
 
     def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
-        """Ask for a compaction pass now, whatever the dirty ratio; the active segment is rolled
-        first. With `wait` it returns once the pass is over, however long that takes.
-
-        Raises InvalidArgument when the stream has no compaction, and with `wait` StreamUnavailable
-        when the pass failed.
-        """
+        """As `Client.compact_stream`."""
         info = self._call(CompactStream(name), StreamAnswer).info
         watch = PassWatch(info)
         while wait and not watch.is_over(info):
@@ -121,9 +114,7 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         filter: Filter | None = None,
         columns: Sequence[Column] | None = None,
     ) -> FetchAnswer:
-        """One fetch: whole batches from `start` on, or none after `max_wait_ms`; with `filter` or
-        `columns`, what they select. It may then be none before the end: fetch on at `next_offset`.
-        """
+        """As `Client.fetch`."""
         request = fetch_request(
             stream,
             start,
@@ -146,11 +137,7 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> SyncBatchReader:
-        """Record batches from `start` to `until` (exclusive; None: for ever), checked.
-
-        `ReadOptions` describes the options: `filter`, `columns`, and what to do about damaged
-        records and about a position that is gone.
-        """
+        """As `Client.read_batches`."""
         ahead = ReadAhead(
             self._session,
             stream,
@@ -166,10 +153,9 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         start: Start = "earliest",
         until: Until = None,
         **options: Unpack[ReadOptions],
-    ) -> Iterator[Record]:
-        """Like `read_batches`, record by record."""
-        for batch in self.read_batches(stream, start, until, **options):
-            yield from batch.records()
+    ) -> SyncRecordReader:
+        """As `Client.read`."""
+        return SyncRecordReader(self.read_batches(stream, start, until, **options))
 
     def consumer(
         self,
@@ -184,14 +170,7 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         metadata: str = "",
         **options: Unpack[ReadOptions],
     ) -> SyncConsumer:
-        """The records of `stream` from the checkpoint of the consumer `name` on, at least once.
-
-        Without a checkpoint it begins at `start`. Checkpoints are stored after so many records
-        (None: not by number) and seconds (None: not by time), when asked for, and at the end.
-        With `exclusive` it ends with CheckpointMoved when something else has stored one under this
-        name. `metadata` is stored with each. `ReadOptions` describes the options; `on_reset` says
-        what to do when the stream cannot be read from the checkpoint any more.
-        """
+        """As `Client.consumer`."""
         settings = ConsumerSettings(
             name,
             stream,
@@ -206,7 +185,7 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         return SyncConsumer(self, settings)
 
     def close(self) -> None:
-        """Close the connection."""
+        """As `Client.close`."""
         self._session.close("closed by this client")
 
     def __enter__(self) -> Self:
@@ -233,6 +212,7 @@ def connect_sync(
     address: str = DEFAULT_ADDRESS,
     *,
     token: str | None = None,
+    nkey: NkeyFile | None = None,
     tls: ClientTls = None,
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     request_timeout: float = REQUEST_TIMEOUT_SECONDS,
@@ -241,5 +221,6 @@ def connect_sync(
     """Connect to a daemon, blocking; usable in `with`. Arguments and errors as for `connect`."""
     where = Address.parse(address)
     context = context_for(where, tls)
-    target = Target(where, token, context, connect_timeout, request_timeout, reconnect_for)
+    credentials = credentials_of(token, nkey)
+    target = Target(where, credentials, context, connect_timeout, request_timeout, reconnect_for)
     return SyncClient(SyncSession(target))

@@ -91,7 +91,10 @@ class PublishFailed(LiftlogError):
 
 class PublishRefused(PublishFailed):
     """At least one stream refused the message, and nothing is uncertain: every expected stream
-    either has an ack in `acks` or has not stored it."""
+    either has an ack in `acks` or has not stored it.
+
+    Look at `err_code`: the message is wrong, or the stream takes none for now.
+    """
 
     name = "PUBLISH_REFUSED"
 
@@ -106,7 +109,7 @@ class PublishRefused(PublishFailed):
 
 
 class PublishUnknown(PublishFailed):
-    """UNKNOWN: no answer tells whether the message was stored.
+    """No answer tells whether the message was stored.
 
     Publish it again with the same `message_id` while the stream's dedupe window lasts, or look
     for it in the stream: records keep their message id in the header `Nats-Msg-Id`.
@@ -116,7 +119,10 @@ class PublishUnknown(PublishFailed):
 
 
 class NotPublished(PublishFailed):
-    """No stream got the message: nobody listens on its subject, or NATS was out of reach."""
+    """No stream got the message: nobody listens on its subject, or NATS was out of reach.
+
+    Publish it again once there is a stream and a connection.
+    """
 
     name = "NOT_PUBLISHED"
     retriable = True

@@ -16,6 +16,8 @@ from support.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
 from liftlog.client import Client, Consumer, Filter, SyncClient, SyncConsumer, connect, reconnecting
+from liftlog.records.decode import Record, RecordBatch
+from liftlog.server.checkpoints.table import CheckpointTable
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -126,6 +128,62 @@ async def test_batches(client: Opened, broker: LogBroker) -> None:
     [_] = await client.take(batches, 1)
     await client.of(consumer, "close")
     assert stored(broker) == 61
+
+
+async def test_batches_begin_with_the_rest_of_a_begun_batch(
+    client: Opened, broker: LogBroker
+) -> None:
+    """Whatever is asked for in which order, a checkpoint never passes what was not handed out."""
+    consumer = make(client)
+    batches = consumer.batches()
+    assert await offsets(client, consumer, 3) == [1, 2, 3]
+    [rest] = await client.take(batches, 1)
+    assert list(rest.offsets()) == list(range(4, 11))
+    assert consumer.position == 4, "the record in hand counts, the rest does not yet"
+    assert await offsets(client, consumer, 2) == [11, 12]
+    assert consumer.position == 12
+    assert await client.of(consumer, "checkpoint") == 13
+    [rest] = await client.take(batches, 1)
+    assert list(rest.offsets()) == list(range(13, 21))
+    await client.of(consumer, "close")
+    assert stored(broker) == 13
+
+    consumer = make(client)
+    batches = consumer.batches()
+    chance = random.Random(3)
+    seen: list[int] = []
+    while True:
+        if chance.random() < 0.5:
+            taken = await offsets(client, consumer, chance.randint(1, 12))
+            in_hand = taken[-1:]
+        else:
+            taken = [o for b in await client.take(batches, 1) for o in b.offsets()]
+            in_hand = taken
+        if not taken or taken[-1] < 100:  # else the end of the read may have been seen as well
+            assert consumer.position == (in_hand[0] if taken else 101)
+        seen += taken
+        if not taken:
+            break
+        if chance.random() < 0.3:
+            assert await client.of(consumer, "checkpoint") == seen[-1] + 1
+    assert seen == list(range(13, 101))
+    assert stored(broker) == 101
+
+
+async def test_closed_amid_a_batch(
+    client: Opened, broker: LogBroker, offsets_stream: LocalOffsets
+) -> None:
+    """The rest of the batch was never handed out; what could not be stored is tried again."""
+    consumer = make(client)
+    await offsets(client, consumer, 3)
+    offsets_stream.error = errors.DiskFull("no room")
+    with pytest.raises(errors.DiskFull):
+        await client.of(consumer, "close")
+    offsets_stream.error = None
+    await client.of(consumer, "close")
+    assert stored(broker) == 3
+    assert await client.of(consumer, "checkpoint") == 3
+    assert offsets_stream.stores == 2
 
 
 async def test_what_a_filter_passes_over_is_processed_too(
@@ -246,6 +304,37 @@ async def test_a_stream_made_anew(client: Opened, broker: LogBroker) -> None:
     assert await offsets(client, make(client), 1) == []
 
 
+async def test_a_daemon_that_has_lost_checkpoints(
+    client: Opened, broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older one means that records are read again. "None" is nothing to skip records by."""
+    await client.call("commit_checkpoint", "billing", "orders", 30)
+    table = broker.checkpoints.table
+    broker.checkpoints.table = CheckpointTable(dict(table.items()), losses=1)
+    consumer = make(client)
+    assert await offsets(client, consumer, 2) == [30, 31]
+    assert "checkpoint-uncertain consumer=billing" in caplog.text
+    await client.of(consumer, "close")
+    assert broker.checkpoints.table.uncertain_count == 0
+    caplog.clear()
+    assert await offsets(client, make(client), 1) == [31]
+    assert "uncertain" not in caplog.text
+
+    broker.checkpoints.table = CheckpointTable(losses=1)
+    with pytest.raises(errors.CheckpointUncertain):
+        await client.call("fetch_checkpoint", "billing", "orders")
+    for start in (50, "latest"):
+        with pytest.raises(errors.CheckpointUncertain):
+            await offsets(client, make(client, start=start), 1)
+        resetting = make(client, start=start, on_reset="earliest")
+        assert await offsets(client, resetting, 1) == [1]
+    consumer = make(client)
+    assert (await offsets(client, consumer, 3), consumer.committed) == ([1, 2, 3], 0)
+    await client.of(consumer, "close")
+    assert stored(broker) == 3
+    assert await offsets(client, make(client, start="latest"), 1) == [3]
+
+
 async def test_a_checkpoint_below_the_log_start(client: Opened, broker: LogBroker) -> None:
     await client.call("commit_checkpoint", "billing", "orders", 5)
     broker.streams["orders"].real_log.truncate_prefix(41)
@@ -292,6 +381,103 @@ async def test_an_undecided_checkpoint(
         await client.close()
 
 
+class Interrupted(Exception):
+    """As a handler of a signal raises it, wherever the program is."""
+
+
+def interrupt_each_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first time that the records of a batch are made is in vain; returns where it was."""
+    real, begun = RecordBatch.records, list[int]()
+
+    def records(self: RecordBatch) -> list[Record]:
+        if self.header.base_offset not in begun:
+            begun.append(self.header.base_offset)
+            raise Interrupted
+        return real(self)
+
+    monkeypatch.setattr(RecordBatch, "records", records)
+    return begun
+
+
+@pytest.mark.parametrize("what", ["read", "consumer", "batches behind it"])
+async def test_an_interrupted_decoding_loses_no_record(
+    client: Opened, broker: LogBroker, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    begun = interrupt_each_decoding(monkeypatch)
+    if what == "read":
+        iterator = client.client.read("orders", start=1, until=101)
+    else:
+        iterator = client.client.consumer("billing", "orders", until=101)
+    seen: list[int] = []
+    while True:
+        try:
+            taken = await client.take(iterator, 1)
+        except Interrupted:
+            if what == "batches behind it":
+                assert (iterator.position or 1) <= (seen[-1] + 1 if seen else 1)
+                (batch,) = await client.take(iterator.batches(), 1)
+                seen += batch.offsets()
+            continue
+        if not taken:
+            break
+        seen += [one.offset for one in taken]
+    assert seen == list(range(1, 101))
+    assert len(begun) > 1
+
+
+async def test_a_wait_that_is_cancelled_is_not_the_end_of_the_batches(
+    address: str, broker: LogBroker, offsets_stream: LocalOffsets
+) -> None:
+    async with connect(address) as client, client.consumer("c", "orders", start=101) as consumer:
+        batches = consumer.batches()
+        for offset in (101, 102):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(batches), 0.01)
+            broker.streams["orders"].append([b"new"])
+            batch = await asyncio.wait_for(anext(batches), 10)
+            assert list(batch.offsets()) == [offset]
+    assert stored(broker, "c") == 102
+
+
+async def test_cancelling_batches_at_every_turn(broker: LogBroker) -> None:
+    serve_checkpoints(broker)
+    async with pull_server(broker) as (_, address), connect(address) as client:
+        cancelled = 0
+        for turn in range(60):
+            consumer = client.consumer(f"c{turn}", "orders", checkpoint_every=1, until=51)
+            batches, seen = consumer.batches(), []
+            for _ in range(2):
+                task = asyncio.ensure_future(anext(batches))
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    seen += (await task).offsets()  # type: ignore[misc]
+                except asyncio.CancelledError:
+                    cancelled += 1
+            async for batch in batches:
+                seen += batch.offsets()
+            assert seen == list(range(1, 51))
+            assert stored(broker, f"c{turn}") == 51
+        assert cancelled > 5
+
+
+async def test_a_cancelled_close_is_made_up_for(broker: LogBroker) -> None:
+    serve_checkpoints(broker)
+    async with pull_server(broker) as (_, address), connect(address) as client:
+        for turn in range(20):
+            consumer = client.consumer(f"c{turn}", "orders", checkpoint_every=None)
+            await anext(consumer)
+            await anext(consumer)
+            closing = asyncio.ensure_future(consumer.close())
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            await consumer.close()
+            assert stored(broker, f"c{turn}") == 2
+
+
 async def test_cancelling_at_every_turn(broker: LogBroker) -> None:
     """Whatever was cancelled, the next record is the one that follows."""
     serve_checkpoints(broker)
@@ -336,3 +522,14 @@ def test_both_kinds_have_the_same_methods(one: type, other: type) -> None:
         }
 
     assert methods(one) == methods(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [(Client, SyncClient), (Consumer, SyncConsumer)])
+def test_what_a_method_does_is_told_in_one_place(one: type, other: type) -> None:
+    names = [name for name, _ in inspect.getmembers(one) if not name.startswith("_")]
+    assert len(names) > 5
+    for name in names:
+        told = inspect.getdoc(getattr(one, name))
+        assert told is not None, name
+        assert not told.startswith("As `"), name
+        assert inspect.getdoc(getattr(other, name)) == f"As `{one.__name__}.{name}`.", name

@@ -13,8 +13,10 @@ from support.cutting_proxy import CuttingProxy, cutting_proxy
 from support.opened_client import Opened, until
 from support.pull_broker import LogBroker, pull_server
 
+from acl.policy import Policy
+from acl.tokens import hash_token, new_secret
 from liftlog import errors
-from liftlog.client import connect, link, reconnecting
+from liftlog.client import connect, connect_sync, link, reconnecting
 from liftlog.client.reconnecting import Backoff
 
 Connect = Callable[..., Any]
@@ -37,16 +39,10 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class Closed:
-    """A policy that lets nobody in. The shape of `acl.Policy`."""
-
-    allows_anonymous = False
-
-    def authenticate_token(self, token: str) -> str | None:
-        return None
-
-    def decide(self, *asked: object) -> Any:
-        raise AssertionError(asked)
+def closed() -> Policy:
+    """One that lets nobody in who comes without the token."""
+    token_hash = hash_token(new_secret())
+    return Policy.load(f"principals: {{somebody: {{token_hash: '{token_hash}'}}}}")
 
 
 async def opening_bytes(address: str) -> int:
@@ -248,7 +244,7 @@ async def test_a_refusal_that_no_attempt_mends_is_raised(
     kind: str, proxy: CuttingProxy, broker: LogBroker
 ) -> None:
     client = await Opened.to(kind, proxy.address)
-    async with pull_server(broker, policy=Closed()) as (_, other):
+    async with pull_server(broker, policy=closed()) as (_, other):
         proxy.target = other
         proxy.cut()
         async with asyncio.timeout(10):
@@ -325,6 +321,37 @@ async def test_a_silent_daemon_is_taken_for_gone(
         assert await client.offsets("orders", 51, 101) == list(range(51, 101))
     assert proxy.connection_count == 2
     await client.close()
+
+
+async def test_a_read_whose_fetch_a_signal_kept_from_leaving_goes_on(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for an answer then; it is found out when the connection has been silent."""
+    client = await asyncio.to_thread(connect_sync, address, request_timeout=0.1)
+    object.__setattr__(client._session.link.connection.welcome, "max_wait_ms", 0)
+    request, interrupted = client._session.request, []
+
+    def interrupt_once(*asked: Any) -> None:
+        if not interrupted:
+            interrupted.append(asked)
+            raise KeyboardInterrupt
+        request(*asked)
+
+    monkeypatch.setattr(client._session, "request", interrupt_once)
+
+    def read() -> list[int]:
+        reader = client.read_batches("orders", 51, 101)
+        with pytest.raises(KeyboardInterrupt):
+            next(reader)
+        seen: list[int] = []
+        give_up_at = time.monotonic() + 5
+        while len(seen) < 50 and time.monotonic() < give_up_at:
+            batch = reader.next_within(0.2)
+            seen += [] if batch is None else batch.offsets()
+        return seen
+
+    assert await asyncio.to_thread(read) == list(range(51, 101))
+    client.close()
 
 
 async def test_an_idle_connection_is_not_taken_for_gone(
