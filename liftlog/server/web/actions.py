@@ -1,0 +1,97 @@
+"""Changes of a stream: shown and asked for, confirmed by a form of ours, done, and back to the
+page of the stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from liftlog.errors import InvalidArgument
+from liftlog.server.web import answers
+from liftlog.server.web.asking import Asked, Shown
+from liftlog.server.web.entering import check_form, read_form
+from liftlog.server.web.seams import ShownBroker
+
+logger = logging.getLogger("liftlog.server.web")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    name: str
+    label: str
+    question: str
+    consequence: str
+    perform: Callable[[ShownBroker, str], Awaitable[Any]]
+
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action(
+            "pause",
+            "Pause",
+            "Pause this stream?",
+            "New messages are refused until it is resumed, also after a restart: publishers that "
+            "ask for an ack get a refusal, what others publish meanwhile is not stored. Reading "
+            "goes on.",
+            lambda broker, stream: broker.administration.pause(stream),
+        ),
+        Action(
+            "resume",
+            "Resume",
+            "Resume this stream?",
+            "Messages are stored again from now on. What was published while it was paused is not "
+            "there.",
+            lambda broker, stream: broker.administration.resume(stream),
+        ),
+        Action(
+            "compact",
+            "Compact now",
+            "Compact this stream now?",
+            "A pass begins as soon as the cleaner is free, whatever the dirty ratio. Of each key "
+            "only the newest record stays; the others cannot be brought back.",
+            lambda broker, stream: broker.compact_stream(stream),
+        ),
+    )
+}
+
+
+def action_of(asked: Asked) -> Action:
+    return ACTIONS[asked.request.path.rsplit("/", 1)[1]]
+
+
+def _check(asked: Asked) -> None:
+    """Raises Forbidden. To look at the question is no change, so only a refusal is audited."""
+    if asked.stream.startswith("_") or not asked.may("admin", asked.stream):
+        asked.authorize("admin")
+        raise InvalidArgument(f"the stream {asked.stream} is the system's own")
+
+
+async def confirm(asked: Asked) -> Shown:
+    _check(asked)
+    action = action_of(asked)
+    described = await asked.parts.broker.describe_stream(asked.stream)
+    token = asked.parts.sessions.form_token(asked.viewer.cookie, purpose(action, asked.stream))
+    data = {"stream": asked.stream, "action": action.name, "state": described.state}
+    extra = {"action": action, "form_token": token}
+    return Shown(f"{action.label}: {asked.stream}", data, extra)
+
+
+async def perform(asked: Asked) -> web.Response:
+    _check(asked)
+    action, stream = action_of(asked), asked.stream
+    form = await read_form(asked.request)
+    check_form(asked.parts.sessions, asked.request, form, purpose(action, stream))
+    asked.authorize("admin")  # behind the waiting; and audited
+    await action.perform(asked.parts.broker, stream)
+    asked.parts.descriptions.forget(stream)
+    logger.info("stream-changed-by-page stream=%s action=%s", stream, action.name)
+    return answers.see_other(f"/ui/streams/{stream}?done={action.name}")
+
+
+def purpose(action: Action, stream: str) -> str:
+    return f"{action.name} {stream}"

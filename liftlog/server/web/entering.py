@@ -1,0 +1,150 @@
+"""Sign in, sign out, and who comes with a request: by cookie, by token, or without either."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from urllib.parse import parse_qsl, quote
+
+from aiohttp import web
+
+from liftlog.errors import (
+    BadRequest,
+    Forbidden,
+    LiftlogError,
+    LimitExceeded,
+    RequestTimeout,
+    Unauthenticated,
+)
+from liftlog.protocol.messages import ANONYMOUS
+from liftlog.server.http.access import Access, is_navigation
+from liftlog.server.pull.seams import Policy
+from liftlog.server.web import answers
+from liftlog.server.web.asking import Viewer
+from liftlog.server.web.sessions import MAX_AGE_SECONDS, Sessions
+
+COOKIE = "liftlog_session"
+HOME = "/ui/streams"
+LOGIN = "/ui/login"
+MAX_FORM_BYTES = 16 * 1024
+_MAX_FIELDS = 16
+_FORM_SECONDS = 10.0
+_FORM_TYPE = "application/x-www-form-urlencoded"
+_OWN_PATH = re.compile(r"/ui/[A-Za-z0-9_./-]*(\?[A-Za-z0-9_.~%&=+*-]*)?", re.ASCII)
+
+
+class Entering:
+    def __init__(self, access: Access, sessions: Sessions) -> None:
+        self._access = access
+        self._sessions = sessions
+
+    @property
+    def policy(self) -> Policy | None:
+        return self._access.gate.policy
+
+    def check_origin(self, request: web.Request) -> None:
+        """Raises Forbidden."""
+        self._access.check_origin(request)
+
+    async def viewer(self, request: web.Request) -> Viewer:
+        """Raises Unauthenticated, Forbidden, LimitExceeded."""
+        self._access.check_origin(request, navigation=is_navigation(request))
+        policy = self.policy
+        if policy is None:
+            return Viewer(None)
+        if "Authorization" in request.headers:
+            return Viewer(await self._access.principal(request))
+        cookie = request.cookies.get(COOKIE)
+        session = self._sessions.find(cookie, policy)
+        if session is not None:
+            return Viewer(session.identity.principal, cookie)
+        if policy.allows_anonymous:
+            return Viewer(ANONYMOUS)
+        raise Unauthenticated("sign in first")
+
+    async def sign_in(self, request: web.Request, token: str) -> web.Response:
+        """Raises Unauthenticated, LimitExceeded."""
+        policy = self.policy
+        if policy is None:
+            return see_home(request)
+        identity = await self._access.identify(request, policy, token)
+        response = see_home(request)
+        self._sessions.end(request.cookies.get(COOKIE))
+        self._set_cookie(request, response, self._sessions.begin(identity))
+        self._access.note_login(identity, request)
+        return response
+
+    def sign_out(self, request: web.Request) -> web.Response:
+        self._sessions.end(request.cookies.get(COOKIE))
+        response = answers.see_other(LOGIN)
+        response.del_cookie(COOKIE, path="/ui")
+        return response
+
+    def _set_cookie(self, request: web.Request, response: web.Response, cookie: str) -> None:
+        response.set_cookie(
+            COOKIE,
+            cookie,
+            path="/ui",
+            httponly=True,
+            samesite="Strict",
+            secure=is_encrypted(request),
+            max_age=int(MAX_AGE_SECONDS),
+        )
+
+
+def see_home(request: web.Request) -> web.Response:
+    """Where somebody was going when asked to sign in; nowhere outside this site."""
+    wanted = request.query.get("next", "")
+    where = wanted if _OWN_PATH.fullmatch(wanted) else HOME
+    return answers.see_other(where)
+
+
+def login_path(request: web.Request) -> str:
+    wanted = request.path_qs
+    if wanted in ("/ui/streams", "/ui/login") or not _OWN_PATH.fullmatch(wanted):
+        return LOGIN
+    return f"{LOGIN}?next={quote(wanted, safe='')}"
+
+
+def is_encrypted(request: web.Request) -> bool:
+    """What a proxy says is believed: it can only make the cookie more careful."""
+    forwarded = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
+    return request.secure or forwarded == "https"
+
+
+async def read_form(request: web.Request) -> dict[str, str]:
+    """Raises LiftlogErrors; a form is small and comes at once."""
+    if request.content_type != _FORM_TYPE:
+        raise Forbidden("expected one of our own forms")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_FORM_SECONDS):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > MAX_FORM_BYTES:
+                    raise LimitExceeded(f"the form is larger than {MAX_FORM_BYTES} bytes")
+    except TimeoutError:
+        raise RequestTimeout(f"the form did not arrive within {_FORM_SECONDS:g} s") from None
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise BadRequest(f"the form ended early or is broken: {error}"[:200]) from None
+    try:
+        return dict(parse_qsl(body.decode("utf-8", "replace"), True, max_num_fields=_MAX_FIELDS))
+    except ValueError:
+        raise BadRequest("the form has too many fields") from None
+
+
+def check_form(sessions: Sessions, request: web.Request, form: dict[str, str], why: str) -> None:
+    """Raises Forbidden for a form that this daemon did not make for this purpose and session."""
+    cookie = request.cookies.get(COOKIE)
+    if not sessions.is_form_token(form.get("form_token", ""), cookie, why):
+        raise Forbidden(
+            "the form is too old, or not one of ours",
+            hint="go back, load the page anew and try again",
+        )
+
+
+def worded(error: LiftlogError) -> str:
+    """For the form in which the token was typed."""
+    if isinstance(error, Unauthenticated):
+        return "This token is not valid."
+    return f"{error.message[:1].upper()}{error.message[1:]}."

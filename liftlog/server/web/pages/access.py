@@ -1,0 +1,98 @@
+"""Who may do what, and why. Everybody may ask about oneself; about others only whoever may
+administer the stream in question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from acl.policy import Policy
+from acl.rules import OPERATIONS, Operation
+from acl.subjects import why_invalid
+from liftlog.errors import Forbidden, InvalidArgument
+from liftlog.protocol.messages import ANONYMOUS
+from liftlog.protocol.names import check_stream_name
+from liftlog.server.web.asking import Asked, Shown
+
+MAX_STREAMS = 200
+MAX_PRINCIPALS = 500
+
+
+async def access(asked: Asked) -> Shown:
+    policy = asked.gate.policy
+    stream, principal = asked.text("stream"), asked.text("principal")
+    subject = asked.text("subject")
+    if stream:
+        check_stream_name(stream, may_be_system=True)
+    if subject and why_invalid(subject) is not None:
+        raise InvalidArgument(f"subject: {why_invalid(subject)}")
+    data: dict[str, Any] = {
+        "acl": policy is not None,
+        "principal": asked.viewer.principal,
+        "roles": [],
+        "streams": [],
+        "answers": [],
+        "others": [],
+    }
+    form = {"stream": stream, "principal": principal, "subject": subject}
+    if not isinstance(policy, Policy):
+        return Shown("Access", data, {"form": form, "operations": OPERATIONS})
+    me = asked.viewer.principal or ANONYMOUS
+    data["roles"] = list(policy.roles_of(me))
+    data["streams"] = _mine(asked, policy, me)
+    if stream:
+        whom = principal or me
+        if whom != me and not asked.may("admin", stream):
+            raise Forbidden(
+                f"{me!r} may not ask about others on the stream {stream!r}",
+                hint="that needs admin on the stream",
+            )
+        data["answers"] = [
+            _answer(policy, whom, operation, stream, subject) for operation in OPERATIONS
+        ]
+        if asked.may("admin", stream):
+            data["others"] = [
+                {
+                    "principal": one.name,
+                    "roles": list(policy.roles_of(one.name)),
+                    "answers": [
+                        _answer(policy, one.name, operation, stream, subject)
+                        for operation in OPERATIONS
+                    ],
+                }
+                for one in policy.principals[:MAX_PRINCIPALS]
+            ]
+    return Shown("Access", data, {"form": form, "operations": OPERATIONS})
+
+
+def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
+    """Only streams that may be read are named: of others nobody is told that they exist."""
+    names = [name for name in asked.parts.broker.stream_names() if asked.may("read", name)]
+    return [
+        {
+            "name": name,
+            "answers": [_answer(policy, me, operation, name, "") for operation in OPERATIONS],
+        }
+        for name in names[:MAX_STREAMS]
+    ]
+
+
+def _answer(
+    policy: Policy, principal: str, operation: Operation, stream: str, subject: str
+) -> dict[str, Any]:
+    """`subjects` are those to which reading is confined; `allowed` is None when it depends."""
+    subjects: tuple[str, ...] | None = None
+    if operation == "read" and not subject:
+        decision = policy.decide_read(principal, stream)
+        subjects = decision.subjects if decision.allowed else None
+        allowed, explanation = decision.allowed, decision.explanation
+    else:
+        asked_for = subject if operation in ("read", "create") else ""
+        allowed, explanation = policy.decide(principal, operation, stream, asked_for or None)
+    # What may be created depends on the subject.
+    open_question = operation == "create" and not subject and explanation.endswith(" to attach")
+    return {
+        "operation": operation,
+        "allowed": None if open_question else allowed,
+        "explanation": explanation.partition(": ")[2] or explanation,
+        "subjects": None if subjects is None else list(subjects),
+    }

@@ -1,0 +1,92 @@
+"""All streams that somebody may read: what is found, sorted, a page at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from liftlog.protocol.messages import StreamInfo
+from liftlog.server.web.asking import Asked, Shown
+from liftlog.server.web.rates import Rate
+
+PER_PAGE = 50
+SORTS = ("name", "rate", "records", "size", "state")
+
+
+async def overview(asked: Asked) -> Shown:
+    parts = asked.parts
+    wanted, sort = asked.text("q"), asked.choice("sort", SORTS)
+    number = max(1, asked.number("page", 1, 10**6))
+    names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
+    # Behind the waiting: who may read what is asked again.
+    infos = [info for info in await parts.descriptions.of(names) if asked.may("read", info.name)]
+    rows = [_row(info, parts.rates.of(info.name)) for info in infos]
+    matching = [row for row in rows if _matches(row, wanted)]
+    matching.sort(key=_ORDER[sort])
+    pages = max(1, -(-len(matching) // PER_PAGE))
+    number = min(number, pages)
+    shown = matching[(number - 1) * PER_PAGE : number * PER_PAGE]
+    data = {
+        "totals": {
+            "streams": len(rows),
+            "failed": sum(row["state"] == "failed" for row in rows),
+            "size_bytes": sum(row["size_bytes"] for row in rows),
+            "rate": round(sum(row["rate"] for row in rows), 2),
+            "received_bytes_rate": round(sum(row["received_bytes_rate"] for row in rows), 1),
+        },
+        "matching": len(matching),
+        "page": number,
+        "pages": pages,
+        "streams": shown,
+        "shape": [row["name"] for row in shown],
+    }
+    query = {"q": wanted} if wanted else {}
+    links = {one: "?" + urlencode({**query, "sort": one}) for one in SORTS}
+    paging = {**query, "sort": sort}
+    return Shown(
+        "Streams",
+        data,
+        {
+            "q": wanted,
+            "sort": sort,
+            "sort_links": links,
+            "older": "?" + urlencode({**paging, "page": number - 1}) if number > 1 else "",
+            "newer": "?" + urlencode({**paging, "page": number + 1}) if number < pages else "",
+        },
+    )
+
+
+def _row(info: StreamInfo, rate: Rate) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "subject": info.subject,
+        "state": info.state,
+        "records": info.high_watermark - info.log_start_offset,
+        "log_start_offset": info.log_start_offset,
+        "high_watermark": info.high_watermark,
+        "size_bytes": info.size_bytes,
+        "segment_count": info.segment_count,
+        "rate": rate.records,
+        "received_bytes_rate": rate.received_bytes,
+        "history": rate.history,
+        "problems": len(info.quarantined) + (info.state == "failed"),
+        "warnings": len(info.warnings),
+    }
+
+
+def _matches(row: dict[str, Any], wanted: str) -> bool:
+    lowered = wanted.lower()
+    return lowered in row["name"].lower() or lowered in row["subject"].lower()
+
+
+_STATES = ("failed", "detached", "paused", "read-only")
+_ORDER: dict[str, Any] = {
+    "name": lambda row: row["name"],
+    "rate": lambda row: (-row["rate"], row["name"]),
+    "records": lambda row: (-row["records"], row["name"]),
+    "size": lambda row: (-row["size_bytes"], row["name"]),
+    "state": lambda row: (
+        _STATES.index(row["state"]) if row["state"] in _STATES else len(_STATES),
+        row["name"],
+    ),
+}

@@ -1,0 +1,167 @@
+"""The records of a stream, a page at a time, and one record as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from acl.subjects import matches
+from liftlog.errors import InvalidArgument
+from liftlog.records.decode import Record
+from liftlog.records.json_form import record_object
+from liftlog.server.http.failures import NoRecord
+from liftlog.server.http.log_api import read_record
+from liftlog.server.web import answers, content
+from liftlog.server.web.asking import Asked, Shown
+from liftlog.server.web.browsing import Damage, Wanted, bounds, browse
+from liftlog.server.web.formats import parse_moment
+
+LIMITS = (25, 50, 100, 250)
+_DEFAULT_LIMIT = 50
+_MAX_JSON_BYTES = 1024 * 1024
+_MAX_HEADERS = 200
+
+
+async def records(asked: Asked) -> Shown:
+    stream = asked.authorize("read")
+    wanted, view = _wanted(asked), asked.choice("view", content.VIEWS)
+    found = await browse(asked, stream, wanted)
+    log = asked.parts.broker.stream(stream).log
+    limits = bounds(log)
+    data = {
+        "stream": stream,
+        **limits,
+        "view": view,
+        "first_offset": found.first_offset,
+        "next_offset": found.next_offset,
+        "at_end": found.at_end,
+        "note": found.note,
+        "records": [_row(one, view) for one in found.items],
+    }
+    form = {
+        "offset": asked.text("offset"),
+        "time": asked.text("time"),
+        "subject": wanted.subject,
+        "key": wanted.key,
+        "header": wanted.header,
+        "limit": wanted.limit,
+        "view": view,
+    }
+    return Shown(f"Records of {stream}", data, {"form": form, **_links(form, data, wanted)})
+
+
+def _wanted(asked: Asked) -> Wanted:
+    limit = asked.number("limit", _DEFAULT_LIMIT)
+    if limit not in LIMITS:
+        raise InvalidArgument(f"limit: expected one of {', '.join(map(str, LIMITS))}")
+    offset = asked.number("offset", 0) if asked.text("offset") else None
+    when = asked.text("time")
+    time_ns = parse_moment(when) if when else None
+    if when and time_ns is None:
+        raise InvalidArgument(
+            "time: expected a time such as 2026-01-31 15:00, or 15m, 2h, 3d for so long ago"
+        )
+    return Wanted(
+        limit, offset, time_ns, asked.text("subject"), asked.text("key"), asked.text("header")
+    )
+
+
+def _row(item: Record | Damage, view: str) -> dict[str, Any]:
+    if isinstance(item, Damage):
+        return {"kind": "damage", **item._asdict()}
+    shown = content.preview(item.value, view)
+    return {
+        "kind": "record",
+        "offset": item.offset,
+        "timestamp_ns": item.timestamp_ns,
+        "subject": item.subject,
+        "key": content.as_key(item.key),
+        "headers": len(item.headers),
+        "value_bytes": None if item.value is None else len(item.value),
+        **shown._asdict(),
+    }
+
+
+def _links(form: dict[str, Any], data: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """To other pages of the same question; there is no way back in a search but the browser's."""
+    kept = {
+        name: value
+        for name, value in form.items()
+        if value and name not in ("offset", "time") and (name, value) != ("view", "auto")
+        and (name, value) != ("limit", _DEFAULT_LIMIT)
+    }  # fmt: skip
+
+    def link(offset: int) -> str:
+        return "?" + urlencode({"offset": offset, **kept})
+
+    first, start = data["first_offset"], data["log_start_offset"]
+    back = first > start and not wanted.has_condition
+    return {
+        "oldest": link(start),
+        "newest": "?" + urlencode({name: kept[name] for name in kept if name in ("view", "limit")}),
+        "older": link(max(start, first - wanted.limit)) if back else "",
+        "newer": "" if data["at_end"] else link(data["next_offset"]),
+        "has_condition": wanted.has_condition,
+        "limits": LIMITS,
+        "views": content.VIEWS,
+    }
+
+
+# --- one record ---
+
+
+async def record(asked: Asked) -> Shown:
+    stream = asked.authorize("read")
+    view = asked.choice("view", content.VIEWS)
+    found = await _read(asked, stream)
+    shown = content.show(found.value, view)
+    value = found.value or b""
+    whole = record_object(found if len(value) <= _MAX_JSON_BYTES else found._replace(value=None))
+    data = {
+        "stream": stream,
+        **bounds(asked.parts.broker.stream(stream).log),
+        "record": whole,
+        "is_tombstone": found.value is None,
+        "key_text": content.as_key(found.key),
+        "value_bytes": len(value),
+        "content": shown._asdict(),
+    }
+    headers = [
+        (name, one)
+        for name, values in whole["headers"].items()
+        for one in (values if isinstance(values, list) else [values])
+    ]
+    extra = {"views": content.VIEWS, "asked_view": view, "headers": headers[:_MAX_HEADERS]}
+    return Shown(f"Record {found.offset:,} of {stream}", data, extra)
+
+
+async def value(asked: Asked) -> web.Response:
+    """The bytes, to be saved: no browser shows them as a page of this site."""
+    stream = asked.authorize("read")
+    found = await _read(asked, stream)
+    name = f'attachment; filename="{stream}-{found.offset}"'
+    return web.Response(
+        body=found.value or b"",
+        content_type="application/octet-stream",
+        headers={**answers.HEADERS, "Content-Disposition": name},
+    )
+
+
+async def _read(asked: Asked, stream: str) -> Record:
+    """Raises NoRecord also for one that may not be read."""
+    text = asked.request.match_info["offset"]
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise InvalidArgument("an offset is a whole number")
+    offset = int(text)
+    log = asked.parts.broker.stream(stream).log
+    found, _ = await asked.scan(read_record, log, offset)
+    # Asked behind the wait: what held before it may not hold any more.
+    readable = asked.gate.readable_subjects(asked.viewer.principal, stream, peer=asked.peer)
+    if readable is not None and not any(matches(one, found.subject) for one in readable):
+        raise NoRecord(
+            f"there is no record at offset {offset} that {asked.viewer.principal} may read",
+            next_offset=offset + 1,
+        )
+    return found

@@ -1,0 +1,151 @@
+"""One stream: where it begins and ends, its files, its rules, who reads it, what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from liftlog.errors import LiftlogError, StreamUnavailable
+from liftlog.protocol.messages import StreamInfo
+from liftlog.server.web.asking import Asked, Shown
+from liftlog.server.web.picture import segment_parts
+from liftlog.server.web.seams import ShownLog
+
+MAX_SEGMENTS = 1000
+"""Told one by one; of more the newest."""
+MAX_CONSUMERS = 1000
+_MAX_TOLD = 100
+
+
+async def stream(asked: Asked) -> Shown:
+    name = asked.authorize("read")
+    parts = asked.parts
+    described = await parts.broker.describe_stream(name)
+    consumers, more_consumers = await _consumers(asked, name)
+    segments, problem = _segments(asked, name)
+    rate = parts.rates.of(name)
+    asked.authorize("read")  # behind the waiting
+    data: dict[str, Any] = {
+        **described.to_wire(),
+        "records": described.high_watermark - described.log_start_offset,
+        "rate": rate.records,
+        "received_bytes_rate": rate.received_bytes,
+        "history": rate.history,
+        "segments": segments,
+        "compaction_history": _history(asked, name),
+        "consumers": consumers,
+        "more_consumers": more_consumers,
+        "leases": _leases(asked, name),
+        "may_administer": asked.may("admin", name) and not name.startswith("_"),
+        "problem": problem,
+    }
+    data["possible_losses"] = data["possible_losses"][-_MAX_TOLD:][::-1]
+    data["shape"] = [
+        described.state,
+        described.compaction.get("state"),
+        described.compaction.get("passes"),
+        [one["file"] for one in segments[:-1]],
+        [one["consumer"] for one in consumers],
+        len(described.quarantined),
+        len(data["leases"]),
+    ]
+    done = asked.request.query.get("done", "")
+    return Shown(
+        name,
+        data,
+        {
+            "parts": segment_parts(segments),
+            "settings": _flat(described),
+            "done": done if done in DONE else "",
+            "done_text": DONE.get(done, ""),
+        },
+    )
+
+
+DONE = {
+    "pause": "Paused: new messages are refused.",
+    "resume": "Resumed: messages are stored again.",
+    "compact": "A compaction pass is asked for; it begins as soon as the cleaner is free.",
+}
+
+
+def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
+    try:
+        log = asked.parts.broker.stream(name).log
+    except StreamUnavailable as error:
+        return [], error.message
+    damaged = log.damaged_files
+    return [
+        {
+            "file": one.path.name,
+            "kind": _kind(log, one, damaged),
+            "base_offset": one.base_offset,
+            "next_offset": one.next_offset,
+            "size_bytes": one.size_bytes,
+            "records": one.record_count,
+            "generation": one.generation,
+            "newest_ns": one.max_timestamp_ns,
+        }
+        for one in log.segments[-MAX_SEGMENTS:]
+    ], ""
+
+
+def _kind(log: ShownLog, segment: Any, damaged: frozenset[str]) -> str:
+    if segment.path.name in damaged:
+        return "damaged"
+    if not segment.sealed:
+        return "active"
+    return "compacted" if segment.next_offset <= log.cleaned_below else "sealed"
+
+
+def _history(asked: Asked, name: str) -> list[dict[str, Any]]:
+    try:
+        return asked.parts.broker.compaction_history(name)
+    except LiftlogError:  # it could not be opened: nothing was compacted
+        return []
+
+
+def _leases(asked: Asked, name: str) -> list[dict[str, Any]]:
+    try:
+        found = asked.parts.broker.administration.leases.live(name)
+    except LiftlogError:
+        return []
+    return [{**lease.to_wire(), "lease_id": ""} for lease in found]
+
+
+async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], bool]:
+    """With where they go on and how far behind they are; and whether there are more."""
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    try:
+        while True:
+            # Each page is a bounded amount of work on the event loop.
+            some, after = asked.parts.broker.checkpoints.page(
+                lambda stream: asked.may("read", stream), stream=name, after=after
+            )
+            found += [one.to_wire() for one in some]
+            if after is None or len(found) >= MAX_CONSUMERS:
+                break
+            await asyncio.sleep(0)
+    except StreamUnavailable:
+        return [], False
+    more = after is not None or len(found) > MAX_CONSUMERS
+    found = found[:MAX_CONSUMERS]
+    found.sort(key=lambda one: (-(one["lag"] or 0), one["consumer"]))
+    return found, more
+
+
+def _flat(info: StreamInfo) -> list[tuple[str, str]]:
+    """The settings one by one, those that are groups as `group.name`."""
+
+    def walk(prefix: str, value: Any) -> list[tuple[str, str]]:
+        if isinstance(value, dict) and value:
+            return [pair for key, one in value.items() for pair in walk(f"{prefix}.{key}", one)]
+        shown = {None: "none", True: "yes", False: "no"}.get(value) if _plain(value) else None
+        return [(prefix[1:], str(value) if shown is None else shown)]
+
+    return walk("", info.settings) if info.settings else []
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool)

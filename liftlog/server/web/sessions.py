@@ -1,0 +1,98 @@
+"""Who is signed in with a browser, and proof that a form is one of ours.
+
+A session lives here, the cookie only names it: signing out ends it, and so does a reload of the ACL
+that withdraws the credential. There are only so many, and each only for so long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftlog.server.pull.authentication import Identity
+from liftlog.server.pull.seams import Policy
+
+MAX_SESSIONS = 1000
+MAX_PER_PRINCIPAL = 20
+MAX_IDLE_SECONDS = 3600.0
+MAX_AGE_SECONDS = 12 * 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    identity: Identity
+    began: float
+    used: float
+
+
+class Sessions:
+    """Belongs to one event loop. Cookies are kept as hashes: nothing that is here is a way in."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # longest unused first
+        self._secret = secrets.token_bytes(32)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(self, identity: Identity) -> str:
+        """What the cookie is to say. Whoever has too many loses the one unused for longest."""
+        now = self._now()
+        own = [
+            key
+            for key, one in self._sessions.items()
+            if one.identity.principal == identity.principal
+        ]
+        for key in own[: max(0, len(own) + 1 - MAX_PER_PRINCIPAL)]:
+            del self._sessions[key]
+        while len(self._sessions) >= MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        cookie = secrets.token_urlsafe(32)
+        self._sessions[_key(cookie)] = Session(identity, now, now)
+        return cookie
+
+    def find(self, cookie: str | None, policy: Policy | None) -> Session | None:
+        """The session, if it still holds."""
+        if not cookie:
+            return None
+        key = _key(cookie)
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        now = self._now()
+        if (
+            now - session.used > MAX_IDLE_SECONDS
+            or now - session.began > MAX_AGE_SECONDS
+            or not session.identity.holds_in(policy)
+        ):
+            del self._sessions[key]
+            return None
+        session.used = now
+        self._sessions.move_to_end(key)
+        return session
+
+    def end(self, cookie: str | None) -> None:
+        if cookie:
+            self._sessions.pop(_key(cookie), None)
+
+    # --- forms ---
+
+    def form_token(self, cookie: str | None, purpose: str) -> str:
+        """For a hidden field of the form that does `purpose`. Another site's page cannot read ours,
+        so it cannot know this."""
+        text = f"{cookie or ''}\0{purpose}".encode("utf-8", "surrogatepass")
+        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+
+    def is_form_token(self, given: str, cookie: str | None, purpose: str) -> bool:
+        expected = self.form_token(cookie, purpose)
+        return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode())
+
+
+def _key(cookie: str) -> bytes:
+    return hashlib.sha256(cookie.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,232 @@
+"""The routes of the web page. Nothing is reached but through `_guarded`, which knows who asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from liftlog.errors import LiftlogError, LimitExceeded, StreamUnavailable, Unauthenticated
+from liftlog.server.http.access import Access
+from liftlog.server.http.failures import failure
+from liftlog.server.web import actions, answers, entering
+from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
+from liftlog.server.web.entering import Entering
+from liftlog.server.web.pages.access import access
+from liftlog.server.web.pages.health import health
+from liftlog.server.web.pages.overview import overview
+from liftlog.server.web.pages.records import record, records, value
+from liftlog.server.web.pages.stream import stream
+from liftlog.server.web.rendering import Rendering
+
+MAX_REQUESTS = 16
+"""At the same time; each may hold a batch or the descriptions of all streams."""
+
+View = Callable[[Asked], Awaitable[Shown]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Page(NamedTuple):
+    """`template` is that of the page; its twin has the same path with `.json` behind it.
+    `is_live` pages look for news by themselves."""
+
+    path: str
+    template: str
+    view: View
+    is_live: bool = False
+
+
+_STREAM = "/ui/streams/{stream}"
+PAGES = (
+    Page("/ui/streams", "overview.html", overview, is_live=True),
+    Page("/ui/access", "access.html", access),
+    Page("/ui/health", "health.html", health, is_live=True),
+    # Before the stream's own page, whose name would else end in a twin's.
+    Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
+    Page(f"{_STREAM}/records", "records.html", records),
+    *(
+        Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm)
+        for name in ("pause", "resume", "compact")
+    ),
+    Page(_STREAM, "stream.html", stream, is_live=True),
+)
+
+
+class WebSite:
+    """Add its routes with `routes()`. Belongs to one event loop."""
+
+    def __init__(self, parts: Parts, access: Access) -> None:
+        self._parts = parts
+        self._entering = Entering(access, parts.sessions)
+        self._rendering = Rendering()
+        self._under_way = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.get("/", self._home),
+            web.get("/ui", self._home),
+            web.get("/ui/", self._home),
+            web.get("/ui/login", self._login_form),
+            web.post("/ui/login", self._login),
+            web.post("/ui/logout", self._logout),
+            web.get("/ui/static/{file}", self._static),
+            web.get(f"{_STREAM}/records/{{offset}}/value", self._guarded(value)),
+        ]
+        for page in PAGES:
+            if page.view is not actions.confirm:
+                routes.append(web.get(f"{page.path}.json", self._guarded(self._twin(page))))
+            routes.append(web.get(page.path, self._guarded(self._html(page))))
+        routes += [
+            web.post(page.path, self._guarded(actions.perform))
+            for page in PAGES
+            if page.view is actions.confirm
+        ]
+        return routes
+
+    async def close(self) -> None:
+        await self._parts.rates.close()
+
+    # --- every page ---
+
+    def _guarded(self, serve: Callable[[Asked], Awaitable[web.StreamResponse]]) -> Handler:
+        """Bounded in number, the viewer known, and every error worded."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            viewer = Viewer(None)
+            try:
+                viewer = await self._entering.viewer(request)
+                if not self._parts.health.is_serving and not _is_about_health(request):
+                    raise StreamUnavailable("the daemon is starting", hint="try again")
+                if self._under_way >= MAX_REQUESTS:
+                    raise LimitExceeded("too many requests at once", hint="try again")
+                self._under_way += 1
+                try:
+                    return await serve(Asked(request, viewer, self._parts))
+                finally:
+                    self._under_way -= 1
+            except web.HTTPException:
+                raise
+            except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
+                return await self._failed(request, viewer, error)
+
+        return handle
+
+    def _html(self, page: Page) -> Callable[[Asked], Awaitable[web.StreamResponse]]:
+        async def serve(asked: Asked) -> web.StreamResponse:
+            shown = await page.view(asked)
+            text = await self._rendering.page(
+                page.template,
+                title=shown.title,
+                data=shown.data,
+                twin="" if page.view is actions.confirm else twin_of(asked.request),
+                is_live=page.is_live,
+                **self._frame(asked.request, asked.viewer),
+                **shown.extra,
+            )
+            return answers.html(text)
+
+        return serve
+
+    def _twin(self, page: Page) -> Callable[[Asked], Awaitable[web.StreamResponse]]:
+        async def serve(asked: Asked) -> web.StreamResponse:
+            return answers.as_json((await page.view(asked)).data)
+
+        return serve
+
+    def _frame(self, request: web.Request, viewer: Viewer) -> dict[str, Any]:
+        """What stands around each page."""
+        policy, sessions = self._entering.policy, self._parts.sessions
+        return {
+            "path": request.path,
+            "viewer": viewer,
+            "has_acl": policy is not None,
+            "may_sign_in": policy is not None and viewer.cookie is None,
+            "logout_token": sessions.form_token(viewer.cookie, "sign out"),
+        }
+
+    async def _failed(
+        self, request: web.Request, viewer: Viewer, error: Exception
+    ) -> web.StreamResponse:
+        answered = failure(error)
+        if request.path.endswith((".json", "/value")):
+            answered.headers.update(answers.HEADERS)
+            return answered
+        if isinstance(error, Unauthenticated):
+            if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+                # The cookie of somebody who is signed in does not come with a link of another
+                # site; it does come when our own page goes on.
+                return answers.html(
+                    await self._rendering.page("arriving.html", here=request.path_qs)
+                )
+            return answers.see_other(entering.login_path(request))
+        assert answered.text is not None
+        text = await self._rendering.page(
+            "error.html",
+            title="Not shown",
+            status=answered.status,
+            error=json.loads(answered.text)["error"],
+            twin="",
+            is_live=False,
+            **self._frame(request, viewer),
+        )
+        return answers.html(text, answered.status)
+
+    # --- without a viewer ---
+
+    async def _home(self, request: web.Request) -> web.StreamResponse:
+        return answers.see_other(entering.HOME)
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        return answers.static_file(request.match_info["file"])
+
+    async def _login_form(self, request: web.Request) -> web.StreamResponse:
+        return await self._show_login(request)
+
+    async def _show_login(
+        self, request: web.Request, problem: str = "", status: int = 200
+    ) -> web.StreamResponse:
+        cookie = request.cookies.get(entering.COOKIE)
+        text = await self._rendering.page(
+            "login.html",
+            title="Sign in",
+            problem=problem,
+            action=request.path_qs if request.path == entering.LOGIN else entering.LOGIN,
+            form_token=self._parts.sessions.form_token(cookie, "sign in"),
+            twin="",
+            is_live=False,
+            **self._frame(request, Viewer(None)),
+        )
+        return answers.html(text, status)
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._entering.check_origin(request)
+            form = await entering.read_form(request)
+            entering.check_form(self._parts.sessions, request, form, "sign in")
+            return await self._entering.sign_in(request, form.get("token", "").strip())
+        except LiftlogError as error:
+            if isinstance(error, Unauthenticated | LimitExceeded):
+                status = failure(error).status
+                return await self._show_login(request, entering.worded(error), status)
+            return await self._failed(request, Viewer(None), error)
+
+    async def _logout(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._entering.check_origin(request)
+            form = await entering.read_form(request)
+            entering.check_form(self._parts.sessions, request, form, "sign out")
+        except LiftlogError as error:
+            return await self._failed(request, Viewer(None), error)
+        return self._entering.sign_out(request)
+
+
+def twin_of(request: web.Request) -> str:
+    """The address of the `.json` twin of this page, with the same question."""
+    query = f"?{request.query_string}" if request.query_string else ""
+    return f"{request.path}.json{query}"
+
+
+def _is_about_health(request: web.Request) -> bool:
+    return request.path.startswith("/ui/health")

@@ -1,0 +1,37 @@
+"""What a screen reader and a phone need of every page; asked of the page in the browser."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page
+
+_UNLABELLED = """() => [...document.querySelectorAll('input, select, textarea')]
+  .filter((one) => one.type !== 'hidden' && !one.labels.length && !one.getAttribute('aria-label'))
+  .map((one) => one.outerHTML)"""
+_NAMED = "a, button, summary, [role=region], nav, table, svg[role=img]"
+_UNNAMED = """() => [...document.querySelectorAll('NAMED')]
+  .filter((one) => !(one.textContent.trim() || one.getAttribute('aria-label')
+                     || one.querySelector('img[alt]:not([alt=""])')))
+  .map((one) => one.outerHTML)""".replace("NAMED", _NAMED)
+_UNSCOPED = """() => [...document.querySelectorAll('th')].filter((one) => !one.scope).length"""
+_TWICE = """() => { const ids = [...document.querySelectorAll('[id]')].map((one) => one.id);
+  return ids.filter((one, i) => ids.indexOf(one) !== i); }"""
+_BROKEN = """() => [...document.querySelectorAll('[aria-labelledby], [aria-describedby]')]
+  .flatMap((one) => ['aria-labelledby', 'aria-describedby'].map((name) => one.getAttribute(name)))
+  .flatMap((ids) => ids?.split(' ') ?? [])
+  .filter((id) => !document.getElementById(id))"""
+
+
+def check_accessible(page: Page) -> None:
+    assert page.locator("h1").count() == 1
+    assert page.locator("main").count() == page.locator("header").count() == 1
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.title().endswith("liftlog")
+    for question in (_UNLABELLED, _UNNAMED, _TWICE, _BROKEN):
+        assert page.evaluate(question) == [], question
+    assert page.evaluate(_UNSCOPED) == 0
+    assert page.locator("table:not(:has(caption))").count() == 0
+    assert page.locator("img:not([alt])").count() == 0
+
+
+def is_as_wide_as_its_window(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))

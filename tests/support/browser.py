@@ -1,0 +1,77 @@
+"""A real Chromium, headless, for tests of the web page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_ARGUMENTS = [
+    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+]  # fmt: skip
+TIMEOUT_MS = 15_000
+
+
+def find_chromium() -> str:
+    """Skips the test where there is none, but not where CI=true."""
+    found = os.environ.get("LIFTLOG_TEST_BROWSER") or next(
+        filter(None, map(shutil.which, _NAMES)), ""
+    )
+    if not found:
+        how = "no Chromium found: apt install chromium (Debian), or set LIFTLOG_TEST_BROWSER"
+        if os.environ.get("CI"):
+            pytest.fail(how)
+        pytest.skip(how)
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    arguments = [*_ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Window:
+    """A context with one page. What goes wrong in it fails the test at its end: errors of scripts,
+    what the Content-Security-Policy refused, dialogs, requests to elsewhere."""
+
+    def __init__(self, browser: Browser, base: str, **options: object) -> None:
+        self.base = base
+        self.context: BrowserContext = browser.new_context(base_url=base, **options)  # type: ignore[arg-type]
+        self.context.set_default_timeout(TIMEOUT_MS)
+        self.page: Page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("console", self._console)
+        self.page.on("dialog", self._dialog)
+        self.page.on("request", self._request)
+
+    def _console(self, message: object) -> None:
+        text = f"{message.type}: {message.text}"  # type: ignore[attr-defined]
+        expected = "Failed to load resource" in text  # a page of ours with a status of 4xx
+        if text.startswith("error") and not expected:
+            self.wrong.append(text)
+
+    def _dialog(self, dialog: object) -> None:
+        self.wrong.append(f"dialog: {dialog.message}")  # type: ignore[attr-defined]
+        dialog.dismiss()  # type: ignore[attr-defined]
+
+    def _request(self, request: object) -> None:
+        url = str(request.url)  # type: ignore[attr-defined]
+        if not url.startswith((self.base, "data:", "about:")):
+            self.wrong.append(f"request: {url}")
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.wrong == []

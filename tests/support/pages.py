@@ -1,0 +1,51 @@
+"""Examples of the documentation, run as they stand but for the addresses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from support.daemon import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page below `docs`, in their order."""
+    text = (DOCS / page).read_text()
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for kind, block in found if kind == language]
+
+
+def tools_in(directory: Path) -> Path:
+    """A directory with `liftlog` and `python` as they are in the environment of the tests."""
+    tools = directory / "bin"
+    tools.mkdir(exist_ok=True)
+    for name, module in (("python", ""), ("liftlog", "-m liftlog ")):
+        script = tools / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {module}"$@"\n')
+        script.chmod(0o755)
+    return tools
+
+
+def run_shell(
+    script: str, directory: Path, environment: Mapping[str, str], *, expect: int = 0
+) -> str:
+    """What the script printed on stdout; it runs in `directory`, and ends with `expect`."""
+    done = subprocess.run(
+        ["bash", "-eu", "-c", script],
+        cwd=directory,
+        env={
+            "PATH": f"{tools_in(directory)}:/usr/bin:/bin",
+            "PYTHONPATH": str(REPOSITORY),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,110 @@
+"""Values of anybody as text for a page: nothing raises, nothing is endless, nothing hides."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftlog.server.web import content
+from liftlog.server.web.content import VIEWS, preview, show
+
+
+@pytest.mark.parametrize(
+    ("raw", "view", "text"),
+    [
+        (b"hello", "text", "hello"),
+        (b'{"a":1}', "json", '{\n  "a": 1\n}'),
+        (b"[1,2]", "json", "[\n  1,\n  2\n]"),
+        (b"{broken", "text", "{broken"),
+        (msgpack.packb({"a": b"\xff"}), "msgpack", '{\n  "a": b"ff"\n}'),
+        (b"\x00\x01\x02", "hex", "00000000  00 01 02                                          ···"),
+        (b"", "text", ""),
+    ],
+)
+def test_what_it_is_taken_for(raw: bytes, view: str, text: str) -> None:
+    found = show(raw)
+    assert found[:2] == (view, text)
+
+
+def test_what_somebody_asks_for_and_it_is_not() -> None:
+    assert show(b"hello", "json") == ("text", "hello", "this is no JSON")
+    assert show(b"\xc1", "msgpack").view == "hex"
+    assert show(b"7", "msgpack").text == "55"
+    assert show(None, "hex").view == preview(None).view == "tombstone"
+
+
+def test_msgpack_that_is_hardly_json() -> None:
+    twice = b"\x82\xa1a\x01\xa1a\x02"
+    assert show(twice, "msgpack").text == '{\n  "a": 1,\n  "a": 2\n}'
+    assert show(msgpack.packb({1: [True, None]}), "msgpack").text.startswith("{\n  1: [")
+    assert show(msgpack.packb(msgpack.ExtType(5, b"ab")), "msgpack").text == 'ext(5, b"6162")'
+    assert "timestamp(1.000000002)" in show(
+        msgpack.packb([msgpack.Timestamp(1, 2)]), "msgpack"
+    ).text  # fmt: skip
+
+
+def test_bytes_inside_msgpack_are_text_only_if_they_are() -> None:
+    raw = msgpack.packb([b"\x02Z\x13]", "grün", b"\xff"])
+    assert show(raw).text == '[\n  b"025a135d",\n  "grün",\n  b"ff"\n]'
+
+
+def test_what_hides_is_seen() -> None:
+    """Controls of terminals, and those that turn the direction of writing."""
+    shown = show("a\x1b[31m\u202eb\x00".encode(), "text").text
+    assert shown == "a\u241b[31m\ufffdb\u2400"
+
+
+def test_a_character_that_the_look_cuts() -> None:
+    raw = b"x" * (content._LOOKED_AT - 1) + "é".encode() * 100
+    assert show(raw).view == "text"
+    assert show(b"x" * 10 + "é".encode()[:1]).view == "hex"
+
+
+def test_what_is_too_long_says_so() -> None:
+    long = show(b"x" * 100_000)
+    assert len(long.text) == content.MAX_SHOWN_BYTES
+    assert long.problem == "the first 65,536 of 100,000 bytes"
+    assert show(b"\x00" * 100_000).problem == "the first 16,384 of 100,000 bytes"
+    big = json.dumps(["x" * 70_000]).encode()
+    assert show(big, "json").problem.startswith("larger than 64 KiB")
+    assert len(preview(b"y" * 10_000).text) < 300
+    assert len(preview(b"\x00" * 10_000).text) < 300
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"[" * 60_000, b"[" * 30_000 + b"]" * 30_000, b'{"a":' * 10_000, b"\x91" * 60_000,
+     b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff\x01", b"1" * 60_000, b"\xc7\xff\x01",
+     b'"' + b"\\u202e" * 9000 + b'"', b"[" + b"1e999," * 9000 + b"1]", b"\x81\x90\x01",
+     b"\xd7\xff" + b"\xff" * 8, b"NaN", b"\xca\x7f\x80\x00\x00"],
+)  # fmt: skip
+@pytest.mark.parametrize("view", VIEWS)
+def test_bombs_cost_little(raw: bytes, view: str) -> None:
+    started = time.process_time()
+    found = show(raw, view)
+    preview(raw, view)
+    assert len(found.text) <= content._MAX_CHARS + 10
+    assert time.process_time() - started < 1
+
+
+@given(st.binary(max_size=300), st.sampled_from(VIEWS))
+def test_any_bytes(raw: bytes, view: str) -> None:
+    found = show(raw, view)
+    assert found.view in ("text", "json", "hex", "msgpack")
+    assert content.visible(found.text) == found.text
+    preview(raw, view)
+
+
+@given(st.binary(max_size=50))
+def test_a_key_finds_itself(raw: bytes) -> None:
+    from liftlog.server.web.browsing import parse_key
+
+    text = content.as_key(raw)
+    assert text is not None
+    if not text.startswith("base64:"):
+        assert parse_key(text) == raw

@@ -1,0 +1,420 @@
+"""The web page of a real daemon in a real Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from playwright.sync_api import Browser, expect
+from support.accessibility import check_accessible, is_as_wide_as_its_window
+from support.browser import Window, chromium, find_chromium
+from support.daemon import Daemon
+from support.nats_server import NatsServer
+
+from acl.tokens import hash_token
+from liftlog.client import connect_sync
+
+pytestmark = pytest.mark.integration
+
+BAD = "<script>top.hit=1</script>\"'><img/src=x/onerror=top.hit=2><svg/onload=top.hit=3>"
+MANY = 500
+MILLION = 1_000_000
+SECRET = "0123456789abcdefghijklmnop-"
+ACL = """
+principals:
+  ann: {token_hash: "%s"}
+  eve: {token_hash: "%s"}
+roles:
+  owner: [{allow: [read, commit, admin], streams: ["*"]}]
+  reader: [{allow: [read], streams: ["orders"], subjects: ["orders.eu.>"]}]
+bindings: {ann: [owner], eve: [reader]}
+"""
+STREAMS: dict[str, Any] = {
+    "orders": {"subject": "orders.>", "segment": {"max_bytes": "64KiB"},
+               "compaction": {"min_lag": "0s"}},
+    "hostile": {"subject": "hostile.>"},
+    "large": {"subject": "large.>", "acks": "off"},
+}  # fmt: skip
+
+NewWindow = Callable[..., Window]
+
+
+async def _publish(url: str, messages: list[tuple[str, bytes, dict[str, str] | None]]) -> None:
+    connection = await nats.connect(url)
+    for subject, payload, headers in messages:
+        await connection.publish(subject, payload, headers=headers)
+    await connection.flush()
+    await connection.close()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """In a thread: Playwright has a loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()
+
+
+def fill(server: NatsServer, daemon: Daemon, count: int = 600) -> None:
+    messages: list[tuple[str, bytes, dict[str, str] | None]] = []
+    for i in range(count):
+        where = ("eu", "us")[i % 2]
+        body = json.dumps({"order": i, "note": "x" * 200}).encode()
+        messages.append((f"orders.{where}.new", body, {"Liftlog-Key": f"k-{i % 40}"}))
+    text = BAD.replace(" ", "")
+    values = [
+        BAD.encode(),
+        json.dumps({BAD: [BAD]}).encode(),
+        b"\x81" + _packed(BAD) + _packed(BAD),
+    ]
+    messages += [
+        (f"hostile.{text}", value, {"Liftlog-Key": BAD, "X-Note": BAD}) for value in values
+    ]
+    run(_publish(server.url, messages))
+    deadline = time.monotonic() + 20
+    while daemon.metric("liftlog_records_total") < len(messages):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _packed(text: str) -> bytes:
+    return b"\xd9" + bytes([len(text)]) + text.encode()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    find_chromium()
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    with Daemon(server.url, {"streams": STREAMS}) as daemon:
+        fill(server, daemon)
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def guarded(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    path = tmp_path_factory.mktemp("acl") / "acl.yaml"
+    path.write_text(ACL % (hash_token(SECRET + "ann"), hash_token(SECRET + "eve")))
+    settings = {"streams": {"orders": STREAMS["orders"]}, "acl": {"file": str(path)},
+                "name": "guarded"}  # fmt: skip
+    with Daemon(server.url, settings) as daemon:
+        fill_orders_only(server, daemon)
+        yield daemon
+
+
+def fill_orders_only(server: NatsServer, daemon: Daemon) -> None:
+    run(_publish(server.url, [(f"orders.{w}.new", b"v", None) for w in ("eu", "us")]))
+    deadline = time.monotonic() + 20
+    while daemon.metric("liftlog_records_total", stream="orders") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def window(browser: Browser) -> Iterator[NewWindow]:
+    opened: list[Window] = []
+
+    def open_window(daemon: Daemon, **options: Any) -> Window:
+        opened.append(Window(browser, f"http://{daemon.http_address}", **options))
+        return opened[-1]
+
+    yield open_window
+    for one in opened:
+        one.close()
+
+
+PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
+         "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/access", "/ui/health",
+         "/ui/streams/absent", "/ui/login")  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_on_a_phone_and_on_a_desk(
+    daemon: Daemon, window: NewWindow, scheme: str
+) -> None:
+    for width in (320, 1280):
+        one = window(daemon, viewport={"width": width, "height": 800}, color_scheme=scheme)
+        for path in PAGES:
+            one.page.goto(path)
+            check_accessible(one.page)
+            assert is_as_wide_as_its_window(one.page), (path, width)
+
+
+def test_from_the_overview_to_a_record(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/")
+    page.get_by_role("link", name="orders", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("orders")
+    page.get_by_text("As a table").click()
+    assert page.get_by_role("region", name="Segments, a table").locator("tbody tr").count() > 1
+    page.get_by_role("link", name="Records").click()
+    assert page.locator("table.records tbody tr").count() == 50
+    page.get_by_label("Subject").fill("orders.us.>")
+    page.get_by_label("Key").fill("k-3")
+    page.get_by_role("button", name="Show").click()
+    rows = page.locator("table.records tbody tr")
+    assert rows.count() == 15
+    assert set(rows.locator("td").nth(1).all_inner_texts()) == {"orders.us.new"}
+    rows.first.get_by_role("link").click()
+    expect(page.locator("pre")).to_contain_text('"order": 3')
+    page.get_by_role("link", name="hex").click()
+    expect(page.locator("pre")).to_contain_text("00000000  7b 22")
+    page.get_by_role("link", name="All with this key").click()
+    assert page.locator("table.records tbody tr").count() == 15
+
+
+def test_without_javascript(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon, java_script_enabled=False).page
+    page.goto("/ui/streams")
+    assert page.locator("[data-live-status]").is_hidden()
+    page.get_by_label("Name or subject").fill("hos")
+    page.get_by_role("button", name="Find").click()
+    assert page.locator("table.streams tbody tr").count() == 1
+    page.get_by_role("link", name="hostile", exact=True).click()
+    page.get_by_role("link", name="Pause…").click()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".notice")).to_contain_text("Paused")
+    expect(page.locator("h1 .state")).to_have_text("paused")
+    page.get_by_role("link", name="Resume…").click()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("h1 .state")).to_have_text("attached")
+    page.get_by_role("link", name="Records").click()
+    page.get_by_label("From time").fill("1h")
+    page.get_by_role("button", name="Show").click()
+    assert page.locator("table.records tbody tr").count() == 3
+
+
+def test_what_somebody_published_does_nothing(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon).page
+    pages = ["/ui/streams/hostile/records"]
+    pages += [
+        f"/ui/streams/hostile/records/{n}?view={view}"
+        for n, view in ((1, "auto"), (1, "text"), (2, "json"), (3, "msgpack"), (3, "hex"))
+    ]
+    pages += ["/ui/streams/hostile/records?key=" + "%3Cimg%20src%3Dx%20onerror%3Dtop.hit%3D4%3E"]
+    for path in pages:
+        page.goto(path)
+        assert page.evaluate("window.hit") is None
+        assert page.locator("main script, main img").count() == 0
+    page.goto(pages[1])
+    assert BAD in page.locator("pre").inner_text()
+
+
+def test_it_lives(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/ui/streams/orders")
+    mark = page.locator("[data-count=high_watermark]")
+    before = int(mark.inner_text().replace(",", ""))
+    run(_publish(server.url, [("orders.eu.new", b"{}", None)] * 7))
+    expect(mark).to_have_text(f"{before + 7:,}")
+    # Another shape: a consumer appears, and what was opened stays open.
+    page.get_by_text("As a table").click()
+    with connect_sync(daemon.pull_address) as client:
+        client.commit_checkpoint("billing", "orders", 5)
+    expect(page.get_by_role("rowheader", name="billing")).to_be_visible()
+    assert page.get_by_role("region", name="Segments, a table").is_visible()
+    page.get_by_role("button", name="Live").click()
+    run(_publish(server.url, [("orders.eu.new", b"{}", None)]))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2500)
+    assert asked == []
+    page.get_by_role("button", name="Live").click()
+    expect(mark).to_have_text(f"{before + 8:,}")
+
+
+def test_the_script_writes_numbers_as_the_daemon_does(daemon: Daemon, window: NewWindow) -> None:
+    from liftlog.server.web import formats
+    from liftlog.server.web.picture import spark_points
+    from liftlog.server.web.rates import KEPT
+
+    numbers = [0, 0.04, 0.05, 0.25, 1.25, 9.95, 9.99, 10, 59.96, 99.94, 99.95, 512, 1023, 1023.5,
+               1280, 1536, 102_348, 1_048_575, 1_234_567, 90_061, 3_600, 5e9, 7.3e13,
+               2**53]  # fmt: skip
+    page = window(daemon).page
+    page.goto("/ui/streams")
+    said = page.evaluate(
+        """async (numbers) => { const m = await import('/ui/static/live.js?again');
+        return numbers.map((n) => [m.count(n), m.size(n), m.rate(n), m.percent((n % 1000) / 1000),
+                                   m.duration(n)]); }""",
+        numbers,
+    )
+    for number, texts in zip(numbers, said, strict=True):
+        expected = [formats.count(number), formats.size(number), formats.rate(number),
+                    formats.percent(number % 1000 / 1000), formats.duration(number)]  # fmt: skip
+        assert texts == expected, number
+    history = [0, 3.25, 100, 17.5]
+    points = page.evaluate(
+        "async (h) => (await import('/ui/static/live.js?again')).sparkPoints(h)", history
+    )
+    near = [
+        pytest.approx(float(n), abs=0.11)
+        for n in re.findall(r"[\d.]+", spark_points(history, KEPT))
+    ]
+    assert [float(n) for n in re.findall(r"[\d.]+", points)] == near
+
+
+def test_with_the_keyboard_alone(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/ui/streams")
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to the content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    seen = set()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        seen.add(page.evaluate("document.activeElement.textContent.trim().slice(0, 20)"))
+        assert outline != "none" or page.evaluate("document.activeElement === document.body")
+    assert {"orders", "Find"} <= seen
+
+
+def test_signing_in(guarded: Daemon, window: NewWindow) -> None:
+    one = window(guarded)
+    page = one.page
+    page.goto("/ui/streams/orders/records")
+    expect(page.get_by_label("Token")).to_be_focused()
+    check_accessible(page)
+    page.get_by_label("Token").fill("ann.wrong")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_have_text("This token is not valid.")
+    page.get_by_label("Token").fill(f"ann.{SECRET}ann")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Records of orders")
+    (cookie,) = one.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert page.evaluate("document.cookie") == ""
+    page.goto("/ui/access?stream=orders&principal=eve")
+    check_accessible(page)
+    assert "rule 1 of role 'reader'" in page.get_by_role("region", name="Explanation").inner_text()
+    page.goto("/ui/streams/orders")
+    page.get_by_role("link", name="Compact now…").click()
+    page.get_by_role("button", name="Compact now").click()
+    expect(page.locator(".notice")).to_contain_text("compaction pass")
+    page.get_by_role("button", name="Sign out").click()
+    page.goto("/ui/streams")
+    expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_a_principal_with_less(guarded: Daemon, window: NewWindow) -> None:
+    page = window(guarded).page
+    page.goto("/ui/login")
+    page.get_by_label("Token").fill(f"eve.{SECRET}eve")
+    page.get_by_role("button", name="Sign in").click()
+    page.goto("/ui/streams/orders/records")
+    rows = page.locator("table.records tbody tr")
+    assert rows.locator("td").nth(1).all_inner_texts() == ["orders.eu.new"]
+    assert page.goto("/ui/streams/orders/pause").status == 403
+    check_accessible(page)
+    page.goto("/ui/streams/orders")
+    assert page.get_by_role("link", name="Pause…").count() == 0
+
+
+def test_a_page_of_somebody_else_can_do_nothing(
+    guarded: Daemon, window: NewWindow, tmp_path: Path
+) -> None:
+    """It posts a form into the session of whoever looks at it, and shows us in a frame."""
+    one = window(guarded)
+    page = one.page
+    page.goto("/ui/login")
+    page.get_by_label("Token").fill(f"ann.{SECRET}ann")
+    page.get_by_role("button", name="Sign in").click()
+    target = f"{one.base}/ui/streams/orders/pause"
+    evil = tmp_path / "evil.html"
+    evil.write_text(f'<form method="post" action="{target}"><button>go</button></form>'
+                    f'<iframe src="{one.base}/ui/streams"></iframe>')  # fmt: skip
+    other = one.context.new_page()
+    other.goto(evil.as_uri())
+    with other.expect_navigation() as arrived:
+        other.get_by_role("button").click()
+    assert arrived.value.status in (303, 403)
+    assert "attached" in page.goto("/ui/streams/orders").text()
+    other.close()
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    streams = {f"plant-{n:03d}": {"subject": f"plant.{n}.>"} for n in range(MANY)}
+    with NatsServer() as server, Daemon(server.url, {"streams": streams}) as daemon:
+        yield daemon
+
+
+def test_five_hundred_streams(crowded: Daemon, window: NewWindow) -> None:
+    page = window(crowded).page
+    page.goto("/ui/streams?page=10")
+    started = time.monotonic()
+    page.goto("/ui/streams")
+    assert time.monotonic() - started < 3
+    expect(page.locator("[data-count=streams]")).to_have_text(str(MANY))
+    assert page.locator("table.streams tbody tr").count() == 50
+    page.get_by_role("link", name="Next").click()
+    expect(page.get_by_text("Page 2 of 10")).to_be_visible()
+    page.get_by_label("Name or subject").fill("plant.499")
+    page.get_by_role("button", name="Find").click()
+    assert page.locator("table.streams tbody tr").count() == 1
+    # Looking at them all again and again does not hold the event loop, on which commits run.
+    before = crowded.cpu_seconds
+    for _ in range(20):
+        assert crowded.get("/ui/streams.json?sort=size")[0] == 200
+    assert crowded.cpu_seconds - before < 2
+    samples = crowded.get("/metrics")[1].splitlines()
+    late = [int(line.split()[-1]) for line in samples if "event_loop_lag_seconds_bucket" in line
+            and ('le="0.1"' in line or 'le="+Inf"' in line)]  # fmt: skip
+    assert late[1] - late[0] <= 2, "looks at which the loop was later than 0.1 s"
+
+
+def test_a_million_records(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
+    run(_publish_many(server.url, MILLION))
+    deadline = time.monotonic() + 60
+    while daemon.metric("liftlog_high_watermark", stream="large") <= MILLION:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    page = window(daemon).page
+    for offset in (1, 500_000, 999_960):
+        started = time.monotonic()
+        page.goto(f"/ui/streams/large/records?offset={offset}")
+        assert time.monotonic() - started < 2, offset
+        assert page.locator("table.records tbody tr").first.inner_text().startswith(f"{offset:,}")
+    page.goto("/ui/streams/large/records")
+    expect(page.get_by_role("rowheader", name="1,000,000")).to_be_visible()
+    page.get_by_role("link", name="Older").click()
+    expect(page.get_by_role("rowheader", name="999,901")).to_be_visible()
+    started = time.monotonic()
+    page.goto("/ui/streams/large/records?subject=large.rare")
+    assert time.monotonic() - started < 4
+    assert page.get_by_text("Search on").or_(page.get_by_text("The end of the stream")).is_visible()
+
+
+async def _publish_many(url: str, count: int) -> None:
+    """On a raw socket: the client would take a minute."""
+    host, port = url.removeprefix("nats://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
+    chunk = b"PUB large.x 5\r\nvalue\r\n" * 1000
+    for _ in range(count // 1000):
+        writer.write(chunk)
+        await writer.drain()
+    writer.write(b"PING\r\n")
+    while b"PONG" not in await reader.readline():
+        pass
+    writer.close()
+    await writer.wait_closed()
