@@ -1,7 +1,7 @@
 """Changing streams while they run, holding them, and telling what this daemon is.
 
 Runs on the event loop; what touches a log runs in a writer thread while no commit of that stream
-is in flight (`StreamHost.run_exclusive`). Whatever changes a stream is durable before it holds.
+is in flight (`exclusive`). Whatever changes a stream is durable before it holds.
 """
 
 from __future__ import annotations
@@ -11,31 +11,30 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import liftlog
 from acl.subjects import overlaps, why_invalid
 from compaction import RetentionDecision
 from liftlog.errors import (
     Conflict,
-    DiskFull,
     Forbidden,
     InvalidArgument,
     ShuttingDown,
-    StaleIncarnation,
     StreamUnavailable,
 )
-from liftlog.log.leases import MAX_DURATION_NS, MAX_HOLDER, MAX_LEASES, Lease
+from liftlog.log.leases import MAX_DURATION_NS, MAX_LEASES
 from liftlog.protocol.administration import StreamUpdate
-from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
-from liftlog.protocol.messages import EARLIEST, REQUESTS
+from liftlog.protocol.described import DaemonInfo, Removal
+from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.disk_reserve import DiskReserve
+from liftlog.server.exclusive import exclusively
+from liftlog.server.lease_keeping import LeaseKeeping
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_retention import (
     decide_retention,
-    grant_lease,
     is_large,
     truncate_before,
 )
@@ -43,6 +42,7 @@ from liftlog.server.stream_settings import (
     SWITCHES,
     Difference,
     check_changeable,
+    check_incarnation,
     differences,
     merged_settings,
 )
@@ -51,12 +51,9 @@ from liftlog.settings import Settings, StreamSettings
 logger = logging.getLogger("liftlog.server")
 
 _MS_NS = 1_000_000
-_STALL_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0
 _CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
 """A job under way was planned by these."""
-
-_T = TypeVar("_T")
 
 
 class Compactor(Protocol):
@@ -102,6 +99,7 @@ class Administration:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
+        self.leases = LeaseKeeping(self._running, streams.now_ns, streams.reserve)
         self._started_ns = time.time_ns()
         self._started = time.monotonic()
         self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (
@@ -219,7 +217,7 @@ class Administration:
                 "; ".join(f"{path}: {old} -> {new}" for path, old, new in found),
             )
 
-        await self._exclusively(host, store, adopt)
+        await exclusively(host, store, adopt, reserve=streams.reserve)
         if streams.compactor is not None and any(
             path.partition(".")[0] in _CLEANING for path, _, _ in found
         ):
@@ -234,7 +232,7 @@ class Administration:
         happens. Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds
         what would go, StaleIncarnation."""
         host = self._changeable(name)
-        _check_incarnation(host, incarnation)
+        check_incarnation(name, host.log.incarnation, incarnation)
         before = host.log.log_start_offset
 
         def truncate() -> int:
@@ -243,7 +241,7 @@ class Administration:
             files = not host.rewriting
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
-        freed = await self._exclusively(host, truncate)
+        freed = await exclusively(host, truncate, reserve=self._streams.reserve)
         if host.log.log_start_offset > before:
             logger.info(
                 "stream-truncated stream=%s log_start=%d freed_bytes=%d",
@@ -252,77 +250,6 @@ class Administration:
                 freed,
             )
         return self._streams.describe(host)
-
-    # --- leases ---
-
-    async def acquire_lease(
-        self,
-        name: str,
-        start: int | str,
-        *,
-        ttl_ms: int,
-        holder: str = "",
-        incarnation: str | None = None,
-    ) -> LeaseInfo:
-        """A lease from `start` ("earliest": the log start) to the high watermark; durable on
-        return. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation."""
-        host = self._running(name)
-        _check_incarnation(host, incarnation)
-        if isinstance(start, str) and start != EARLIEST:
-            raise InvalidArgument(f"a lease begins at an offset or {EARLIEST!r}, not at {start!r}")
-
-        def grant() -> Lease:
-            low = host.log.log_start_offset if isinstance(start, str) else start
-            return grant_lease(
-                host.log,
-                low,
-                duration_ns=ttl_ms * _MS_NS,
-                now_ns=self._streams.now_ns(),
-                holder=holder[:MAX_HOLDER],
-            )
-
-        return self._lease_info(host, await self._exclusively(host, grant, with_reserve=False))
-
-    async def renew_lease(
-        self, name: str, lease_id: str, *, ttl_ms: int, low: int | None = None
-    ) -> LeaseInfo:
-        """Raises LeaseGone, InvalidArgument."""
-        host = self._running(name)
-        # As the writer of the moment: between the look whether it lives and its renewal nothing of
-        # what it holds may go.
-        renewed = await self._exclusively(
-            host,
-            lambda: host.log.leases.renew(
-                lease_id, duration_ns=ttl_ms * _MS_NS, now_ns=self._streams.now_ns(), low=low
-            ),
-            with_reserve=False,
-        )
-        return self._lease_info(host, renewed)
-
-    async def release_lease(self, name: str, lease_id: str) -> None:
-        """One that is gone is no error."""
-        host = self._running(name)
-        await self._exclusively(
-            host, lambda: host.log.leases.release(lease_id, now_ns=self._streams.now_ns())
-        )
-
-    def list_leases(self, name: str) -> list[LeaseInfo]:
-        """Those that live, the oldest first."""
-        host = self._running(name)
-        live = host.log.leases.live(self._streams.now_ns())
-        return [self._lease_info(host, lease) for lease in live]
-
-    def _lease_info(self, host: StreamHost, lease: Lease) -> LeaseInfo:
-        return LeaseInfo(
-            stream=host.name,
-            incarnation=host.log.incarnation,
-            lease_id=lease.lease_id,
-            low=lease.low,
-            high=lease.high,
-            holder=lease.holder,
-            expires_ns=lease.expires_ns,
-            remaining_ms=max(0, lease.expires_ns - self._streams.now_ns()) // _MS_NS,
-        )
 
     # --- questions ---
 
@@ -384,40 +311,6 @@ class Administration:
         """One change of settings at a time, each on top of the one before."""
         return self._locks.setdefault(host, asyncio.Lock())
 
-    async def _exclusively(
-        self,
-        host: StreamHost,
-        call: Callable[[], _T],
-        then: Callable[[], None] | None = None,
-        *,
-        with_reserve: bool = True,
-    ) -> _T:
-        """`call` as the writer of the moment; on a full disk once more in the room of the reserve,
-        since what is changed here is what makes room."""
-        try:
-            return await _finished(host, call, then)
-        except DiskFull:
-            if not with_reserve:
-                raise
-        async with self._streams.reserve.lent():
-            return await _finished(host, call, then)
-
-
-async def _finished(
-    host: StreamHost, call: Callable[[], _T], then: Callable[[], None] | None
-) -> _T:
-    """Also when it is cancelled, `call` has ended before this returns, unless the disk stalls."""
-    outcome: list[_T] = []
-    future = host.run_exclusive(lambda: outcome.append(call()), then)
-    try:
-        await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait({future}, timeout=_STALL_SECONDS)
-        if future.done() and not future.cancelled():
-            future.exception()  # nobody is left to be told
-        raise
-    return outcome[0]
-
 
 def _switched(host: StreamHost, found: list[Difference]) -> dict[str, list[bool]]:
     """What was set over the API on top of the file: [what the file says, what holds]."""
@@ -426,13 +319,6 @@ def _switched(host: StreamHost, found: list[Difference]) -> dict[str, list[bool]
         said = switches.get(path, [old])[0]
         switches[path] = [said, new]
     return {path: pair for path, pair in switches.items() if pair[0] != pair[1]}
-
-
-def _check_incarnation(host: StreamHost, incarnation: str | None) -> None:
-    if incarnation is not None and incarnation != host.log.incarnation:
-        raise StaleIncarnation(
-            f"stream {host.name} was created anew since", incarnation=host.log.incarnation
-        )
 
 
 def _removal(host: StreamHost, decision: RetentionDecision) -> Removal:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,30 +23,37 @@ from liftlog.errors import (
     ShuttingDown,
     StreamNotFound,
     StreamUnavailable,
+    UnsupportedFormat,
 )
 from liftlog.log import Clock, DataDir, Log, RecoveryReport
 from liftlog.log.recovery import ActiveState
 from liftlog.protocol.stream_info import StreamInfo
+from liftlog.records.codecs import codec_named
 from liftlog.server.administration import Administration
+from liftlog.server.attachments import Attachments
 from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.disk_reserve import DiskReserve
-from liftlog.server.ingest.nats_link import LinkSubscription, NatsLink, RunHandler
+from liftlog.server.ingest.nats_link import NatsLink, RunHandler
 from liftlog.server.intake import Intake
+from liftlog.server.neighbours import introduce
+from liftlog.server.possible_losses import PossibleLosses
 from liftlog.server.stream_description import describe, describe_broken
-from liftlog.server.stream_host import StreamHost
-from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
+from liftlog.server.stream_host import SYSTEM, StreamHost
+from liftlog.server.stream_opening import (
+    load_stream,
+    log_config,
+    make_sequencer,
+    stored_settings,
+    write_dedupe_snapshot,
+)
 from liftlog.server.stream_retention import removes_too_much
-from liftlog.server.stream_settings import check_same, rivals, share_messages, with_switches
+from liftlog.server.stream_settings import check_same, rivals
 from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, parse_stream_settings
 from liftlog.stream import AckSubjects
 
 logger = logging.getLogger("liftlog.server")
 
-SYSTEM = "system"
-"""Origin of the streams that the daemon made for itself; nobody else changes them."""
-
-_MAX_NOTED_LOSSES = 100
 _DRAIN_SECONDS = 30.0
 
 
@@ -57,6 +64,7 @@ class Compactor(Protocol):
     def request(self, host: StreamHost) -> None: ...
     async def forget(self, host: StreamHost) -> None: ...
     async def interrupt(self, host: StreamHost) -> None: ...
+    def history(self, host: StreamHost) -> list[dict[str, Any]]: ...
 
 
 class Broker:
@@ -68,21 +76,18 @@ class Broker:
         self.hosts: dict[str, StreamHost] = {}
         self.intake = Intake(settings.commit, settings.ingest.max_pending_bytes, clock, self.hosts)
         self.broken: dict[str, str] = {}
-        self.possible_loss_events = 0
         self._data_dir = data_dir
         self.reserve = DiskReserve(data_dir.path)
         self.changes = asyncio.Lock()
-        self._clock = clock
         self.clock_guard = ClockGuard(clock)
-        self._link: NatsLink | None = None
-        self._subscriptions: dict[str, LinkSubscription] = {}
+        self._attachments = Attachments(self.hosts, self.intake)
+        self._losses = PossibleLosses(clock, self._save_metadata)
         self._ack_subjects = AckSubjects()
+        self._rivals: dict[str, list[str]] = {}
         self.compactor: Compactor | None = None
         self.administration = Administration(self)
         self._checkpoints: Checkpoints | None = None
-        self._own_receivers: dict[str, RunHandler] = {}
         self._closing = False
-        self._background: set[asyncio.Task[None]] = set()
         self._deleting: set[str] = set()
         """Whoever waits for records of these must not take them for failed."""
 
@@ -92,20 +97,40 @@ class Broker:
 
     # --- start ---
 
-    async def open_streams(self, *, assume_yes: bool) -> None:
+    async def open_streams(
+        self, *, assume_yes: bool, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         """Open every stream on disk and apply the configuration.
 
         A stream that cannot be opened is left alone and shown as failed; the others are served.
+        Once `is_stopping`, the rest stays as it lies on disk.
         Raises ConfigError when the configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.reserve.release)
         names = await asyncio.to_thread(self._data_dir.stream_names)
         for name in names:
+            if is_stopping():
+                return
             await self._open_stream(name, assume_yes=assume_yes)
         for name, settings in self.settings.streams.items():
+            if is_stopping():
+                return
             if name not in self.hosts and name not in self.broken:
-                await self._create_host(name, settings, origin="config")
+                await self._create_configured(name, settings)
         self.streams_changed()
+
+    async def _create_configured(self, name: str, settings: StreamSettings) -> None:
+        try:
+            codec_named(settings.compression)
+        except UnsupportedFormat as error:
+            self._leave_alone(name, error)
+            return
+        await self._create_host(name, settings, origin="config")
+
+    def _leave_alone(self, name: str, error: LiftlogError) -> None:
+        """It is not served, and said to have failed."""
+        self.broken[name] = str(error)
+        logger.error("stream-not-opened stream=%s error=%s", name, error)
 
     async def keep_disk_reserve(self) -> None:
         """Set room aside for the day when the disk is full. Call it before messages come in, and
@@ -116,15 +141,14 @@ class Broker:
         try:
             host, report = await self._load_host(name)
         except LiftlogError as error:
-            self.broken[name] = str(error)
-            logger.error("stream-not-opened stream=%s error=%s", name, error)  # noqa: TRY400
+            self._leave_alone(name, error)
             return
         except Exception as error:  # a supervisor: the other streams are served
             self.broken[name] = f"internal error: {error!r}"
             logger.exception("stream-not-opened stream=%s", name)
             return
         log = host.log
-        changed = host.settings != _stored_settings(name, log)
+        changed = host.settings != stored_settings(name, log)
         if host.origin == "config" and changed and not assume_yes:
             self._refuse_large_deletion(log, host.settings)
         if self.metadata_of(host) != log.metadata:
@@ -138,29 +162,18 @@ class Broker:
             report.scanned_bytes,
         )
         if log.log_end_offset > host.settings.initial_offset and host.origin != SYSTEM:
-            self._note_possible_loss(host, "the daemon was not running")
+            self._losses.note(host, "the daemon was not running")
 
     async def _load_host(self, name: str) -> tuple[StreamHost, RecoveryReport]:
         configured = self.settings.streams.get(name)
-        log, report = await asyncio.to_thread(
-            self._data_dir.open_log, name, log_config(configured or _DEFAULTS)
-        )
+        found = await asyncio.to_thread(load_stream, self._data_dir, name, configured)
         try:
-            switches: dict[str, list[bool]] = {}
-            if configured is not None:
-                settings, switches = with_switches(configured, log.metadata.get("switches"))
-            else:
-                settings = _stored_settings(name, log)
-            log.config = log_config(settings)
-            origin = "config" if configured is not None else str(log.metadata.get("origin", "api"))
-            if configured is None and origin == "config":
-                origin = "api"  # no longer in the file: from now on the API may change it
-            host = await self._make_host(name, settings, log, origin)
-            host.switches = switches
-            return host, report
+            host = await self._make_host(name, found.settings, found.log, found.origin)
         except Exception:
-            await asyncio.to_thread(log.close)
+            await asyncio.to_thread(found.log.close)
             raise
+        host.switches = found.switches
+        return host, found.report
 
     def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
         if removes_too_much(log, settings, self.now_ns()):
@@ -232,7 +245,7 @@ class Broker:
 
     def receive_for(self, name: str, receive: RunHandler) -> None:
         """Attach a stream of the system's own. Call it before `set_link`."""
-        self._own_receivers[name] = receive
+        self._attachments.receive_for(name, receive)
 
     @property
     def ack_subjects(self) -> AckSubjects:
@@ -264,17 +277,7 @@ class Broker:
 
     def set_link(self, link: NatsLink) -> None:
         """Streams are attached through this link from now on."""
-        self._link = self.intake.link = link
-        for host in self.hosts.values():
-            self._want(host)
-
-    def _want(self, host: StreamHost) -> LinkSubscription | None:
-        if self._link is None or not self._is_attachable(host):
-            return None
-        receive = self._own_receivers.get(host.name) or self.intake.receiver(host)
-        wanted = self._link.want(host.settings.subject, host.settings.queue_group, receive)
-        self._subscriptions[host.name] = wanted
-        return wanted
+        self._attachments.set_link(link)
 
     @property
     def closing(self) -> bool:
@@ -283,34 +286,13 @@ class Broker:
     @property
     def attached(self) -> bool:
         """Every stream's subscription is confirmed."""
-        return all(
-            name in self._subscriptions and self._subscriptions[name].confirmed
-            for name, host in self.hosts.items()
-            if self._is_attachable(host)
-        )
-
-    def _is_attachable(self, host: StreamHost) -> bool:
-        """Whether it is to receive messages: what the system has for itself may get none."""
-        return host.origin != SYSTEM or host.name in self._own_receivers
+        return self._attachments.all_confirmed
 
     def on_gap(self, reason: str) -> None:
         """Messages may have passed us by: remember where, for every stream."""
         for host in self.hosts.values():
-            if self._is_attachable(host):
-                self._note_possible_loss(host, reason)
-
-    def _note_possible_loss(self, host: StreamHost, reason: str) -> None:
-        self.possible_loss_events += 1
-        event = {
-            "offset": host.sequencer.next_offset,
-            "time_ns": self._clock.now_ns(),
-            "reason": reason,
-        }
-        host.possible_losses = [*host.possible_losses, event][-_MAX_NOTED_LOSSES:]
-        logger.warning(
-            "possible-loss stream=%s offset=%d reason=%s", host.name, event["offset"], reason
-        )
-        self._in_background(self._save_metadata(host))
+            if self._attachments.is_attachable(host):
+                self._losses.note(host, reason)
 
     async def _save_metadata(self, host: StreamHost) -> None:
         try:
@@ -318,25 +300,10 @@ class Broker:
         except LiftlogError as error:
             logger.warning("metadata-not-saved stream=%s error=%s", host.name, error)
 
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
     def streams_changed(self) -> None:
         """Subjects that acks must not go to, and who is a neighbour of whom."""
-        hosts = list(self.hosts.values())
-        self._ack_subjects = AckSubjects(
-            [host.settings.subject for host in hosts if host.settings.acks != "off"],
-            [host.settings.subject for host in hosts if host.settings.acks == "off"],
-        )
-        for host in hosts:
-            host.sequencer.ack_subjects = self._ack_subjects
-            host.sequencer.sibling_streams = {
-                other.name.encode(): other.settings.subject
-                for other in hosts
-                if other is not host and not share_messages(host.settings, other.settings)
-            }
+        self._ack_subjects = introduce(list(self.hosts.values()))
+        self._rivals.clear()
 
     # --- the pull server's Broker ---
 
@@ -363,14 +330,9 @@ class Broker:
             else:
                 host = await self._create_host(name, wanted_settings, origin="api")
                 self.streams_changed()
-                self._want(host)
-        await self._attach(host)
+                self._attachments.want(host)
+        await self._attachments.attach(host)
         return self.describe(host)
-
-    async def _attach(self, host: StreamHost) -> None:
-        wanted = self._subscriptions.get(host.name)
-        if self._link is not None and wanted is not None:
-            await self._link.attach(wanted)
 
     async def describe_stream(self, name: str) -> StreamInfo:
         if name in self.broken:
@@ -379,8 +341,11 @@ class Broker:
 
     async def list_streams(self) -> list[StreamInfo]:
         """Without the system's own."""
-        names = sorted({*self.hosts, *self.broken})
-        return [await self.describe_stream(name) for name in names if is_valid_stream_name(name)]
+        return [await self.describe_stream(name) for name in self.stream_names()]
+
+    def stream_names(self) -> list[str]:
+        """In order, without the system's own."""
+        return sorted(filter(is_valid_stream_name, {*self.hosts, *self.broken}))
 
     async def delete_stream(self, name: str) -> None:
         """Detach, commit and ack what arrived, remove the files; also of a stream that could not
@@ -404,13 +369,11 @@ class Broker:
             logger.info("stream-deleted stream=%s", name)
 
     async def _end_host(self, host: StreamHost) -> None:
-        wanted = self._subscriptions.pop(host.name, None)
-        if self._link is not None and wanted is not None:
-            await self._link.unwant(wanted)
+        await self._attachments.detach(host)
         try:
             await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
         except TimeoutError:
-            self._want(host)
+            self._attachments.want(host)
             raise StreamUnavailable(
                 f"stream {host.name} was not deleted: its disk does not answer"
             ) from None
@@ -442,6 +405,10 @@ class Broker:
         self.compactor.request(host)
         return self.describe(host)
 
+    def compaction_history(self, name: str) -> list[dict[str, Any]]:
+        """What the last passes since the start did, the newest first."""
+        return [] if self.compactor is None else self.compactor.history(self._host(name))
+
     def stream(self, name: str) -> StreamHost:
         host = self._host(name)
         if host.failure:
@@ -463,44 +430,56 @@ class Broker:
     def state_of(self, host: StreamHost) -> str:
         if host.failure:
             return "failed"
-        if not self._is_attachable(host):
+        if not self._attachments.is_attachable(host):
             return "internal"
-        wanted = self._subscriptions.get(host.name)
-        if not (self.nats_connected and wanted and wanted.confirmed):
+        if not self.is_attached(host):
             return "detached"
         if host.settings.read_only:
             return "read-only"
         return "paused" if host.settings.paused else "attached"
 
+    def is_attached(self, host: StreamHost) -> bool:
+        """Whether NATS delivers to the stream, for all that is known."""
+        return self._attachments.is_attached(host)
+
+    def failed_streams(self) -> list[str]:
+        """Those that cannot be written, or could not be opened."""
+        return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
+
+    def stalled_streams(self, seconds: float) -> list[str]:
+        """Those whose disk has not answered for so long."""
+        return [name for name, host in self.hosts.items() if host.in_flight_seconds > seconds]
+
     @property
     def nats_connected(self) -> bool:
-        return self._link is not None and self._link.connected
+        return self._attachments.connected
 
     @property
     def nats_version(self) -> str:
         """Of the server; empty without a connection."""
-        return self._link.server_version if self._link is not None else ""
+        return self._attachments.server_version
 
     def _warnings(self, host: StreamHost) -> list[str]:
-        others = {other.name: other.settings for other in self.hosts.values()}
-        return rivals(host.name, host.settings, others)
+        """Looked at once per change: each stream is compared with every other."""
+        found = self._rivals.get(host.name)
+        if found is None:
+            others = {other.name: other.settings for other in self.hosts.values()}
+            found = self._rivals[host.name] = rivals(host.name, host.settings, others)
+        return found
 
     # --- stop ---
 
     async def drain(self) -> None:
         """Take no more messages; commit and answer everything that was received."""
         self._closing = True
-        if self._link is not None:
-            await self._link.drain()
+        await self._attachments.drain()
         for host in self.hosts.values():
             host.refuse_new()
         await asyncio.gather(*(host.drained() for host in self.hosts.values()))
 
     async def close(self) -> None:
         """Close every log; a clean marker is written when all of them closed well."""
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._losses.close()
         for host in self.hosts.values():
             host.close()
         # Commits that a drain did not wait for end on the loop, before the logs are closed.
@@ -521,13 +500,3 @@ class Broker:
                 states[host.name] = state
         self._data_dir.close(states)
         logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)
-
-
-_DEFAULTS = StreamSettings.model_construct()
-
-
-def _stored_settings(name: str, log: Log) -> StreamSettings:
-    try:
-        return parse_stream_settings(log.metadata["settings"])
-    except (KeyError, TypeError) as error:
-        raise StreamUnavailable(f"the manifest of stream {name} holds no settings") from error

@@ -9,34 +9,42 @@ import json
 import logging
 import os
 import resource
-import signal
+import ssl
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
-from acl import AclError
 from acl.policy import Policy
 from liftlog import __version__
-from liftlog.errors import ConfigError, LiftlogError
+from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.filesystem import storage_errors
 from liftlog.protocol.limits import WireLimits
 from liftlog.server.broker import Broker
-from liftlog.server.checkpoints.expiry import expire
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.disk_probe import DiskProbe
 from liftlog.server.embedded import EmbeddedNats
+from liftlog.server.health import Health, Phase
 from liftlog.server.housekeeping import Housekeeping
 from liftlog.server.http.assembly import make_http_server
+from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
-from liftlog.server.metrics import make_exposition
+from liftlog.server.logs import reopen_logs
+from liftlog.server.loop_watch import LoopWatch
+from liftlog.server.metrics.daemon_values import Sources
+from liftlog.server.metrics.exposition import Exposition
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.pull.certificates import load_pull_tls
+from liftlog.server.reloading import Reloads
+from liftlog.server.schedule import keep_house
+from liftlog.server.service_manager import ServiceManager
+from liftlog.server.signals import Signals
+from liftlog.server.sync_times import SyncTimes
 from liftlog.settings import Settings
+from liftlog.settings.acl_file import load_policy
 
 logger = logging.getLogger("liftlog.server")
 
@@ -64,22 +72,27 @@ class Daemon:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        clock = SystemClock()
+        self.reloads = Reloads()
+        self._clock = clock = SystemClock()
+        self._sync_times = SyncTimes()
         environment = LogEnvironment.create(
             OsFileSystem(),
             clock,
             max_open_files=settings.log.max_open_files,
             cached_indexes=settings.log.index_cache_segments,
+            synced=self._sync_times.observe,
         )
-        self._clock = clock
         self._data_dir = DataDir(Path(settings.data_dir), environment)
+        self._loop_watch = LoopWatch()
+        self._manager = ServiceManager.from_environment(os.environ)
         self._embedded: EmbeddedNats | None = None
-        self._draining = False
         self._stop = asyncio.Event()
-        self._signals = 0
+        self._signals = Signals(
+            stop=self._stop.set, reload=self.reloads.request, reopen_logs=reopen_logs
+        )
 
     async def run(self, *, assume_yes: bool) -> int:
-        self._watch_signals()
+        self._signals.watch()
         policy = _load_policy(self.settings)
         tls = load_pull_tls(self.settings.pull.tls)
         seam = choose_seam(self.settings.nats.seam)
@@ -88,10 +101,9 @@ class Daemon:
         )
         await asyncio.to_thread(self._data_dir.open)
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._manager.close)
             broker = Broker(self.settings, self._data_dir, self._clock)
             stack.push_async_callback(broker.close)
-            await broker.open_streams(assume_yes=assume_yes)
-            await self._open_checkpoints(broker)
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
             cleaner = Cleaner(
@@ -112,36 +124,99 @@ class Daemon:
                 reading_is_held=broker.intake.reading_is_held,
             )
             stack.push_async_callback(link.close)
-            broker.set_link(link)
             pull = PullServer(broker, _pull_limits(self.settings), policy, tls)
+            self._make_reloadable(pull)
+            # Before the streams are opened, which may take minutes: alive, but not yet ready.
+            health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
+            self._manager.status("recovering the streams")
+            await broker.open_streams(assume_yes=assume_yes, is_stopping=self._stop.is_set)
+            if self._stop.is_set():
+                self._manager.stopping()
+                return _EXIT_OK
+            await self._open_checkpoints(broker)
+            broker.set_link(link)
             pull_addresses = await pull.start(self.settings.pull.listen)
-            http = make_http_server(
-                self.settings,
-                readiness=lambda: self._problems(broker, link),
-                exposition=make_exposition(broker, link, pull, cleaner),
-                broker=broker,
-                pull=pull,
-                link=link,
-            )
-            stack.push_async_callback(http.close)
-            http_address = None
-            if self.settings.http.listen is not None:
-                http_address = await http.start(self.settings.http.listen)
+            health.phase = Phase.SERVING
             self._announce(pull_addresses, http_address)
             _calm_garbage_collector()
             await broker.keep_disk_reserve()
             link.start()
-            async with asyncio.TaskGroup() as group:
-                keepers = [
-                    group.create_task(self._keep(housekeeping, broker)),
-                    group.create_task(cleaner.run()),
-                ]
-                if self._embedded is not None:
-                    keepers.append(group.create_task(self._embedded.keep_running()))
-                await self._stop.wait()
-                for keeper in keepers:
-                    keeper.cancel()
+            await self._serve(housekeeping, broker, cleaner, health)
             return await self._drain(broker, pull)
+
+    def _make_reloadable(self, pull: PullServer) -> None:
+        """What SIGHUP reads again."""
+        if self.settings.acl.file is not None:
+            self.reloads.add("acl", lambda: _load_policy(self.settings), pull.set_policy)
+        if self.settings.pull.tls.cert is not None:
+            self.reloads.add("tls", self._load_tls, pull.set_tls)
+
+    def _load_tls(self) -> ssl.SSLContext:
+        context = load_pull_tls(self.settings.pull.tls)
+        assert context is not None, "a certificate is configured"
+        return context
+
+    async def _serve_http(
+        self,
+        stack: contextlib.AsyncExitStack,
+        broker: Broker,
+        link: NatsLink,
+        pull: PullServer,
+        cleaner: Cleaner,
+    ) -> tuple[Health, str | None]:
+        disk = DiskProbe(self._data_dir.path)
+        watch = self._loop_watch
+        health = Health(broker, link, disk, self.reloads, lambda: watch.last_lag_seconds)
+        guard = ConnectionGuard(
+            max_connections=self.settings.http.max_connections,
+            timeout_seconds=self.settings.http.timeout_seconds,
+        )
+        sources = Sources(
+            broker, link, pull, cleaner, health, disk, self.reloads, watch, self._sync_times, guard
+        )
+        http = make_http_server(
+            self.settings,
+            health=health,
+            exposition=Exposition(sources),
+            broker=broker,
+            pull=pull,
+            link=link,
+            guard=guard,
+        )
+        stack.push_async_callback(http.close)
+        if self.settings.http.listen is None:
+            return health, None
+        return health, await http.start(self.settings.http.listen)
+
+    async def _serve(
+        self, housekeeping: Housekeeping, broker: Broker, cleaner: Cleaner, health: Health
+    ) -> None:
+        """Until somebody wants the daemon to stop."""
+        self._manager.ready(self._serving_status(broker))
+        async with asyncio.TaskGroup() as group:
+            work = {
+                "housekeeping": keep_house(housekeeping, broker),
+                "cleaner": cleaner.run(),
+                "loop-watch": self._loop_watch.run(),
+                "watchdog": self._manager.keep_watchdog(),
+                "reloads": self.reloads.serve_requests(
+                    before=self._manager.reloading,
+                    after=lambda: self._manager.ready(self._serving_status(broker)),
+                ),
+            }
+            if self._embedded is not None:
+                work["embedded-nats"] = self._embedded.keep_running()
+            keepers = [group.create_task(one, name=name) for name, one in work.items()]
+            await self._stop.wait()
+            health.phase = Phase.DRAINING
+            self._manager.stopping()
+            for keeper in keepers:
+                keeper.cancel()
+
+    def _serving_status(self, broker: Broker) -> str:
+        failed = broker.failed_streams()
+        text = f"serving {len(broker.hosts)} streams"
+        return f"{text}, {len(failed)} have failed" if failed else text
 
     async def _nats_servers(self, stack: contextlib.AsyncExitStack) -> list[str]:
         if not self.settings.nats.embedded:
@@ -161,19 +236,6 @@ class Daemon:
             temporary.replace(path)
         logger.info("listening pull=%s http=%s", ",".join(pull), http)
 
-    def _problems(self, broker: Broker, link: NatsLink) -> dict[str, str]:
-        problems = {}
-        if self._draining:
-            problems["draining"] = "the daemon is stopping"
-        if not link.connected:
-            problems["nats"] = "not connected to NATS"
-        elif not broker.attached:
-            problems["streams"] = "subscriptions are not yet confirmed by NATS"
-        failed = [name for name, host in broker.hosts.items() if host.failure] + list(broker.broken)
-        if failed:
-            problems["failed_streams"] = ", ".join(sorted(failed))
-        return problems
-
     async def _open_checkpoints(self, broker: Broker) -> None:
         """Without them streams are recorded and read all the same."""
         try:
@@ -181,48 +243,10 @@ class Daemon:
         except LiftlogError as error:
             logger.error("checkpoints-not-opened error=%s", error)  # noqa: TRY400
 
-    # --- housekeeping ---
-
-    async def _keep(self, housekeeping: Housekeeping, broker: Broker) -> None:
-        """Retention, rolls and recovery points, each at its own pace."""
-        log, guard = self.settings.log, broker.clock_guard
-
-        async def retention() -> None:
-            await housekeeping.apply_retention(by_time=guard.wall_clock_is_trusted())
-
-        async def expiry() -> None:
-            seconds = self.settings.checkpoints.expire_after_seconds
-            if seconds is not None and broker.has_checkpoints and guard.wall_clock_is_trusted():
-                before_ns = broker.now_ns() - int(seconds * 1_000_000_000)
-                await expire(broker.checkpoints, broker.stream, before_ns)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_every(log.retention_interval_seconds, retention))
-            group.create_task(
-                _every(log.recovery_checkpoint_interval_seconds, housekeeping.save_recovery_points)
-            )
-            group.create_task(_every(log.retention_interval_seconds, expiry))
-
     # --- the end ---
-
-    def _watch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._signals += 1
-        logger.info("signal name=%s", number.name)
-        if self._signals > 1 and number == signal.SIGINT:
-            # Twice Ctrl-C: at once. What was acked is on disk; the next start recovers.
-            logger.warning("stopping-at-once")
-            logging.shutdown()
-            os._exit(128 + number)
-        self._stop.set()
 
     async def _drain(self, broker: Broker, pull: PullServer) -> int:
         """Stop intake, commit, ack, close. The order of closing is the exit stack's."""
-        self._draining = True
         code = _EXIT_OK
         try:
             async with asyncio.timeout(self.settings.drain_timeout_seconds):
@@ -254,25 +278,8 @@ def _calm_garbage_collector() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
-async def _every(seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` again and again; one failure is logged and does not end the others."""
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await work()
-        except Exception:  # a supervisor: housekeeping must not end the daemon
-            logger.exception("housekeeping-failed work=%s", work.__name__)
-
-
 def _load_policy(settings: Settings) -> Policy | None:
-    if settings.acl.file is None:
-        return None
-    try:
-        return Policy.load(Path(settings.acl.file).read_text())
-    except OSError as error:
-        raise ConfigError(f"acl.file: cannot read {settings.acl.file}: {error.strerror}") from error
-    except AclError as error:
-        raise ConfigError(f"acl.file: {settings.acl.file}: {error}") from error
+    return None if settings.acl.file is None else load_policy(settings.acl.file)
 
 
 def _pull_limits(settings: Settings) -> PullLimits:
@@ -285,6 +292,9 @@ def _pull_limits(settings: Settings) -> PullLimits:
             max_wait_ms=int(pull.max_wait_seconds * 1000),
         ),
         max_connections=pull.max_connections,
+        max_connections_per_principal=pull.max_connections_per_principal,
+        max_in_flight_per_principal=pull.max_in_flight_per_principal,
+        unix_mode=int(pull.unix_mode, 8),
         hello_timeout_seconds=pull.hello_timeout_seconds,
         max_hello_bytes=pull.max_hello_frame_bytes,
         default_fetch_bytes=pull.default_fetch_bytes,

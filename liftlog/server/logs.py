@@ -1,4 +1,4 @@
-"""Log lines of the daemon: JSON, or aligned text for a terminal. Always on stderr.
+"""Log lines of the daemon: JSON, or aligned text for a terminal. On stderr, or in a file.
 
 Code logs events as `logger.info("stream-opened stream=%s offset=%d", name, offset)`: a name, then
 key=value pairs, then perhaps free text. The pairs are taken from the format string and its
@@ -20,17 +20,23 @@ import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
+
+from liftlog.errors import ConfigError
+
+logger = logging.getLogger("liftlog.server")
 
 _FIELD = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX])(?:\s+|$)")
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]")
-_USER_INFO = re.compile(r"(?<=://)[^@/\s\"']+@")
+_USER_INFO = re.compile(r"(?<=://)[^/\s\"']+@")  # up to the last @: a password may hold one
 _BARE_VALUE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f]+")
 
 _LEVEL_COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
 _LOUD = 100
 _QUIET_SECONDS = 60.0
 _MAX_KEPT_EVENTS = 1000
+_AUDIT = "liftlog.audit"
 
 
 class Event(NamedTuple):
@@ -176,7 +182,8 @@ def _one_line(text: str) -> str:
 
 class RepeatFilter(logging.Filter):
     """Lets the same event through 100 times a minute; the next one after that says how many were
-    left out. Errors with a traceback count as any other."""
+    left out. Errors with a traceback count as any other. The audit is not counted here: it has
+    bounds of its own, for each principal, lest one of them hide what another does."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -184,6 +191,8 @@ class RepeatFilter(logging.Filter):
         self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == _AUDIT:
+            return True
         now = self._now()
         event = (record.name, record.levelno, str(record.msg))
         since, count = self._seen.get(event, (now, 0))
@@ -197,11 +206,39 @@ class RepeatFilter(logging.Filter):
         return count < _LOUD
 
 
-def configure_logging(level: str, style: str, stream: TextIO | None = None) -> None:
-    """Send everything that is logged to `stream` (stderr). `style`: auto, pretty or json."""
+class LogFile(logging.FileHandler):
+    """A file that is opened anew when somebody has moved it away."""
+
+    def reopen(self) -> None:
+        """Go on in a file of the old name, or in the old file when that cannot be opened."""
+        try:
+            stream = self._open()
+        except OSError as error:
+            logger.error(  # noqa: TRY400
+                "log-file-not-reopened path=%s error=%s", self.baseFilename, error.strerror
+            )
+            return
+        old = self.setStream(stream)
+        if old is not None:
+            old.close()
+        logger.info("log-file-reopened path=%s", self.baseFilename)
+
+
+def reopen_logs() -> None:
+    """After logs were rotated. Nothing happens while they go to stderr."""
+    for handler in logging.root.handlers:
+        if isinstance(handler, LogFile):
+            handler.reopen()
+
+
+def configure_logging(
+    level: str, style: str, stream: TextIO | None = None, *, path: Path | None = None
+) -> None:
+    """Send everything that is logged to the file `path`, or to `stream` (stderr). `style`: auto,
+    pretty or json. Raises ConfigError when the file cannot be opened."""
     stream = sys.stderr if stream is None else stream
-    terminal = stream.isatty()
-    handler = logging.StreamHandler(stream)
+    terminal = path is None and stream.isatty()
+    handler = logging.StreamHandler(stream) if path is None else _log_file(path)
     handler.addFilter(RepeatFilter())
     if style == "pretty" or (style == "auto" and terminal):
         handler.setFormatter(PrettyFormatter(colour=terminal))
@@ -214,3 +251,10 @@ def configure_logging(level: str, style: str, stream: TextIO | None = None) -> N
     # nats-py logs each failed attempt to connect with a traceback; our own events say it once.
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.root.level))
+
+
+def _log_file(path: Path) -> LogFile:
+    try:
+        return LogFile(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"logging.file: cannot open {path}: {error.strerror}") from error

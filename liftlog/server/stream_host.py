@@ -11,14 +11,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from liftlog.errors import DiskFull, LiftlogError, StreamUnavailable, SyncFailed
-from liftlog.log import EncodedBatch, Log
+from liftlog.log import Log
 from liftlog.server.commit_policy import InlineBudget
-from liftlog.server.compressing import INLINE_BYTES, compressed
+from liftlog.server.group_writing import GroupWriter
+from liftlog.server.maintenance import Maintenance, MaintenanceTurns
 from liftlog.server.own_records import OwnRecords, Told
+from liftlog.server.stream_observations import StreamObservations
 from liftlog.server.stream_opening import log_config, sequencer_config, window_ns
+from liftlog.server.watermark_waiters import WatermarkWaiters
 from liftlog.server.writer_pool import CommitJob, WriterPool
 from liftlog.settings import StreamSettings
 from liftlog.stream import CommitGroup, MessageRun, Sequencer
@@ -34,16 +37,11 @@ from liftlog.stream.refusals import (
 
 logger = logging.getLogger("liftlog.server.stream")
 
+SYSTEM = "system"
+"""Origin of the streams that the daemon made for itself; nobody else changes them."""
+
 _STALL_SECONDS = 1.0
 """A commit that takes longer no longer keeps the daemon from reading for other streams."""
-
-
-class Maintenance(NamedTuple):
-    """A log call that must not meet a commit; see `run_exclusive`."""
-
-    call: Callable[[], object]
-    then: Callable[[], None] | None
-    future: asyncio.Future[object]
 
 
 class Committers(Protocol):
@@ -80,13 +78,17 @@ class StreamHost:
         self.origin = origin
         self.failure = ""
         self.possible_losses: list[dict[str, Any]] = []
+        self.possible_loss_events = 0
+        """Since the start; the list keeps only the newest, but over restarts."""
         self.switches: dict[str, list[bool]] = {}
         """Of a stream of the configuration file; see `stream_settings.with_switches`."""
         self.checkpointed_offset = log.log_end_offset
         self.commits = 0
         self.inline_commits = 0
+        self.commit_failures = 0
         self.records = 0
         self.received_bytes = 0
+        self.observed = StreamObservations()
         self.shown_settings: tuple[StreamSettings, dict[str, Any]] | None = None
         self.rewriting = False
         """A compaction pass reads old segments; retention leaves their files for a while."""
@@ -94,16 +96,15 @@ class StreamHost:
         self._in_flight = False
         self._in_flight_since = 0.0
         self._refuse_with = _standing_refusal(settings)
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters = WatermarkWaiters()
         self._idle: asyncio.Future[None] | None = None
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._maintenance: list[Maintenance] = []
-        self._maintained = False  # since the last commit
+        self._maintenance = MaintenanceTurns()
         self._closed = False
         self._own = OwnRecords(name)
         self._observed_syncs = log.fsync_count
-        self._acks_early = settings.durability != "fsync"
+        self._writer = GroupWriter(log, settings)
 
     # --- messages in ---
 
@@ -118,6 +119,7 @@ class StreamHost:
             if pending and pending + run.memory_bytes > self.settings.max_pending_bytes:
                 self._shared.send(self.sequencer.refuse_run(run, OVERLOADED))
                 return
+            self.observed.arrived(len(run))
             self.sequencer.judge(run, self._shared.now_ns())
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self._fail(f"internal error while judging messages: {error!r}")
@@ -137,6 +139,7 @@ class StreamHost:
         if refusal is not None and refusal not in (PAUSED, READ_ONLY):
             self._own.refused(refusal, told)
             return
+        self.observed.arrived(len(values))
         end = self.sequencer.store_own(subjects, keys, values, self._shared.now_ns())
         self._own.wait(end, told)
         self._shared.mark_dirty(self)
@@ -147,14 +150,19 @@ class StreamHost:
             return False
         return self._in_flight and time.monotonic() - self._in_flight_since < _STALL_SECONDS
 
+    @property
+    def in_flight_seconds(self) -> float:
+        """How long the disk has had what was given to it last; 0.0 when it has nothing."""
+        return time.monotonic() - self._in_flight_since if self._in_flight else 0.0
+
     def kick(self) -> None:
         """Commit what waits, unless a commit is under way: then its end does it. Never raises."""
         if self._in_flight or self._closed:
             return
-        if self._maintenance and not self._is_turn_of_messages():
+        waiting = self.sequencer.pending_messages > 0 and not self.failure
+        if self._maintenance.comes_first(messages_wait=waiting):
             self._start_maintenance()
             return
-        self._maintained = False
         if self.failure:
             return
         try:
@@ -163,43 +171,18 @@ class StreamHost:
             self._fail(f"internal error while committing: {error!r}")
         self._start_maintenance()
 
-    def _is_turn_of_messages(self) -> bool:
-        """Whether a group comes before the maintenance that waits. They take turns: however much
-        of it is asked for, publishers get their acks."""
-        return self._maintained and self.sequencer.pending_messages > 0 and not self.failure
-
     def _commit(self) -> None:
         messages = self.sequencer.pending_messages
         if not messages:
             self._settle_idle()
             return
-        if self._shared.inline.allows(messages) and not self._takes_long_to_compress():
+        long = self._writer.takes_long(self.sequencer.pending_bytes)
+        if self._shared.inline.allows(messages) and not long:
             self._commit_inline()
         else:
             self._commit_in_thread()
 
     # --- commits ---
-
-    def _encode(self, group: CommitGroup) -> list[EncodedBatch]:
-        batch = self.settings.batch
-        encoded = group.encode(
-            leader_epoch=self.log.leader_epoch,
-            commit_group=self.log.commit_group,
-            max_records=batch.max_records,
-            max_bytes=batch.max_bytes,
-        )
-        return list(map(EncodedBatch._make, encoded))
-
-    def _takes_long_to_compress(self) -> bool:
-        """Whether the event loop would wait for it."""
-        return self.settings.compression != "none" and self.sequencer.pending_bytes > INLINE_BYTES
-
-    def _must_sync(self, group: CommitGroup) -> bool:
-        if self.settings.durability == "fsync":
-            return True
-        if self.settings.durability == "os":
-            return False
-        return self._unsynced + len(group) >= self.settings.flush.messages
 
     def _commit_inline(self) -> None:
         group = self.sequencer.take_group()
@@ -209,12 +192,10 @@ class StreamHost:
         started = time.perf_counter()
         if len(group):
             try:
-                if self._acks_early:
-                    self.log.admit_early_acks()
-                self.log.append(compressed(self._encode(group), self.settings.compression))
+                self._writer.write(self._writer.encode(group))
                 # Before the sync, so that after it nothing is left but to send them.
                 self.sequencer.prepare_answers(group)
-                if self._must_sync(group):
+                if self._writer.must_sync(self._unsynced + len(group)):
                     self.log.sync()
             except Exception as caught:  # noqa: BLE001  # `_undo` decides what it means
                 error = caught
@@ -235,29 +216,22 @@ class StreamHost:
             self.kick()
             return
         try:
-            batches = self._encode(group)
+            batches = self._writer.encode(group)
         except Exception as error:  # noqa: BLE001  # `_undo` decides what it means
             self._undo(group, error)
             return
         self._in_flight = True
         self._in_flight_since = time.monotonic()
         loop = asyncio.get_running_loop()
+        must_sync = self._writer.must_sync(self._unsynced + len(group))
         self._shared.pool.submit(
             CommitJob(
-                write=partial(self._append, batches, self.settings.compression, self._acks_early),
-                sync=self.log.sync if self._must_sync(group) else None,
+                write=partial(self._writer.write, batches),
+                sync=self.log.sync if must_sync else None,
                 done=lambda error: _call_loop(loop, self._thread_done, group, error),
             )
         )
         self.sequencer.prepare_answers(group)  # while the thread writes
-
-    def _append(self, batches: list[EncodedBatch], compression: str, acks_early: bool) -> None:
-        """In a writer's thread."""
-        batches = compressed(batches, compression)
-        if acks_early:
-            # The acks of this group may leave before it is durable; that must be on disk first.
-            self.log.admit_early_acks()
-        self.log.append(batches)
 
     def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:
         self._in_flight = False
@@ -282,9 +256,10 @@ class StreamHost:
         else:
             self.log.advance_high_watermark(self.log.log_end_offset)
         self._shared.send(self.sequencer.committed(group))
+        self.observed.answered(group.received, len(group))
         if interval:
             self._after_interval_append(len(group))
-        elif self._waiters:
+        else:
             self._wake_waiters()
         self.commits += 1
         self.records += len(group)
@@ -293,8 +268,7 @@ class StreamHost:
 
     def _committed_up_to(self, offset: int) -> None:
         self.log.advance_high_watermark(offset)
-        if self._waiters:
-            self._wake_waiters()
+        self._wake_waiters()
 
     def _undo(self, group: CommitGroup, error: Exception) -> None:
         if not isinstance(error, LiftlogError):
@@ -309,6 +283,8 @@ class StreamHost:
                 self._fail(f"storage failed ({error}) and so did starting anew ({second})", group)
                 return
         nacks = self.sequencer.failed(group, refusal, next_offset=self.log.log_end_offset)
+        self.commit_failures += 1
+        self.observed.failed()
         self._own.failed(error)
         self._shared.send(nacks)
         self._shared.pending_changed()
@@ -321,6 +297,8 @@ class StreamHost:
         """Stop this stream for good; the others go on."""
         self.failure = reason
         self._refuse_with = STORE_FAILED
+        self.commit_failures += 1
+        self.observed.failed()
         logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
         if group is None:
             group = self.sequencer.take_group()
@@ -400,15 +378,15 @@ class StreamHost:
         if self._closed:
             future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
             return future
-        self._maintenance.append(Maintenance(call, then, future))
+        self._maintenance.add(Maintenance(call, then, future))
         if self.failure or not self._in_flight:
             self._start_maintenance()
         return future
 
     def _start_maintenance(self) -> None:
-        if not self._maintenance or self._in_flight:
+        work = None if self._in_flight else self._maintenance.take()
+        if work is None:
             return
-        work = self._maintenance.pop(0)
         self._in_flight = True
         self._in_flight_since = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -425,19 +403,14 @@ class StreamHost:
         self, work: Maintenance, outcome: list[object], error: Exception | None
     ) -> None:
         self._in_flight = False
-        self._maintained = True
+        self._maintenance.ran()
         if isinstance(error, SyncFailed):
             self._undo_waiting(error)
         elif self.settings.durability == "interval":
             self._after_interval_append(0)  # a roll has synced what waited for the next flush
         if error is None and work.then is not None:
             work.then()
-        future = work.future
-        if not future.done():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(outcome[0])
+        work.settle(outcome, error)
         self.kick()
 
     # --- other settings ---
@@ -449,7 +422,7 @@ class StreamHost:
         everything synced. What was judged before keeps what it was promised.
         """
         self.settings = settings
-        self._acks_early = settings.durability != "fsync"
+        self._writer = GroupWriter(self.log, settings)
         self.sequencer.configure(
             sequencer_config(self.name, settings), window_ns(settings), settings.dedupe.max_ids
         )
@@ -465,28 +438,14 @@ class StreamHost:
     def wait_high_watermark(self, offset: int) -> asyncio.Future[None]:
         """Done as soon as the high watermark is above `offset`, or the stream ends. Cancel to
         give up."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.log.high_watermark > offset or self.failure or self._closed:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             future.set_result(None)
-        else:
-            self._waiters.append((offset, future))
-            future.add_done_callback(self._forget_waiter)
-        return future
-
-    def _forget_waiter(self, future: asyncio.Future[None]) -> None:
-        if future.cancelled():
-            self._waiters = [entry for entry in self._waiters if entry[1] is not future]
+            return future
+        return self._waiters.add(offset)
 
     def _wake_waiters(self, *, all_of_them: bool = False) -> None:
-        reached = self.log.high_watermark
-        still = []
-        for offset, future in self._waiters:
-            if offset < reached or all_of_them:
-                if not future.done():
-                    future.set_result(None)
-            else:
-                still.append((offset, future))
-        self._waiters = still
+        self._waiters.wake(self.log.high_watermark, all_of_them=all_of_them)
 
     # --- the end ---
 
@@ -512,10 +471,7 @@ class StreamHost:
         """Readers that wait are let go; the log is closed by the broker, off the loop."""
         self._closed = True
         self._stop_flush_timer()
-        for work in self._maintenance:
-            if not work.future.done():
-                work.future.set_exception(StreamUnavailable(f"stream {self.name} is closed"))
-        self._maintenance.clear()
+        self._maintenance.refuse(StreamUnavailable(f"stream {self.name} is closed"))
         self._own.failed("it is closed")
         self._wake_waiters(all_of_them=True)
 

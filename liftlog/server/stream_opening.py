@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import CorruptBatch, CorruptMetadata, LiftlogError
-from liftlog.log import Log, LogConfig
+from liftlog.errors import CorruptBatch, CorruptMetadata, LiftlogError, StreamUnavailable
+from liftlog.log import DataDir, Log, LogConfig, RecoveryReport
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.records import decode_batch, iter_batches, parse_header
-from liftlog.settings import StreamSettings
+from liftlog.records.codecs import codec_named
+from liftlog.server.stream_settings import with_switches
+from liftlog.settings import StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects, DedupeWindow, Sequencer, SequencerConfig
 from liftlog.stream.dedupe import message_ids
 
@@ -20,6 +23,50 @@ _SNAPSHOT_NAME = "dedupe"
 _SNAPSHOT_MAX_IDS = 200_000  # beyond it scanning the log costs less than writing the snapshot
 _SCAN_BYTES = 4 * 1024 * 1024
 _SECOND_NS = 1_000_000_000
+_DEFAULTS = StreamSettings.model_construct()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStream:
+    """What `load_stream` found."""
+
+    log: Log
+    report: RecoveryReport
+    settings: StreamSettings
+    origin: str
+    switches: dict[str, list[bool]]
+    """See `stream_settings.with_switches`."""
+
+
+def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None) -> LoadedStream:
+    """Open the log of a stream and read what its manifest says beside; `configured` is what the
+    configuration file says. Raises LiftlogError, and leaves the files as they are then:
+    UnsupportedFormat when the package that its compression needs is not installed."""
+    log, report = data_dir.open_log(name, log_config(configured or _DEFAULTS))
+    try:
+        switches: dict[str, list[bool]] = {}
+        origin = str(log.metadata.get("origin", "api"))
+        if configured is not None:
+            settings, switches = with_switches(configured, log.metadata.get("switches"))
+            origin = "config"
+        else:
+            settings = stored_settings(name, log)
+            if origin == "config":
+                origin = "api"  # no longer in the file: from now on the API may change it
+        codec_named(settings.compression)
+        log.config = log_config(settings)
+    except Exception:
+        log.close()
+        raise
+    return LoadedStream(log, report, settings, origin, switches)
+
+
+def stored_settings(name: str, log: Log) -> StreamSettings:
+    """Those in the manifest. Raises StreamUnavailable."""
+    try:
+        return parse_stream_settings(log.metadata["settings"], exists=True)
+    except (KeyError, TypeError) as error:
+        raise StreamUnavailable(f"the manifest of stream {name} holds no settings") from error
 
 
 def log_config(settings: StreamSettings) -> LogConfig:

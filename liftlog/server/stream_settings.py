@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from acl.subjects import overlaps
-from liftlog.errors import Conflict, InvalidArgument
+from liftlog.errors import Conflict, InvalidArgument, StaleIncarnation
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 Difference = tuple[str, Any, Any]
@@ -144,3 +144,9 @@ def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSetti
                 "first ack they get, which says nothing about the other stream"
             )
     return found
+
+
+def check_incarnation(name: str, present: str, wanted: str | None) -> None:
+    """Raises StaleIncarnation when the stream is not the one that is meant; None: whichever."""
+    if wanted is not None and wanted != present:
+        raise StaleIncarnation(f"stream {name} was created anew since", incarnation=present)

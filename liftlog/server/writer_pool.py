@@ -40,6 +40,11 @@ class WriterPool:
     def submit(self, job: CommitJob) -> None:
         self._jobs.put(job)
 
+    @property
+    def waiting_jobs(self) -> int:
+        """That no thread has taken yet."""
+        return self._jobs.qsize()
+
     def close(self) -> None:
         """Finish what was submitted, then end the threads."""
         for _ in self._threads:

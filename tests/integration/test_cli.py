@@ -7,54 +7,21 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from support.daemon import REPOSITORY, Daemon
+from support.command_line import Cli
+from support.daemon import Daemon
 from support.nats_server import NatsServer
 
 from acl.tokens import hash_token, new_secret
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.main import cli
 
 pytestmark = pytest.mark.integration
 
 NUMBERS = itertools.count(1)
-COMMAND = [sys.executable, "-m", "liftlog"]
-
-
-class Cli:
-    """Runs commands in this process, or as one of their own, against one daemon."""
-
-    def __init__(self, daemon: Daemon, nats: NatsServer) -> None:
-        self.daemon = daemon
-        self.environ = {"LIFTLOG_SERVER": daemon.pull_address, "NATS_URL": nats.url}
-
-    def __call__(self, *arguments: str, stdin: bytes | None = None) -> Result:
-        return CliRunner(env=self.environ).invoke(cli, arguments, input=stdin)
-
-    def ok(self, *arguments: str, stdin: bytes | None = None) -> str:
-        result = self(*arguments, stdin=stdin)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    def objects(self, *arguments: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.ok(*arguments, "-o", "jsonl").splitlines()]
-
-    def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*COMMAND, *arguments],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **self.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +94,8 @@ def test_rm_asks_first_and_spares_what_the_configuration_names(liftlog: Cli, str
     result = liftlog("stream", "rm", stream)
     assert result.exit_code == ExitCode.USAGE
     assert "--yes" in result.stderr
+    shown = liftlog.ok("stream", "rm", stream, "--dry-run")
+    assert "would be deleted" in shown
     assert liftlog("stream", "info", stream).exit_code == ExitCode.OK
     assert liftlog("stream", "rm", "orders", "--yes").exit_code == ExitCode.CONFLICT
     assert liftlog("stream", "rm", "nope", "--yes").exit_code == ExitCode.NOT_FOUND

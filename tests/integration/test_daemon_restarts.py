@@ -30,7 +30,9 @@ from liftlog.client import connect
 
 async def main():
     async with connect(sys.argv[1]) as client:
-        async with client.consumer("waiting", "orders", checkpoint_every=7) as consumer:
+        # By count alone: a slow machine must not get others by time in between.
+        options = {"checkpoint_every": 7, "checkpoint_interval": 600}
+        async with client.consumer("waiting", "orders", **options) as consumer:
             async for record in consumer:
                 print(record.offset, flush=True)
 

@@ -59,6 +59,11 @@ def processes_in(directory: Path) -> list[str]:
     return found
 
 
+def without_numbers(text: str) -> str:
+    """What is printed at each run, however its lines are filled."""
+    return " ".join(re.sub(r"\d[\d,.]*", "#", text).split())
+
+
 def test_it_succeeds_and_leaves_nothing_behind(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     out, err = demo.communicate(timeout=90)
     assert demo.returncode == 0, out + err
@@ -76,6 +81,9 @@ def test_it_succeeds_and_leaves_nothing_behind(demo: subprocess.Popen[str], tmp_
         assert told in out
     acked, unasked = re.findall(r"All ([\d,]+) acked .*? So are the (\d+)", out, re.DOTALL)[0]
     assert int(acked.replace(",", "")) > 2000
+    transcript = (REPOSITORY / "README.md").read_text().split("```text\n")[1].split("```")[0]
+    for part in transcript.split("...\n"):
+        assert without_numbers(part) in without_numbers(out), "README shows another demo"
     assert unasked == "100"
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) < 140

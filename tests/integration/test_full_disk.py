@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.daemon import Daemon
@@ -16,9 +18,13 @@ from support.ingesting import (
     publish,
     records_of,
     refused,
+    until,
 )
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+
+from liftlog.client import connect_sync
+from liftlog.errors import DiskFull
 
 pytestmark = pytest.mark.integration
 
@@ -113,11 +119,56 @@ def test_ending_and_starting_on_a_full_disk(how: str, server: NatsServer, small_
             while True:
                 hog.write(b"x" * 4096)
         getattr(daemon, how)()
-        daemon.start()
+        daemon.spawn().wait_listening()
+        until(lambda: set(readiness(daemon)["problems"]) == {"disk"}, timeout=60)
         assert len(records_of(daemon, "in")) == len(acked)
         assert publish(raw, "in.x", VALUE)["error"]["err_code"] == 10077
         enlarge(small_disk)
         assert publish(raw, "in.x", VALUE)["seq"] > acked[-1]
+        daemon.wait_ready()
+        assert_no_traceback(daemon)
+
+
+def readiness(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(daemon.get("/readyz")[1])
+    return found
+
+
+def test_checkpoints_on_a_full_disk(server: NatsServer, small_disk: Path) -> None:
+    """Refused in words, without touching the reserve, and stored as soon as there is room."""
+    with daemon_on(small_disk, server) as daemon, RawNats(server.port) as raw:
+        assert publish(raw, "in.x", b"1")["seq"] == 1
+        with connect_sync(daemon.pull_address) as client:
+            client.commit_checkpoint("billing", "in", 1)
+            fill(raw, "in.x")
+            with contextlib.suppress(OSError), (small_disk / "hog").open("wb", 0) as hog:
+                while True:
+                    hog.write(b"x" * 4096)
+            metadata = "x" * 4096
+            refusals = 0
+            for _ in range(50):  # what is written of the segment already takes some
+                try:
+                    client.commit_checkpoint("billing", "in", 2, metadata=metadata)
+                except DiskFull:
+                    refusals += 1
+            assert refusals > 20
+            reserve = (daemon.data_dir / "reserve").stat()
+            assert reserve.st_blocks * 512 == reserve.st_size == 1 << 20
+            found = client.fetch_checkpoint("billing", "in")
+            assert found is not None
+            kept = found.offset
+            daemon.kill()
+            daemon.spawn()
+            daemon.wait_listening()
+        with connect_sync(daemon.pull_address) as client:
+            found = client.fetch_checkpoint("billing", "in")
+            assert found is not None
+            assert found.offset == kept
+            enlarge(small_disk)
+            client.commit_checkpoint("billing", "in", 3, expected=kept)
+            found = client.fetch_checkpoint("billing", "in")
+            assert found is not None
+            assert found.offset == 3
         assert_no_traceback(daemon)
 
 

@@ -11,12 +11,15 @@ from urllib.parse import urlsplit
 
 class CuttingProxy:
     """`budgets` holds, for each connection to come, how many bytes of answers it lives for; those
-    beyond the list live for ever. `target` can be set anew, None refuses connections."""
+    beyond the list live for ever. `target` can be set anew, None refuses connections. No more than
+    `piece_bytes` are carried at once, and `pause_seconds` lie between two pieces."""
 
     def __init__(self, target: str | None) -> None:
         self.target = target
         self.budgets: deque[int] = deque()
         self.connection_count = 0
+        self.piece_bytes = 65536
+        self.pause_seconds = 0.0
         self.address = ""
         self._open: set[asyncio.StreamWriter] = set()
         self._frozen: set[asyncio.StreamWriter] = set()
@@ -61,13 +64,17 @@ class CuttingProxy:
     ) -> None:
         try:
             while budget is None or budget > 0:
-                data = await reader.read(65536 if budget is None else min(budget, 65536))
+                most = self.piece_bytes
+                data = await reader.read(most if budget is None else min(budget, most))
                 if not data:
                     break
                 if writer in self._frozen:
                     await asyncio.Event().wait()
                 writer.write(data)
                 await writer.drain()
+                await asyncio.sleep(
+                    self.pause_seconds
+                )  # whoever waits for it gets to see each piece
                 budget = None if budget is None else budget - len(data)
         except OSError:
             pass

@@ -37,7 +37,13 @@ async def expire(
 
     A checkpoint of a stream that is gone, or was created anew, needs only the age.
     """
-    old = [(key, stored) for key, stored in checkpoints.table.items() if stored.time_ns < before_ns]
+    table = checkpoints.table
+    # A newer one than an uncertain one may be lost, so nobody knows when that consumer was here.
+    old = [
+        (key, stored)
+        for key, stored in table.items()
+        if stored.time_ns < before_ns and not table.is_uncertain(key)
+    ]
     waited: dict[str, tuple[str, int] | None] = {}
     count = 0
     for start in range(0, len(old), _AT_ONCE):

@@ -24,68 +24,85 @@ def load_table(log: Log) -> CheckpointTable:
     """Everything that is committed in `_offsets`.
 
     What is damaged costs itself: of a key that was committed before, the older checkpoint holds
-    again, and its consumer reads some records twice. Each loss is an ERROR in the log. Raises
-    StorageError when the files cannot be read: nobody may take that for "no checkpoint".
+    again, and its consumer reads some records twice; the table says of which keys that may be so.
+    Each loss is an ERROR in the log. Raises StorageError when the files cannot be read: nobody may
+    take that for "no checkpoint".
     """
-    entries: dict[CheckpointKey, Stored] = {}
+    found = _Rebuilding()
     offset = log.log_start_offset
     while offset < log.high_watermark:
         try:
-            found = log.read(offset, _READ_BYTES)
+            piece = log.read(offset, _READ_BYTES)
         except CorruptRange as error:
-            _lost(offset, error.next_offset, error)
+            found.lose(offset, error.next_offset, error)
             offset = error.next_offset
             continue
-        except OffsetOutOfRange:
-            break  # a loss that reaches beyond the high watermark
-        if found is None:
+        except OffsetOutOfRange as error:
+            # A loss that reaches beyond the high watermark.
+            found.lose(offset, log.high_watermark, error)
             break
-        with found:
-            reached = _learn(found.pread(), offset, entries)
+        if piece is None:
+            break
+        with piece:
+            reached = found.learn(piece.pread(), offset)
         if reached == offset:
-            reached = found.next_offset  # it rotted since `read` looked at it
-            _lost(offset, reached, "a damaged batch header")
+            reached = piece.next_offset  # it rotted since `read` looked at it
+            found.lose(offset, reached, "a damaged batch header")
         offset = reached
-    return CheckpointTable(entries)
+    return CheckpointTable(found.entries, losses=found.losses, settled=found.settled)
 
 
-def _learn(raw: bytes, offset: int, entries: dict[CheckpointKey, Stored]) -> int:
-    """Add the batches in `raw` from `offset` on; returns the offset to read on at: reading there
-    tells how far the damage goes, if there is some."""
-    reached, position = offset, 0
-    while position < len(raw):
+class _Rebuilding:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.entries: dict[CheckpointKey, Stored] = {}
+        self.losses = 0
+        self.settled: set[CheckpointKey] = set()
+
+    def learn(self, raw: bytes, offset: int) -> int:
+        """Add the batches in `raw` from `offset` on; returns the offset to read on at: reading
+        there tells how far the damage goes, if there is some."""
+        reached, position = offset, 0
+        while position < len(raw):
+            try:
+                header = parse_header(raw, position)
+            except CorruptBatch:
+                break
+            try:
+                batch = decode_batch(raw, position).trim(offset)
+                for key, value in zip(batch.keys(), batch.values(), strict=True):
+                    self._take(key, value)
+            except CorruptBatch as error:
+                self.lose(header.base_offset, header.next_offset, error)
+            position += header.length
+            reached = header.next_offset
+        return reached
+
+    def _take(self, raw_key: bytes | None, raw_value: bytes | None) -> None:
         try:
-            header = parse_header(raw, position)
-        except CorruptBatch:
-            break
-        try:
-            batch = decode_batch(raw, position).trim(offset)
-            for key, value in zip(batch.keys(), batch.values(), strict=True):
-                _take(key, value, entries)
+            key = decode_key(raw_key)
+            stored = None if raw_value is None else decode_value(raw_value)
         except CorruptBatch as error:
-            _lost(header.base_offset, header.next_offset, error)
-        position += header.length
-        reached = header.next_offset
-    return reached
-
-
-def _take(
-    raw_key: bytes | None, raw_value: bytes | None, entries: dict[CheckpointKey, Stored]
-) -> None:
-    try:
-        key = decode_key(raw_key)
-        if raw_value is None:
-            entries.pop(key, None)
+            logger.error("checkpoint-not-understood error=%s", error)  # noqa: TRY400
+            self._doubt()
+            return
+        if stored is None:
+            self.entries.pop(key, None)
         else:
-            entries[key] = decode_value(raw_value)
-    except CorruptBatch as error:
-        logger.error("checkpoint-not-understood error=%s", error)  # noqa: TRY400
+            self.entries[key] = stored
+        if self.losses:
+            self.settled.add(key)
 
+    def lose(self, first_offset: int, next_offset: int, reason: object) -> None:
+        logger.error(
+            "checkpoints-lost first_offset=%d next_offset=%d reason=%s",
+            first_offset,
+            next_offset,
+            reason,
+        )
+        self._doubt()
 
-def _lost(first_offset: int, next_offset: int, reason: object) -> None:
-    logger.error(
-        "checkpoints-lost first_offset=%d next_offset=%d reason=%s",
-        first_offset,
-        next_offset,
-        reason,
-    )
+    def _doubt(self) -> None:
+        self.losses += 1
+        self.settled.clear()

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from liftlog.errors import CheckpointMoved, LiftlogError, LimitExceeded, StreamUnavailable
+from liftlog.errors import (
+    CheckpointMoved,
+    CheckpointUncertain,
+    LiftlogError,
+    LimitExceeded,
+    StreamUnavailable,
+)
 from liftlog.log import Log
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
 from liftlog.protocol.names import check_consumer_name, check_stream_name
@@ -189,7 +195,8 @@ class Checkpoints:
             present = found[key] if key in found else self.table.get(key)
             error = self._why_refused(change, present, count)
             verdicts.append((change.told, error))
-            if error is None and (stored is not None or present is not None):
+            nothing = stored is None and present is None and not self.table.is_uncertain(key)
+            if error is None and not nothing:
                 found[key] = stored and stored._replace(time_ns=now_ns)
                 count += (present is None) - (stored is None)
         if not found:
@@ -258,12 +265,22 @@ class Checkpoints:
     # --- look-ups ---
 
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
-        """The durable one, None if there is none. With `check` raises the error of its reader."""
+        """The durable one, None if there is none. With `check` raises the error of its reader.
+
+        Where damage may have cost the only one, that is CheckpointUncertain; without `check` it is
+        told as one at offset 0.
+        """
         check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
         if stored is None:
             self._streams.stream(stream)  # a stream that is not there is an error, not "none"
-            return None
+            if not self.table.is_uncertain((consumer, stream)):
+                return None
+            if check:
+                raise CheckpointUncertain(
+                    f"damage has cost checkpoints: maybe that of {consumer} in stream {stream}"
+                )
+            return Checkpoint(consumer, stream, problem=CheckpointUncertain.name, uncertain=True)
         found, error = self._describe((consumer, stream), stored)
         if check and error is not None:
             raise error
@@ -319,6 +336,7 @@ class Checkpoints:
             stored.metadata,
             lag,
             "" if error is None else error.name,
+            self.table.is_uncertain(key),
         )
         return described, error
 

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from liftlog.server.checkpoints.layout import CheckpointKey, Stored
 
+_MAX_SETTLED = 100_000
+
 
 class CheckpointTable:
-    """Not thread-safe. Holds what is durable, never what still waits for the disk."""
+    """Not thread-safe. Holds what is durable, never what still waits for the disk.
 
-    def __init__(self, entries: Mapping[CheckpointKey, Stored] | None = None) -> None:
+    `losses` is how many ranges of `_offsets` damage has cost; nobody knows of which keys they told.
+    `settled` are the keys of which something behind them tells.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[CheckpointKey, Stored] | None = None,
+        *,
+        losses: int = 0,
+        settled: Iterable[CheckpointKey] = (),
+    ) -> None:
+        self.losses = losses
+        self._settled = set(settled)
         self._entries: dict[CheckpointKey, Stored] = dict(entries or {})
         self._order = sorted(self._entries)
 
@@ -23,6 +37,10 @@ class CheckpointTable:
 
     def apply(self, changes: Mapping[CheckpointKey, Stored | None]) -> None:
         """Set what is new; None forgets."""
+        if self.losses:
+            self._settled.update(changes)
+            if len(self._settled) > len(self._entries) + _MAX_SETTLED:
+                self._settled &= self._entries.keys()  # of those that were deleted it is too many
         for key, stored in changes.items():
             if stored is not None:
                 if key not in self._entries:
@@ -30,6 +48,16 @@ class CheckpointTable:
                 self._entries[key] = stored
             elif self._entries.pop(key, None) is not None:
                 del self._order[bisect_left(self._order, key)]
+
+    def is_uncertain(self, key: CheckpointKey) -> bool:
+        """Whether damage may have cost a newer checkpoint of this key, or the word that it was
+        deleted; of one that is not there, the only one."""
+        return self.losses > 0 and key not in self._settled
+
+    @property
+    def uncertain_count(self) -> int:
+        """Of those that are there."""
+        return len(self._entries.keys() - self._settled) if self.losses else 0
 
     def items(self) -> list[tuple[CheckpointKey, Stored]]:
         return list(self._entries.items())

@@ -87,6 +87,10 @@ class Cleaner:
             state.backlog = measure_backlog(host.log, host.settings, self._streams.now_ns())
         return state.to_info(host.log, enabled=enabled, now=time.monotonic())
 
+    def history(self, host: StreamHost) -> list[dict[str, Any]]:
+        """What the last passes since the start did, the newest first."""
+        return list(self.state_of(host).history)
+
     def request(self, host: StreamHost) -> None:
         """Compact this stream as soon as possible, whatever its dirty ratio.
 

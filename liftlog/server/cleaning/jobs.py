@@ -112,17 +112,19 @@ class JobRunner:
         state.passes += 1
         state.records_removed += removed
         state.bytes_freed += freed
-        state.last_pass = {
-            "time_ns": planned_ns,
-            "seconds": round(seconds, 3),
-            "records_in": result.records_in,
-            "records_out": result.records_out,
-            "bytes_in": result.bytes_in,
-            "bytes_out": result.bytes_out,
-            "keys": result.distinct_keys,
-            "complete": result.complete,
-            "reasons": list(plan.reasons),
-        }
+        state.history.appendleft(
+            {
+                "time_ns": planned_ns,
+                "seconds": round(seconds, 3),
+                "records_in": result.records_in,
+                "records_out": result.records_out,
+                "bytes_in": result.bytes_in,
+                "bytes_out": result.bytes_out,
+                "keys": result.distinct_keys,
+                "complete": result.complete,
+                "reasons": list(plan.reasons),
+            }
+        )
         logger.info(
             "compacted stream=%s records_removed=%d freed_bytes=%d cleaned_below=%d keys=%d "
             "complete=%s seconds=%.2f",

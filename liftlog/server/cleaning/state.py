@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +10,12 @@ from compaction.planning import CompactionBacklog
 from liftlog.log import Log
 
 _MAX_BACKOFF_SECONDS = 3600.0
+_MAX_HISTORY = 20
 
 
 @dataclass(slots=True, eq=False)
 class StreamCleaning:
-    """Changed by the cleaner only. Times on the monotonic clock in seconds, but for `last_pass`."""
+    """Changed by the cleaner only. Times on the monotonic clock in seconds, but for `history`."""
 
     requested: int = 0
     """How many passes were asked for, and how many of them are done."""
@@ -22,7 +24,8 @@ class StreamCleaning:
     """"compact", "rebatch", "scrub" or nothing."""
     progress: dict[str, Any] | None = None
     backlog: CompactionBacklog = field(default_factory=lambda: CompactionBacklog(0, 0))
-    last_pass: dict[str, Any] | None = None
+    history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
+    """Of the last passes, the newest first."""
     error: str = ""
     failures_in_a_row: int = 0
     not_before: float = 0.0
@@ -35,6 +38,10 @@ class StreamCleaning:
     scrubbed_segments: int = 0
     scrubbed_bytes: int = 0
     failures: int = 0
+
+    @property
+    def last_pass(self) -> dict[str, Any] | None:
+        return self.history[0] if self.history else None
 
     @property
     def is_requested(self) -> bool:

@@ -88,8 +88,9 @@ def _failed(reason: str, message: str, **details: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    # Ctrl-C in a terminal reaches us too; the daemon says when it is time.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a terminal sends reaches us too; the daemon says when it is time.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()

@@ -8,18 +8,26 @@ from typing import Protocol
 
 from aiohttp import web
 
-from liftlog.errors import Forbidden, Unauthenticated
+from liftlog.errors import Forbidden, LiftlogError, Unauthenticated
+from liftlog.protocol.messages import ANONYMOUS
+from liftlog.server.pull.audit import Audit
+from liftlog.server.pull.authentication import Authenticator, Identity
 from liftlog.server.pull.gate import Gate
+from liftlog.server.pull.origins import place_of
+from liftlog.server.pull.seams import Policy
 
 _BEARER = "bearer "
 
 
-class Authenticator(Protocol):
-    """The pull server: one gate, and one bound on tokens being checked, for both ways in."""
+class Doorkeeper(Protocol):
+    """The pull server: one gate, and the same bounds on tokens being checked, for both ways in."""
 
     @property
     def gate(self) -> Gate: ...
-    async def authenticate(self, token: str | None, with_token: bool) -> str | None: ...
+    @property
+    def authenticator(self) -> Authenticator: ...
+    @property
+    def audit(self) -> Audit: ...
 
 
 class Access:
@@ -27,15 +35,15 @@ class Access:
     port can be reached from this machine alone."""
 
     def __init__(
-        self, authenticator: Authenticator, *, failure_delay_seconds: float, loopback_only: bool
+        self, doorkeeper: Doorkeeper, *, failure_delay_seconds: float, loopback_only: bool
     ) -> None:
-        self._authenticator = authenticator
+        self._doorkeeper = doorkeeper
         self._failure_delay = failure_delay_seconds
         self._loopback_only = loopback_only
 
     @property
     def gate(self) -> Gate:
-        return self._authenticator.gate
+        return self._doorkeeper.gate
 
     async def principal(self, request: web.Request) -> str | None:
         """Raises Unauthenticated, Forbidden, LimitExceeded."""
@@ -44,29 +52,65 @@ class Access:
         token = _bearer_token(request)
         if policy is None:
             return None
-        if token is None and not policy.allows_anonymous:
+        if token is None:
+            if policy.allows_anonymous:
+                return ANONYMOUS
             raise Unauthenticated("a token is needed: Authorization: Bearer PRINCIPAL.SECRET")
-        try:
-            return await self._authenticator.authenticate(token, token is not None)
-        except Unauthenticated:
-            await asyncio.sleep(self._failure_delay)
-            raise
+        return (await self.identify(request, policy, token)).principal
 
-    def check_origin(self, request: web.Request) -> None:
+    async def identify(self, request: web.Request, policy: Policy, token: str) -> Identity:
+        """Whose token it is. Raises Unauthenticated, LimitExceeded."""
+        began = asyncio.get_running_loop().time()
+        authenticator = self._doorkeeper.authenticator
+        try:
+            identity = await authenticator.identify_bearer(
+                policy, place_of(request.remote), peer_of(request), token
+            )
+            if not identity.holds_in(self.gate.policy):
+                raise Unauthenticated("the ACL has changed meanwhile")
+        except LiftlogError:
+            # At a time that does not tell how long it took to find out.
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(began + self._failure_delay - now)
+            raise
+        return identity
+
+    def note_login(self, identity: Identity, request: web.Request) -> None:
+        """For the audit: somebody will come back with a session."""
+        assert identity.principal is not None
+        self._doorkeeper.audit.logged_in(identity.principal, peer_of(request), identity.method)
+
+    def check_origin(self, request: web.Request, *, navigation: bool = False) -> None:
         """A browser sends along what it can reach: a page from elsewhere must not be able to use
         it, neither by asking us directly nor under a name of its own that it lets resolve to this
-        machine. Programs send none of these headers. Raises Forbidden."""
+        machine. Programs send none of these headers. With `navigation` somebody may come over a
+        link of another site, whose page then cannot see what is answered. Raises Forbidden."""
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             raise Forbidden("requests from pages of other sites are not answered")
-        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        came_from = request.headers.get("Sec-Fetch-Site", "none")
+        if came_from not in ("none", "same-origin") and not navigation:
             raise Forbidden("requests from pages of other sites are not answered")
         if self._loopback_only and self.gate.policy is None and not _is_address(host):
             raise Forbidden(
                 "this port is open to this machine only",
                 hint="ask for it as 127.0.0.1 or localhost, not by another name",
             )
+
+
+def is_navigation(request: web.Request) -> bool:
+    """Whether a browser shows the answer as a page of its own, not inside of another."""
+    return (
+        request.method == "GET"
+        and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        and request.headers.get("Sec-Fetch-Dest") == "document"
+    )
+
+
+def peer_of(request: web.Request) -> str:
+    """For logs."""
+    return f"http:{request.remote}"
 
 
 def _bearer_token(request: web.Request) -> str | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from liftlog.server.broker import Broker
 from liftlog.server.http.access import Access
 from liftlog.server.http.appending import Appender
+from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi, LogApiLimits
-from liftlog.server.http.server import HttpLimits, HttpServer, Readiness
+from liftlog.server.http.server import Health, HttpServer, Metrics, Mounted
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.pull import PullServer
+from liftlog.server.web.asking import Parts
+from liftlog.server.web.descriptions import Descriptions
+from liftlog.server.web.rates import Counted, Rates
+from liftlog.server.web.sessions import Sessions
+from liftlog.server.web.site import WebSite
 from liftlog.settings import Settings
 from liftlog.settings.addresses import parse_host_port
 
@@ -18,34 +22,49 @@ from liftlog.settings.addresses import parse_host_port
 def make_http_server(
     settings: Settings,
     *,
-    readiness: Readiness,
-    exposition: Callable[[], bytes],
+    health: Health,
+    exposition: Metrics,
     broker: Broker,
     pull: PullServer,
     link: NatsLink,
+    guard: ConnectionGuard,
 ) -> HttpServer:
-    """Not listening yet. Requests pass the gate of `pull`, its policy of the moment."""
+    """Not listening yet; belongs to the running event loop. Requests pass the gate of `pull`, its
+    policy of the moment."""
     http = settings.http
-    log_api = None
-    if http.log_api and http.listen is not None:
+    mounted: list[Mounted] = []
+    if http.listen is not None:
         access = Access(
             pull,
             failure_delay_seconds=pull.limits.auth_failure_delay_seconds,
             loopback_only=parse_host_port(http.listen).is_local,
         )
-        appender = Appender(
-            settings.nats,
-            link.servers,
-            lambda: link.connected,
-            ack_timeout_seconds=http.append_timeout_seconds,
-        )
-        limits = LogApiLimits(
-            max_body_bytes=http.max_body_bytes, body_timeout_seconds=http.timeout_seconds
-        )
-        log_api = LogApi(broker, broker.administration.truncate_prefix, appender, access, limits)
-    return HttpServer(
-        readiness,
-        exposition,
-        mounted=log_api,
-        limits=HttpLimits(http.max_connections, http.timeout_seconds),
+        if http.log_api:
+            mounted.append(_log_api(settings, broker, link, access))
+        if http.web:
+            mounted.append(_web_site(broker, health, pull, access))
+    return HttpServer(health, exposition, mounted=mounted, guard=guard)
+
+
+def _log_api(settings: Settings, broker: Broker, link: NatsLink, access: Access) -> LogApi:
+    http = settings.http
+    appender = Appender(
+        settings.nats,
+        link.servers,
+        lambda: link.connected,
+        ack_timeout_seconds=http.append_timeout_seconds,
     )
+    limits = LogApiLimits(
+        max_body_bytes=http.max_body_bytes, body_timeout_seconds=http.timeout_seconds
+    )
+    return LogApi(broker, broker.administration.truncate_prefix, appender, access, limits)
+
+
+def _web_site(broker: Broker, health: Health, pull: PullServer, access: Access) -> WebSite:
+    def counters() -> list[Counted]:
+        hosts = broker.hosts.values()
+        return [Counted(host.name, host.records, host.received_bytes) for host in hosts]
+
+    rates = Rates(counters)
+    rates.start()
+    return WebSite(Parts(broker, health, pull, rates, Descriptions(broker), Sessions()), access)

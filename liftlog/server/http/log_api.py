@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from aiohttp import web
 
+from acl.subjects import matches
 from liftlog.client.publishing.results import Ack
 from liftlog.errors import (
     BadRequest,
@@ -28,15 +30,22 @@ from liftlog.errors import (
     InvalidArgument,
     LimitExceeded,
     RequestTimeout,
+    StorageError,
+    StreamUnavailable,
+    UnsupportedFormat,
 )
+from liftlog.protocol.messages import ANONYMOUS
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.decode import Record, decode_batch
 from liftlog.records.json_form import Encoding
 from liftlog.server.http import bodies
-from liftlog.server.http.access import Access
+from liftlog.server.http.access import Access, peer_of
 from liftlog.server.http.bodies import Message
 from liftlog.server.http.failures import BodyTooLarge, NoRecord, UnsupportedMedia, failure
+from liftlog.server.http.guard import identified, identifying
 from liftlog.server.pull.seams import Operation, ReadableLog, ReadableStream
+
+logger = logging.getLogger("liftlog.server.http")
 
 _PREFIX = "/api/v1/streams/{stream}"
 _JSON = "application/json"
@@ -67,6 +76,13 @@ class LogApiLimits:
     max_body_bytes: int = 2 * 2**20
     body_timeout_seconds: float = 30.0
     max_requests: int = 16
+
+
+class Caller(NamedTuple):
+    """Who asks, and from where."""
+
+    principal: str | None
+    peer: str
 
 
 class LogApi:
@@ -101,16 +117,24 @@ class LogApi:
         await asyncio.to_thread(self._readers.shutdown, cancel_futures=True)
 
     def _guarded(
-        self, serve: Callable[[web.Request, str], Awaitable[web.Response]]
+        self, serve: Callable[[web.Request, Caller], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Bounded in number, the caller known, and every error worded."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                # First: whoever is nobody takes no place from those who are known.
+                with identifying(request):
+                    principal = await self._access.principal(request)
+            except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
+                return failure(error)
+            if principal not in (None, ANONYMOUS):
+                identified(request)
             if self._under_way >= self._limits.max_requests:
                 return failure(LimitExceeded("too many requests at once", hint="try again"))
             self._under_way += 1
             try:
-                return await serve(request, request.match_info["stream"])
+                return await serve(request, Caller(principal, peer_of(request)))
             except web.HTTPException:
                 raise
             except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
@@ -120,16 +144,18 @@ class LogApi:
 
         return handle
 
-    async def _authorize(self, request: web.Request, operation: Operation, stream: str) -> None:
-        principal = await self._access.principal(request)
-        self._access.gate.authorize(principal, operation, stream)
+    def _authorize(self, request: web.Request, caller: Caller, operation: Operation) -> str:
+        """Returns the stream, which `caller` may do that to."""
+        stream = request.match_info["stream"]
+        self._access.gate.authorize(caller.principal, operation, stream, peer=caller.peer)
         if operation != "read" and stream.startswith("_"):
             raise InvalidArgument(f"the stream {stream} is the system's own")
+        return stream
 
     # --- reading ---
 
-    async def _bounds(self, request: web.Request, stream: str) -> web.Response:
-        await self._authorize(request, "read", stream)
+    async def _bounds(self, request: web.Request, caller: Caller) -> web.Response:
+        stream = self._authorize(request, caller, "read")
         log = self._broker.stream(stream).log
         return _json(
             {
@@ -142,14 +168,21 @@ class LogApi:
             }
         )
 
-    async def _read(self, request: web.Request, stream: str) -> web.Response:
-        await self._authorize(request, "read", stream)
+    async def _read(self, request: web.Request, caller: Caller) -> web.Response:
+        stream = self._authorize(request, caller, "read")
         form = _choice(request, "format", ("json", "raw"))
         encoding = _choice(request, "encoding", ("auto", "utf-8", "base64"))
         offset = bodies.parse_offset(request.match_info["offset"])
         log = self._broker.stream(stream).log
         loop = asyncio.get_running_loop()
         record, block = await loop.run_in_executor(self._readers, read_record, log, offset)
+        # Asked behind the last wait: what held before it may not hold any more.
+        readable = self._access.gate.readable_subjects(caller.principal, stream)
+        if readable is not None and not any(matches(one, record.subject) for one in readable):
+            raise NoRecord(
+                f"there is no record at offset {offset} that {caller.principal} may read",
+                next_offset=offset + 1,
+            )
         if form == "json":
             return _json(bodies.record_json(stream, record, cast(Encoding, encoding)))
         head = bodies.record_head(record, block)
@@ -159,8 +192,8 @@ class LogApi:
 
     # --- writing ---
 
-    async def _append(self, request: web.Request, stream: str) -> web.Response:
-        await self._authorize(request, "admin", stream)
+    async def _append(self, request: web.Request, caller: Caller) -> web.Response:
+        stream = self._authorize(request, caller, "admin")
         info = await self._broker.describe_stream(stream)
         media = request.content_type
         if "Content-Type" not in request.headers or media not in (_JSON, _RAW):
@@ -204,8 +237,8 @@ class LogApi:
             raise BadRequest(f"the body ended early or is broken: {error}"[:200]) from None
         return bytes(found)
 
-    async def _truncate(self, request: web.Request, stream: str) -> web.Response:
-        await self._authorize(request, "admin", stream)
+    async def _truncate(self, request: web.Request, caller: Caller) -> web.Response:
+        stream = self._authorize(request, caller, "admin")
         if "before" not in request.query:
             raise InvalidArgument("before=OFFSET is missing", hint="records below it are deleted")
         offset = bodies.parse_offset(request.query["before"])
@@ -224,30 +257,40 @@ class LogApi:
 def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
     """The record at `offset`, and its header block verbatim. Waits for the disk.
 
-    Raises NoRecord, OffsetOutOfRange, CorruptRange, StorageError.
+    Raises NoRecord, OffsetOutOfRange, CorruptRange, StreamUnavailable when the disk does not give
+    the file.
     """
-    piece = log.read(offset, 1, 1)
-    if piece is None:
-        raise NoRecord(
-            f"there is no record at offset {offset} yet", high_watermark=log.high_watermark
-        )
+    first = following = offset
     try:
-        data = _read_fully(piece.fd, piece.length, piece.position)
+        piece = log.read(offset, 1, 1)
+        if piece is None:
+            raise NoRecord(
+                f"there is no record at offset {offset} yet", high_watermark=log.high_watermark
+            )
         first, following = piece.first_offset, piece.next_offset
-    finally:
-        piece.release()
-    if first <= offset:
         try:
+            data = _read_fully(piece.fd, piece.length, piece.position)
+        finally:
+            piece.release()
+        if first <= offset:
             batch = decode_batch(data).trim(offset, offset + 1)
             following = batch.next_offset
             if len(batch):
                 return batch.records()[0], batch.headers()[0]
-        except CorruptBatch as error:
-            raise CorruptRange(
-                f"the record at offset {offset} fails its checksum",
-                first_offset=first,
-                next_offset=following,
-            ) from error
+    except CorruptBatch as error:
+        logger.error("record-damaged offset=%d error=%s", offset, error)  # noqa: TRY400
+        raise CorruptRange(
+            f"the record at offset {offset} is damaged", first_offset=first, next_offset=following
+        ) from error
+    except UnsupportedFormat as error:
+        raise StreamUnavailable(f"the record cannot be decoded: {error.message}") from error
+    except (StorageError, OSError) as error:
+        logger.error("record-not-read offset=%d error=%s", offset, error)  # noqa: TRY400
+        raise StreamUnavailable(
+            f"the record at offset {offset} cannot be read from the disk",
+            first_offset=first,
+            next_offset=max(following, offset + 1),
+        ) from error
     raise NoRecord(
         f"the record at offset {offset} was compacted away",
         next_offset=first if first > offset else following,

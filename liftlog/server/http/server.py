@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
-from prometheus_client import CONTENT_TYPE_LATEST
 
-from liftlog.errors import ConfigError
-from liftlog.server.http.failures import http_failure
+from liftlog.errors import ConfigError, StreamUnavailable
+from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.metrics.text_format import CONTENT_TYPE
 
-Readiness = Callable[[], Mapping[str, str]]
-"""What keeps the daemon from being ready, by part; empty when it is."""
+
+class Health(Protocol):
+    """How the daemon is, as JSON."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the streams are open."""
+        ...
+
+    def liveness(self) -> dict[str, Any]: ...
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether clients should be sent here, and why not."""
+        ...
+
+
+class Metrics(Protocol):
+    async def render(self) -> bytes:
+        """In the text format of Prometheus."""
+        ...
+
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _SHUTDOWN_SECONDS = 1.0
@@ -54,12 +71,6 @@ class Mounted(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    max_connections: int = 128
-    timeout_seconds: float = 30.0
-
-
 @web.middleware
 async def _plain_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -69,7 +80,8 @@ async def _plain_headers(request: web.Request, handler: Handler) -> web.StreamRe
             error.headers.update(_HEADERS)
             raise
         response = http_failure(error)
-    response.headers.update(_HEADERS)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
     return response
 
 
@@ -78,32 +90,31 @@ class HttpServer:
 
     def __init__(
         self,
-        readiness: Readiness,
-        exposition: Callable[[], bytes],
+        health: Health,
+        metrics: Metrics,
         *,
-        mounted: Mounted | None = None,
-        limits: HttpLimits | None = None,
+        mounted: Sequence[Mounted] = (),
+        guard: ConnectionGuard | None = None,
     ) -> None:
-        self._readiness = readiness
-        self._exposition = exposition
+        self._health = health
+        self._exposition = metrics
         self._mounted = mounted
-        limits = limits or HttpLimits()
-        self.guard = ConnectionGuard(
-            max_connections=limits.max_connections, timeout_seconds=limits.timeout_seconds
+        self.guard = guard or ConnectionGuard()
+        app = web.Application(
+            middlewares=[self.guard.middleware, _plain_headers, self._when_serving]
         )
-        app = web.Application(middlewares=[self.guard.middleware, _plain_headers])
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        if mounted is not None:
-            app.router.add_routes(mounted.routes())
+        for part in mounted:
+            app.router.add_routes(part.routes())
         self._runner = web.AppRunner(
             app,
             access_log=None,
             logger=_protocol_logger(),
             handle_signals=False,
             shutdown_timeout=_SHUTDOWN_SECONDS,
-            keepalive_timeout=limits.timeout_seconds,
+            keepalive_timeout=self.guard.timeout_seconds,
             lingering_time=_LINGER_SECONDS,
             auto_decompress=False,
         )
@@ -133,18 +144,24 @@ class HttpServer:
             self._listening.close()
         await self._runner.cleanup()
         self.guard.close()
-        if self._mounted is not None:
-            await self._mounted.close()
+        for part in self._mounted:
+            await part.close()
+
+    @web.middleware
+    async def _when_serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """While the streams are opened, one that is not open yet must not look like one that does
+        not exist."""
+        if request.path.startswith("/api/") and not self._health.is_serving:
+            return failure(StreamUnavailable("the daemon is starting", hint="try again"))
+        return await handler(request)
 
     async def _livez(self, request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
+        return web.json_response(self._health.liveness())
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        problems: dict[str, Any] = dict(self._readiness())
-        status = "not ready" if problems else "ok"
-        return web.json_response(
-            {"status": status, "problems": problems}, status=503 if problems else 200
-        )
+        ready, body = await self._health.readiness()
+        return web.json_response(body, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        page = await self._exposition.render()
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})

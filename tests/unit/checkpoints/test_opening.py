@@ -9,12 +9,22 @@ from typing import Any
 import pytest
 from support.local_broker import Running
 
-from liftlog.errors import Forbidden, LiftlogError, ShuttingDown, StreamUnavailable
+from liftlog.errors import (
+    CheckpointUncertain,
+    DiskFull,
+    Forbidden,
+    LiftlogError,
+    ShuttingDown,
+    StreamUnavailable,
+)
 from liftlog.server.broker import Broker
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
+from liftlog.server.checkpoints import table as table_module
 from liftlog.server.checkpoints.expiry import expire
+from liftlog.server.checkpoints.layout import Stored
 from liftlog.server.checkpoints.opening import is_open_to_nats, open_checkpoints
 from liftlog.server.checkpoints.service import settle
+from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.settings import Settings
 
 ORDERS = {"orders": {"subject": "in"}}
@@ -75,16 +85,97 @@ async def test_a_damaged_batch_costs_what_is_in_it(
         await one.commit("a", 1)
         await one.commit("b", 2)
         await one.commit("a", 3)
-    path = tmp_path / "streams" / OFFSETS_STREAM / f"{1:020}.log"
-    raw = bytearray(path.read_bytes())
-    raw[raw.rindex(b'"offset":3')] ^= 1
-    path.write_bytes(raw)
+    rot(tmp_path, b'"offset":3')
     async with opened(tmp_path) as one:
         assert one.offsets() == {"a": 1, "b": 2}
         await one.commit("a", 3)
     assert "checkpoints-lost first_offset=3 next_offset=4" in caplog.text
     async with opened(tmp_path) as one:
         assert one.offsets() == {"a": 3, "b": 2}
+
+
+async def test_what_damage_may_have_made_older_is_told(tmp_path: Path) -> None:
+    """Nobody knows whose checkpoints were lost: whoever is not heard of behind them is uncertain,
+    until the next commit."""
+    async with opened(tmp_path, records=9) as one:
+        for consumer, offset in (("a", 1), ("gone", 1), ("b", 2), ("lost", 4), ("b", 3)):
+            await one.commit(consumer, offset)
+        await one.checkpoints.deleted("gone", "orders")
+    rot(tmp_path, b'"offset":4')
+    async with opened(tmp_path) as one:
+        table = one.checkpoints.table
+        assert (table.losses, table.uncertain_count) == (1, 1)
+        found = {one.consumer: one for one in one.checkpoints.page(lambda _: True)[0]}
+        assert {name: (one.offset, one.uncertain) for name, one in found.items()} == {
+            "a": (1, True),
+            "b": (3, False),
+        }
+        assert one.checkpoints.fetch("a", "orders", check=True) == found["a"]
+        assert one.checkpoints.fetch("gone", "orders", check=True) is None, "that is known"
+        for consumer in ("lost", "new"):
+            with pytest.raises(CheckpointUncertain):
+                one.checkpoints.fetch(consumer, "orders", check=True)
+            told = one.checkpoints.fetch(consumer, "orders", check=False)
+            assert told is not None
+            assert (told.offset, told.problem, told.uncertain) == (0, "CHECKPOINT_UNCERTAIN", True)
+        one.running.clock.ahead_ns = 2 * DAY_NS
+        assert await expired(one) == 1
+        assert set(one.offsets()) == {"a"}, "nobody knows when it was here last"
+        await one.commit("a", 2, expected=1)
+        await one.commit("new", 5, expected=0)
+        await one.checkpoints.deleted("lost", "orders")
+        assert table.uncertain_count == 0
+        assert one.checkpoints.fetch("lost", "orders", check=True) is None
+    async with opened(tmp_path) as one:
+        assert one.offsets() == {"a": 2, "new": 5}
+        assert one.checkpoints.table.uncertain_count == 0
+
+
+def rot(directory: Path, where: bytes) -> None:
+    """One bit of what was last stored so."""
+    path = directory / "streams" / OFFSETS_STREAM / f"{1:020}.log"
+    raw = bytearray(path.read_bytes())
+    raw[raw.rindex(where)] ^= 1
+    path.write_bytes(raw)
+
+
+def test_what_is_known_of_deleted_checkpoints_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "_MAX_SETTLED", 10)
+    stored = Stored(1, 1, "i", 0)
+    table = CheckpointTable({("kept", "s"): stored}, losses=1)
+    assert table.is_uncertain(("kept", "s"))
+    table.apply({("kept", "s"): stored})
+    for n in range(100):
+        table.apply({(f"c{n}", "s"): stored})
+        table.apply({(f"c{n}", "s"): None})
+        assert not table.is_uncertain(("kept", "s"))
+    assert len(table._settled) <= 12
+    assert table.is_uncertain(("c0", "s")), "nothing is said that is not known any more"
+
+
+async def test_a_full_disk_refuses_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, records=9) as one:
+        await one.commit("a", 1)
+        log = one.broker.hosts[OFFSETS_STREAM].log
+
+        def full(*_: Any) -> None:
+            raise DiskFull("no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "append", full)
+            for _ in range(3):
+                with pytest.raises(DiskFull):
+                    await one.commit("a", 2)
+            with pytest.raises(DiskFull):
+                await one.checkpoints.deleted("a", "orders")
+            assert one.offsets() == {"a": 1}
+            assert one.checkpoints.fetch("a", "orders", check=True) is not None
+        await one.commit("a", 2, expected=1)
+        assert one.checkpoints.refused["DISK_FULL"] == 4
+    async with opened(tmp_path) as one:
+        assert one.offsets() == {"a": 2}
 
 
 async def test_a_stream_that_cannot_be_opened_is_left_alone(tmp_path: Path) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.pull_broker import LogBroker
 
-from liftlog.errors import CorruptRange, OffsetOutOfRange
+from liftlog.errors import (
+    CorruptRange,
+    OffsetOutOfRange,
+    StorageError,
+    StreamUnavailable,
+    UnsupportedFormat,
+)
 from liftlog.records.encode import encode_batch
-from liftlog.server.http.failures import NoRecord
+from liftlog.server.http import log_api
+from liftlog.server.http.failures import NoRecord, failure
 from liftlog.server.http.log_api import read_record
 
 
@@ -80,3 +91,58 @@ def test_a_damaged_record(broker: LogBroker) -> None:
         read_record(stream.log, 15)
     assert (caught.value.first_offset, caught.value.next_offset) == (11, 21)
     assert read_record(stream.log, 21)[0].value == b"value 21"
+
+
+def test_a_file_that_ends_too_early(broker: LogBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has cut it since the daemon looked at it."""
+    stream = broker.streams["orders"]
+    real = os.pread
+
+    def cut_off(fd: int, length: int, position: int) -> bytes:
+        return real(fd, length, position)[: max(0, 40 - position)]
+
+    monkeypatch.setattr(log_api, "os", SimpleNamespace(pread=cut_off))
+    with pytest.raises(CorruptRange) as caught:
+        read_record(stream.log, 5)
+    monkeypatch.undo()
+    assert (caught.value.first_offset, caught.value.next_offset) == (1, 11)
+    assert failure(caught.value).status == 410
+    assert read_record(stream.log, 5)[0].value == b"value 5"
+
+
+def test_a_disk_that_does_not_give_the_file(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = broker.streams["orders"]
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def fail_earlier(*_: object) -> object:
+        raise StorageError("reading: Input/output error")
+
+    for owner, name, call, following in (
+        (log_api, "os", SimpleNamespace(pread=fail), 11),
+        (stream.log, "read", fail_earlier, 6),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, call)
+            with pytest.raises(StreamUnavailable) as caught:
+                read_record(stream.log, 5)
+        assert caught.value.details["next_offset"] == following
+        answer = failure(caught.value)
+        assert answer.status == 503
+        assert json.loads(answer.text or "")["error"]["details"]["next_offset"] == following
+    assert read_record(stream.log, 5)[0].value == b"value 5"
+
+
+def test_a_record_that_cannot_be_decompressed_here(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object) -> object:
+        raise UnsupportedFormat("zstd needs zstandard")
+
+    monkeypatch.setattr(log_api, "decode_batch", cannot)
+    with pytest.raises(StreamUnavailable, match="zstd needs zstandard") as caught:
+        read_record(broker.streams["orders"].log, 5)
+    assert failure(caught.value).status == 503

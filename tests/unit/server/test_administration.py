@@ -161,13 +161,13 @@ async def test_what_is_put_off_has_to_be_wanted_as_well(
     """When the lease has ended, or the clock is believed again, nobody is asked any more."""
     log = await fill(running)
     log.roll()
-    lease = await admin.acquire_lease("s", 1, ttl_ms=MINUTE_MS)
+    lease = await admin.leases.acquire("s", 1, ttl_ms=MINUTE_MS)
     with pytest.raises(Conflict, match="records"):
         await admin.update_stream("s", {"retention": {"max_messages": 5}})
     preview = await admin.update_stream("s", {"retention": {"max_messages": 5}}, dry_run=True)
     assert preview.removal is not None
     assert preview.removal.records == 15
-    await admin.release_lease("s", lease.lease_id)
+    await admin.leases.release("s", lease.lease_id)
     running.clock.ahead_ns += 2 * 3600 * 10**9
     running.clock.jumped_ns += 3600 * 10**9
     assert not running.broker.clock_guard.wall_clock_is_trusted()
@@ -533,12 +533,12 @@ async def test_truncation_leaves_files_to_a_pass_that_reads_them(
 
 async def test_truncation_respects_leases(running: Running, admin: Administration) -> None:
     log = await fill(running)
-    lease = await admin.acquire_lease("s", 7, ttl_ms=MINUTE_MS, holder="export")
+    lease = await admin.leases.acquire("s", 7, ttl_ms=MINUTE_MS, holder="export")
     with pytest.raises(Conflict, match="export") as raised:
         await admin.truncate_prefix("s", 8)
     assert raised.value.details == {"leases": 1, "low": 7}
     await admin.truncate_prefix("s", 7)
-    await admin.release_lease("s", lease.lease_id)
+    await admin.leases.release("s", lease.lease_id)
     await admin.truncate_prefix("s", 8)
     assert log.log_start_offset == 8
 
@@ -549,23 +549,23 @@ async def test_truncation_respects_leases(running: Running, admin: Administratio
 async def test_a_lease_from_beginning_to_end(running: Running, admin: Administration) -> None:
     log = await fill(running)
     await admin.truncate_prefix("s", 4)
-    lease = await admin.acquire_lease("s", "earliest", ttl_ms=MINUTE_MS, holder="spark")
+    lease = await admin.leases.acquire("s", "earliest", ttl_ms=MINUTE_MS, holder="spark")
     assert (lease.low, lease.high, lease.holder) == (4, 21, "spark")
     assert (lease.stream, lease.incarnation) == ("s", log.incarnation)
     assert MINUTE_MS - 5000 < lease.remaining_ms <= MINUTE_MS
-    assert [one.lease_id for one in admin.list_leases("s")] == [lease.lease_id]
+    assert [one.lease_id for one in admin.leases.live("s")] == [lease.lease_id]
     running.clock.ahead_ns += 59 * 10**9
-    renewed = await admin.renew_lease("s", lease.lease_id, ttl_ms=MINUTE_MS, low=9)
+    renewed = await admin.leases.renew("s", lease.lease_id, ttl_ms=MINUTE_MS, low=9)
     assert (renewed.low, renewed.high) == (9, 21)
     again = await restarted(running)
     again.clock.ahead_ns = running.clock.ahead_ns
     live = again.broker.administration
-    assert [one.low for one in live.list_leases("s")] == [9]
+    assert [one.low for one in live.leases.live("s")] == [9]
     again.clock.ahead_ns += 60 * 10**9
-    assert live.list_leases("s") == []
+    assert live.leases.live("s") == []
     with pytest.raises(LeaseGone):
-        await live.renew_lease("s", lease.lease_id, ttl_ms=MINUTE_MS)
-    await live.release_lease("s", lease.lease_id)
+        await live.leases.renew("s", lease.lease_id, ttl_ms=MINUTE_MS)
+    await live.leases.release("s", lease.lease_id)
     await again.broker.close()
 
 
@@ -573,13 +573,13 @@ async def test_leases_that_make_no_sense(running: Running, admin: Administration
     await fill(running, count=3)
     for start in (0, 5):
         with pytest.raises(OffsetOutOfRange):
-            await admin.acquire_lease("s", start, ttl_ms=MINUTE_MS)
+            await admin.leases.acquire("s", start, ttl_ms=MINUTE_MS)
     for start, ttl_ms in (("latest", 1), (1, 0), (1, 3_600_001), (1, 2**63 - 1)):
         with pytest.raises(InvalidArgument):
-            await admin.acquire_lease("s", start, ttl_ms=ttl_ms)
+            await admin.leases.acquire("s", start, ttl_ms=ttl_ms)
     with pytest.raises(StaleIncarnation):
-        await admin.acquire_lease("s", 1, ttl_ms=1, incarnation="another")
-    assert admin.list_leases("s") == []
+        await admin.leases.acquire("s", 1, ttl_ms=1, incarnation="another")
+    assert admin.leases.live("s") == []
 
 
 async def test_a_renewal_is_judged_when_it_is_its_turn(
@@ -588,7 +588,7 @@ async def test_a_renewal_is_judged_when_it_is_its_turn(
     """Retention that came first saw it expired, and took what it held."""
     await fill(running, retention={"max_messages": 3})
     host, log = running.broker.hosts["s"], running.broker.hosts["s"].log
-    lease = await admin.acquire_lease("s", "earliest", ttl_ms=MINUTE_MS)
+    lease = await admin.leases.acquire("s", "earliest", ttl_ms=MINUTE_MS)
 
     def expire_and_remove() -> None:
         running.clock.ahead_ns += 61 * 10**9
@@ -596,7 +596,7 @@ async def test_a_renewal_is_judged_when_it_is_its_turn(
 
     removal = host.run_exclusive(expire_and_remove)
     with pytest.raises(LeaseGone):
-        await admin.renew_lease("s", lease.lease_id, ttl_ms=MINUTE_MS)
+        await admin.leases.renew("s", lease.lease_id, ttl_ms=MINUTE_MS)
     await removal
 
 

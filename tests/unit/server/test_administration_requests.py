@@ -127,8 +127,8 @@ def test_what_describes_many_streams_takes_turns() -> None:
 
 
 def test_both_clients_have_the_same_methods() -> None:
-    def methods(cls: type) -> dict[str, str | None]:
-        return {name: call.__doc__ for name, call in vars(cls).items() if not name.startswith("_")}
+    def methods(cls: type) -> list[str]:
+        return [name for name in vars(cls) if not name.startswith("_")]
 
     assert methods(AsyncAdministration) == methods(SyncAdministration)
     assert len(methods(AsyncAdministration)) == len(messages.REQUESTS)

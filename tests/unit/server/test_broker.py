@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log.manifest import MANIFEST_NAME
+from liftlog.records import codecs
 from liftlog.server import broker as broker_module
 
 
@@ -174,6 +177,54 @@ async def test_a_stream_that_cannot_be_served_does_not_keep_the_daemon_from_star
         "a": "failed",
         "b": "detached",
     }
+    await again.broker.close()
+
+
+@contextmanager
+def uninstalled(package: str) -> Iterator[None]:
+    codecs._codec.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, package, None)
+        yield
+    codecs._codec.cache_clear()
+
+
+@pytest.mark.parametrize("now", ["zstd", "none"])
+async def test_a_stream_that_needs_a_package_which_is_gone_is_alone_with_it(
+    running: Running, now: str
+) -> None:
+    """Also one whose older batches alone are compressed: what judging needs cannot be read."""
+    broker = running.broker
+    await broker.create_stream("small", {"subject": "in", "compression": "zstd"})
+    await broker.create_stream("plain", {"subject": "other"})
+    for name in ("small", "plain"):
+        await running.publish(name, *[b"x" * 1000] * 20)
+    await broker.administration.update_stream("small", {"compression": now})
+    await broker.close()
+
+    compressed = {"subject": "new", "compression": "zstd"}
+    with uninstalled("zstandard"):
+        lacking = Running(running.data_dir.path, configured=compressed)
+        await lacking.start()
+        states = {info.name: info.state for info in await lacking.broker.list_streams()}
+        assert states == {"configured": "failed", "plain": "detached", "small": "failed"}
+        assert sorted(lacking.broker.failed_streams()) == ["configured", "small"]
+        for name in ("configured", "small"):
+            (why,) = (await lacking.broker.describe_stream(name)).warnings
+            assert "zstandard, which is not installed" in why
+            assert "liftlog[compression]" in why
+            with pytest.raises(StreamUnavailable, match="zstandard"):
+                lacking.broker.stream(name)
+        await lacking.publish("plain", b"y")
+        assert lacking.broker.stream("plain").log.high_watermark == 22
+        assert not lacking.data_dir.stream_path("configured").exists()
+        await lacking.broker.close()
+
+    again = Running(running.data_dir.path, configured=compressed)
+    await again.start()
+    assert again.broker.failed_streams() == []
+    assert again.broker.stream("small").log.high_watermark == 21
+    assert again.broker.stream("small").log.quarantined == ()
     await again.broker.close()
 
 

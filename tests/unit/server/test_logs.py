@@ -4,11 +4,21 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from liftlog.server.logs import JsonFormatter, PrettyFormatter, RepeatFilter, configure_logging
+from liftlog.errors import ConfigError
+from liftlog.server.logs import (
+    JsonFormatter,
+    LogFile,
+    PrettyFormatter,
+    RepeatFilter,
+    configure_logging,
+    mask,
+    reopen_logs,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +26,9 @@ def untouched_logging() -> Iterator[None]:
     root = logging.getLogger()
     kept = (root.level, list(root.handlers), logging.raiseExceptions)
     yield
+    for handler in root.handlers:
+        if isinstance(handler, LogFile):
+            handler.close()
     root.setLevel(kept[0])
     root.handlers[:] = kept[1]
     logging.raiseExceptions = kept[2]
@@ -85,6 +98,19 @@ def test_a_field_cannot_replace_the_head() -> None:
     fields = as_json("odd level=%s event=%s", "x", "y")
     assert (fields["level"], fields["event"]) == ("info", "odd")
     assert (fields["level_"], fields["event_"]) == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://u:s3c@s3cret@host:4222",
+        "nats://s3cret@host:4222",
+        "nats://u:s3@a:1,tls://v:s3cret@h",
+    ],
+)
+def test_whatever_stands_before_the_host_is_masked(url: str) -> None:
+    assert "s3" not in mask(f"cannot connect to {url}: refused")
+    assert mask("nats://host:4222 (a@b)") == "nats://host:4222 (a@b)"
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), PrettyFormatter(colour=False)])
@@ -158,3 +184,45 @@ def test_a_closed_pipe_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> No
     configure_logging("info", "json", Closed())
     logging.getLogger("liftlog.x").info("lost")
     assert capsys.readouterr().err == ""
+
+
+# --- a log file, and its rotation ---
+
+
+def test_a_file_is_opened_anew_when_it_was_moved_away(tmp_path: Path) -> None:
+    path, rotated = tmp_path / "liftlog.log", tmp_path / "liftlog.log.1"
+    configure_logging("info", "auto", path=path)
+    logging.info("one")
+    path.rename(rotated)
+    logging.info("two")
+    reopen_logs()
+    logging.info("three")
+    events = [json.loads(line) for line in rotated.read_text().splitlines()]
+    assert [event["event"] for event in events] == ["one", "two"]
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [event["event"] for event in events] == ["log-file-reopened", "three"]
+
+
+def test_a_file_that_cannot_be_opened_anew_is_kept(tmp_path: Path) -> None:
+    directory, moved = tmp_path / "logs", tmp_path / "old"
+    directory.mkdir()
+    configure_logging("info", "json", path=directory / "liftlog.log")
+    directory.rename(moved)
+    reopen_logs()
+    logging.info("still here")
+    events = [json.loads(line) for line in (moved / "liftlog.log").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["log-file-not-reopened", "still here"]
+    assert events[0]["level"] == "error"
+
+
+def test_a_file_that_cannot_be_opened_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"logging.file: cannot open .*gone"):
+        configure_logging("info", "json", path=tmp_path / "gone" / "liftlog.log")
+
+
+def test_on_stderr_there_is_nothing_to_open_anew() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    reopen_logs()
+    logging.info("one")
+    assert stream.getvalue().count("\n") == 1

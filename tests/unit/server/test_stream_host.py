@@ -14,6 +14,7 @@ import pytest
 from liftlog.errors import DiskFull, StorageError, StreamUnavailable, SyncFailed
 from liftlog.log import DataDir, Log, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.server.commit_policy import InlineBudget
+from liftlog.server.group_writing import GroupWriter
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_opening import log_config, make_sequencer, write_dedupe_snapshot
 from liftlog.server.writer_pool import WriterPool
@@ -155,7 +156,7 @@ async def test_a_bug_while_committing_stops_this_stream_with_an_answer(
 
 
 async def test_a_bug_while_encoding(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness.host, "_encode", failing_once(KeyError("bug"), None))
+    monkeypatch.setattr(GroupWriter, "encode", failing_once(KeyError("bug"), None))
     assert seqs(await harness.publish(b"1")) == [10077]
     assert "bug" in harness.host.failure
 

@@ -1,0 +1,107 @@
+"""Whether the data directory can be written, and how much room is left.
+
+A disk that stands still must stop neither the event loop nor the answer about it: each look runs in
+a thread of its own, one at a time, and whoever asks waits for it only so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PROBE_NAME = "probe"
+_PROBE_BYTES = 64 * 1024
+"""Less than this is no room for anybody's messages. How much is left is for metrics and alerts: a
+segment file is allocated ahead, so little room on the disk may be much room in the file."""
+_FRESH_SECONDS = 2.0
+_WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """What one look found. `problem` is empty while the directory can be written."""
+
+    free_bytes: int = 0
+    size_bytes: int = 0
+    problem: str = ""
+
+
+class DiskProbe:
+    """Belongs to the event loop, but for `_look`. Use it while holding the directory's lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._last = DiskState()
+        self._looked_at = float("-inf")
+        self._looking: asyncio.Future[DiskState] | None = None
+        self._looking_since = 0.0
+
+    @property
+    def last(self) -> DiskState:
+        """Of the newest look that ended; with a problem while one is late."""
+        seconds = time.monotonic() - self._looking_since
+        return (
+            self._unanswered(seconds) if self._looking and seconds > _WAIT_SECONDS else self._last
+        )
+
+    async def state(self) -> DiskState:
+        """Not older than two seconds, or with the problem that there is no answer."""
+        if time.monotonic() - self._looked_at < _FRESH_SECONDS:
+            return self._last
+        looking = self._looking or self._begin()
+        await asyncio.wait([looking], timeout=_WAIT_SECONDS)
+        if looking.done():
+            return looking.result()
+        return self._unanswered(time.monotonic() - self._looking_since)
+
+    def _unanswered(self, seconds: float) -> DiskState:
+        problem = f"the disk has not answered for {seconds:.1f} s"
+        return DiskState(self._last.free_bytes, self._last.size_bytes, problem)
+
+    def _begin(self) -> asyncio.Future[DiskState]:
+        loop = asyncio.get_running_loop()
+        looking = self._looking = loop.create_future()
+        self._looking_since = time.monotonic()
+        looking.add_done_callback(self._ended)
+
+        def run() -> None:
+            found = self._look()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+                loop.call_soon_threadsafe(_settle, looking, found)
+
+        # Not of a pool: a thread that hangs in the kernel must not keep the daemon from ending.
+        threading.Thread(target=run, name="liftlog-disk-probe", daemon=True).start()
+        return looking
+
+    def _ended(self, looking: asyncio.Future[DiskState]) -> None:
+        self._looking = None
+        if not looking.cancelled():
+            self._last = looking.result()
+            self._looked_at = time.monotonic()
+
+    def _look(self) -> DiskState:
+        """In a thread. Not synced: that commits come back in time is seen by the commits."""
+        try:
+            found = os.statvfs(self._directory)
+            free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        except OSError as error:
+            return DiskState(0, 0, f"cannot look at the data directory: {error.strerror}")
+        path = self._directory / PROBE_NAME
+        try:
+            try:
+                path.write_bytes(bytes(_PROBE_BYTES))
+            finally:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            return DiskState(free, size, f"the data directory cannot be written: {error.strerror}")
+        return DiskState(free, size)
+
+
+def _settle(looking: asyncio.Future[DiskState], found: DiskState) -> None:
+    if not looking.done():
+        looking.set_result(found)

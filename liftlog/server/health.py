@@ -1,0 +1,146 @@
+"""Is it alive, is it ready, and if not, what is missing: in words, and as numbers for probes.
+
+Not ready means that clients should not be sent here. A stream that has failed is no reason for
+that, since the others are served: it is a warning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from liftlog import __version__
+from liftlog.server.broker import Broker
+from liftlog.server.disk_probe import DiskProbe
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.reloading import Reloads
+
+STALLED_SECONDS = 10.0
+"""A commit that takes longer counts as a disk that stands still."""
+_MAX_NAMED = 20
+
+
+class Phase(Enum):
+    """Of the daemon's life, in this order."""
+
+    RECOVERING = "recovering"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that a daemon needs to be ready."""
+
+    ok: bool
+    detail: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, "detail": self.detail}
+
+
+class Health:
+    """Asked by the HTTP port. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        link: NatsLink,
+        disk: DiskProbe,
+        reloads: Reloads,
+        loop_lag_seconds: Callable[[], float],
+    ) -> None:
+        self.phase = Phase.RECOVERING
+        self._broker = broker
+        self._link = link
+        self._disk = disk
+        self._reloads = reloads
+        self._loop_lag_seconds = loop_lag_seconds
+        self._started = time.monotonic()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the streams are open."""
+        return self.phase is not Phase.RECOVERING
+
+    def liveness(self) -> dict[str, Any]:
+        """That this is answered at all says that the event loop turns."""
+        return {
+            "status": "ok",
+            "phase": self.phase.value,
+            "version": __version__,
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "event_loop_lag_seconds": round(self._loop_lag_seconds(), 6),
+        }
+
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether it is ready, and the body of the answer."""
+        checks = {
+            "recovery": self._recovery(),
+            "nats": self._nats(),
+            "streams": self._streams(),
+            "disk": await self._writable(),
+            "draining": self._draining(),
+        }
+        problems = {name: check.detail for name, check in checks.items() if not check.ok}
+        if "recovery" in problems:
+            problems.pop("nats", None)  # nobody has tried yet
+        if "recovery" in problems or "nats" in problems:
+            problems.pop("streams", None)  # which only follows from it
+        return not problems, {
+            "status": "not ready" if problems else "ok",
+            "problems": problems,
+            "warnings": self.warnings(),
+            "checks": {name: check.to_dict() for name, check in checks.items()},
+        }
+
+    def _recovery(self) -> Check:
+        if self.phase is Phase.RECOVERING:
+            return Check(False, f"recovering, {len(self._broker.hosts)} streams are open")
+        return Check(True, f"{len(self._broker.hosts)} streams are open")
+
+    def _nats(self) -> Check:
+        if not self._link.connected:
+            return Check(False, "not connected to NATS")
+        return Check(True, f"connected to NATS {self._link.server_version}".rstrip())
+
+    def _streams(self) -> Check:
+        if self.phase is Phase.RECOVERING or not self._broker.attached:
+            return Check(False, "subscriptions are not yet confirmed by NATS")
+        return Check(True, "NATS has confirmed every subscription")
+
+    async def _writable(self) -> Check:
+        stalled = self._broker.stalled_streams(STALLED_SECONDS)
+        if stalled:
+            return Check(False, f"a commit waits for the disk: {_named(stalled)}")
+        state = await self._disk.state()
+        if state.problem:
+            return Check(False, state.problem)
+        return Check(True, f"writable, {state.free_bytes} of {state.size_bytes} bytes are free")
+
+    def _draining(self) -> Check:
+        if self.phase is Phase.DRAINING:
+            return Check(False, "the daemon is stopping")
+        return Check(True, "not stopping")
+
+    def warnings(self) -> dict[str, str]:
+        """What somebody should look at although clients are served."""
+        found = {}
+        if failed := self._broker.failed_streams():
+            found["failed_streams"] = _named(failed)
+        if self.is_serving and not self._broker.has_checkpoints:
+            found["checkpoints"] = "consumers cannot store where they are: the log has the cause"
+        if self._reloads.problems:
+            found["reload"] = "; ".join(
+                f"{part} is older than its file: {problem}"
+                for part, problem in self._reloads.problems.items()
+            )
+        return found
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:_MAX_NAMED])
+    return shown if len(names) <= _MAX_NAMED else f"{shown} and {len(names) - _MAX_NAMED} more"

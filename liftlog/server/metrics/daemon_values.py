@@ -1,0 +1,136 @@
+"""Where the metrics of the daemon as a whole come from."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from liftlog import __version__
+from liftlog.server.broker import Broker
+from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.disk_probe import DiskProbe
+from liftlog.server.health import Health, Phase
+from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.loop_watch import LoopWatch
+from liftlog.server.metrics.histogram import Histogram
+from liftlog.server.metrics.process_values import process_values
+from liftlog.server.pull import PullServer
+from liftlog.server.reloading import Reloads
+from liftlog.server.sync_times import SyncTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The parts of a daemon that count."""
+
+    broker: Broker
+    link: NatsLink
+    pull: PullServer
+    cleaner: Cleaner
+    health: Health
+    disk: DiskProbe
+    reloads: Reloads
+    loop_watch: LoopWatch
+    sync_times: SyncTimes
+    http: ConnectionGuard
+
+
+async def daemon_values(sources: Sources) -> dict[str, float]:
+    """By name; what the system does not tell is left out."""
+    ready, _ = await sources.health.readiness()
+    return {
+        "liftlog_ready": int(ready),
+        "liftlog_draining": int(sources.health.phase is Phase.DRAINING),
+        **_broker_values(sources.broker),
+        **_link_values(sources.link),
+        **_pull_values(sources.pull),
+        **_http_values(sources.http),
+        **_disk_values(sources.disk),
+        "liftlog_last_reload_successful": int(sources.reloads.last_succeeded),
+        **process_values(),
+    }
+
+
+def daemon_histograms(sources: Sources) -> dict[str, Histogram]:
+    return {
+        "liftlog_fsync_seconds": sources.sync_times.snapshot(),
+        "liftlog_event_loop_lag_seconds": sources.loop_watch.lag,
+    }
+
+
+def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]:
+    """By name and label values."""
+    checkpoints = sources.broker.checkpoints if sources.broker.has_checkpoints else None
+    refused = checkpoints.refused if checkpoints is not None else {}
+    reloads = sources.reloads
+    build = (__version__, platform.python_version(), sources.link.seam)
+    return {
+        "liftlog_build_info": {build: 1},
+        "liftlog_reloads_total": {("ok",): reloads.succeeded, ("refused",): reloads.failed},
+        "liftlog_pull_refusals_total": _by_error(sources.pull.counters.refusals_total),
+        "liftlog_checkpoint_refusals_total": _by_error(refused),
+    }
+
+
+def _by_error(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    return {(error,): count for error, count in counts.items()}
+
+
+def _broker_values(broker: Broker) -> dict[str, float]:
+    checkpoints = broker.checkpoints if broker.has_checkpoints else None
+    return {
+        "liftlog_streams": len(broker.hosts),
+        "liftlog_streams_failed_to_open": len(broker.broken),
+        "liftlog_writer_queue_jobs": broker.intake.pool.waiting_jobs,
+        "liftlog_checkpoints": 0 if checkpoints is None else len(checkpoints.table),
+        "liftlog_checkpoints_uncertain": (
+            0 if checkpoints is None else checkpoints.table.uncertain_count
+        ),
+        "liftlog_checkpoint_commits_total": 0 if checkpoints is None else checkpoints.commits,
+    }
+
+
+def _link_values(link: NatsLink) -> dict[str, float]:
+    counters = link.counters
+    return {
+        "liftlog_nats_connected": int(link.connected),
+        "liftlog_nats_connects_total": counters.connects,
+        "liftlog_nats_disconnects_total": counters.disconnects,
+        "liftlog_nats_protocol_errors_total": counters.protocol_errors,
+        "liftlog_nats_slow_consumer_errors_total": counters.slow_consumer_errors,
+        "liftlog_nats_watchdog_reconnects_total": counters.watchdog_reconnects,
+        "liftlog_acks_dropped_total": counters.acks_dropped,
+    }
+
+
+def _pull_values(pull: PullServer) -> dict[str, float]:
+    counters = pull.counters
+    return {
+        "liftlog_pull_connections": pull.connection_count,
+        "liftlog_pull_connections_accepted_total": counters.connections_total,
+        "liftlog_pull_connections_refused_total": counters.connections_refused_total,
+        "liftlog_pull_fetches_total": counters.fetches_total,
+        "liftlog_pull_records_total": counters.records_total,
+        "liftlog_pull_body_bytes_total": counters.body_bytes_total,
+        "liftlog_pull_unsent_bytes": pull.memory.used_bytes,
+    }
+
+
+def _http_values(guard: ConnectionGuard) -> dict[str, float]:
+    return {
+        "liftlog_http_connections": guard.connection_count,
+        "liftlog_http_connections_refused_total": guard.refused_total,
+        "liftlog_http_connections_evicted_total": guard.evicted_total,
+        "liftlog_http_connections_timed_out_total": guard.timed_out_total,
+    }
+
+
+def _disk_values(disk: DiskProbe) -> dict[str, float]:
+    state = disk.last
+    return {
+        "liftlog_disk_free_bytes": state.free_bytes,
+        "liftlog_disk_size_bytes": state.size_bytes,
+        "liftlog_disk_writable": int(not state.problem),
+    }

@@ -1,0 +1,152 @@
+"""`GET /metrics`: everything is read from plain counters at the moment of the scrape.
+
+The hot path only counts. A scrape of many streams takes a while, so it lets the event loop go on in
+between: a metric may be some milliseconds younger than the one before it, but one histogram is
+always of one moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.server.metrics.daemon_values import (
+    Sources,
+    daemon_histograms,
+    daemon_values,
+    labelled_values,
+)
+from liftlog.server.metrics.stream_values import (
+    CLEANING_VALUES,
+    STREAM_HISTOGRAMS,
+    STREAM_VALUES,
+    refused,
+)
+from liftlog.server.metrics.table import CONSUMERS, METRICS, Metric
+from liftlog.server.metrics.text_format import Page, labels_text
+from liftlog.server.stream_host import StreamHost
+
+_TURN_SECONDS = 0.002
+"""The event loop is held for about so long at a time."""
+_LOOK_EVERY = 64
+MAX_SHOWN_CHECKPOINTS = 10_000
+
+_CHECKPOINT_METRICS = [metric for metric in CONSUMERS if metric.labels == ("consumer", "stream")]
+
+
+class Exposition:
+    """Belongs to the event loop."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._one_at_a_time = asyncio.Lock()
+        self._turn_began = 0.0
+
+    async def render(self) -> bytes:
+        """The page, encoded."""
+        async with self._one_at_a_time:
+            self._turn_began = time.perf_counter()
+            page = Page()
+            await self._streams(page)
+            shown = await self._checkpoints(page)
+            values = await daemon_values(self._sources)
+            values["liftlog_checkpoints_not_shown"] = values["liftlog_checkpoints"] - shown
+            for name, value in values.items():
+                page.begin(METRICS[name])
+                page.sample(name, "", value)
+            for name, histogram in daemon_histograms(self._sources).items():
+                page.begin(METRICS[name])
+                page.histogram(name, "", histogram)
+            for name, samples in labelled_values(self._sources).items():
+                page.begin(METRICS[name])
+                for labels, number in samples.items():
+                    page.sample(name, labels_text(METRICS[name].labels, labels), number)
+            return page.to_bytes()
+
+    async def _pause(self) -> None:
+        """Let others have the event loop, if it was held for long."""
+        if time.perf_counter() - self._turn_began > _TURN_SECONDS:
+            await asyncio.sleep(0)
+            self._turn_began = time.perf_counter()
+
+    async def _streams(self, page: Page) -> None:
+        hosts = [
+            (host, labels_text(("stream",), (name,)))
+            for name, host in self._sources.broker.hosts.items()
+        ]
+        for name, value in STREAM_VALUES.items():
+            page.begin(METRICS[name])
+            for batch in _batches(hosts):
+                for host, labels in batch:
+                    page.sample(name, labels, value(host))
+                await self._pause()
+        for name, cleaning in CLEANING_VALUES.items():
+            page.begin(METRICS[name])
+            for batch in _batches(hosts):
+                for host, labels in batch:
+                    page.sample(name, labels, cleaning(self._sources.cleaner.state_of(host)))
+                await self._pause()
+        for name, histogram in STREAM_HISTOGRAMS.items():
+            page.begin(METRICS[name])
+            for batch in _batches(hosts):
+                for host, labels in batch:
+                    page.histogram(name, labels, histogram(host))
+                await self._pause()
+        await self._attached_and_refused(page, hosts)
+
+    async def _attached_and_refused(self, page: Page, hosts: list[tuple[StreamHost, str]]) -> None:
+        page.begin(METRICS["liftlog_stream_attached"])
+        broker = self._sources.broker
+        for host, labels in hosts:
+            if broker.state_of(host) != "internal":  # which is not to receive anything
+                page.sample("liftlog_stream_attached", labels, broker.is_attached(host))
+        await self._pause()
+        page.begin(METRICS["liftlog_refused_total"])
+        for batch in _batches(hosts):
+            for host, labels in batch:
+                for reason, count in refused(host).items():
+                    both = f"{labels},{labels_text(('reason',), (reason,))}"
+                    page.sample("liftlog_refused_total", both, count)
+            await self._pause()
+
+    async def _checkpoints(self, page: Page) -> int:
+        """Returns how many of them are shown. Each row is read once, and written for each metric:
+        a metric's samples stand together."""
+        rows: list[tuple[str, list[float | None]]] = []
+        if self._sources.broker.has_checkpoints:
+            checkpoints, after = self._sources.broker.checkpoints, None
+            while len(rows) < MAX_SHOWN_CHECKPOINTS:
+                found, after = checkpoints.page(lambda _: True, after=after)
+                rows += map(_row, found)
+                if after is None:
+                    break
+                await self._pause()
+            del rows[MAX_SHOWN_CHECKPOINTS:]
+        for column, metric in enumerate(_CHECKPOINT_METRICS):
+            await self._column(page, metric, column, rows)
+        return len(rows)
+
+    async def _column(
+        self, page: Page, metric: Metric, column: int, rows: list[tuple[str, list[float | None]]]
+    ) -> None:
+        page.begin(metric)
+        for number, (labels, values) in enumerate(rows):
+            value = values[column]
+            if value is not None:
+                page.sample(metric.name, labels, value)
+            if number % _LOOK_EVERY == 0:
+                await self._pause()
+
+
+def _row(found: Checkpoint) -> tuple[str, list[float | None]]:
+    """Labels, and values in the order of `_CHECKPOINT_METRICS`."""
+    labels = labels_text(("consumer", "stream"), (found.consumer, found.stream))
+    unreadable = 1 if found.problem else 0
+    return labels, [found.lag, found.offset, found.time_ns / 1e9, unreadable]
+
+
+def _batches(hosts: list[tuple[StreamHost, str]]) -> Iterator[list[tuple[StreamHost, str]]]:
+    for start in range(0, len(hosts), _LOOK_EVERY):
+        yield hosts[start : start + _LOOK_EVERY]

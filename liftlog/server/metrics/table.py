@@ -1,0 +1,213 @@
+"""Every metric that the daemon exports: name, type, labels, help. docs/reference/metrics.md and the
+alert rules and dashboard in config/ are compared with this table; nothing else may be exported.
+
+Names as they are written in queries: a counter ends in `_total`; of a histogram there are `_bucket`
+(with `le`), `_sum` and `_count`. Nothing here imports the rest of the daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from liftlog.server.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(NamedTuple):
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    bounds: Sequence[float] = ()
+    """Of a histogram."""
+
+    @property
+    def sample_names(self) -> tuple[str, ...]:
+        if self.kind != "histogram":
+            return (self.name,)
+        return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+
+
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return Metric(f"liftlog_{name}_total", "counter", labels, text)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(f"liftlog_{name}", "gauge", labels, text)
+
+
+def _histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> Metric:
+    return Metric(f"liftlog_{name}", "histogram", labels, text, bounds)
+
+
+STREAMS = (
+    _gauge("log_start_offset", "First offset that can be read", "stream"),
+    _gauge("high_watermark", "Everything below is committed", "stream"),
+    _gauge("log_end_offset", "Next offset to assign", "stream"),
+    _gauge("log_size_bytes", "Bytes of all segments", "stream"),
+    _gauge("segments", "Number of segments", "stream"),
+    _gauge("pending_bytes", "Received but not yet committed", "stream"),
+    _gauge(
+        "commit_in_flight_seconds",
+        "How long the commit that is under way waits for the disk; 0 when none is",
+        "stream",
+    ),
+    _gauge("stream_attached", "1 while NATS delivers to the stream", "stream"),
+    _gauge("failed", "1 when the stream's storage failed", "stream"),
+    _counter("records", "Records committed", "stream"),
+    _counter("received_bytes", "Payload and header bytes received from NATS", "stream"),
+    _counter("commits", "Commit groups", "stream"),
+    _counter("inline_commits", "Commit groups that ran inside the event loop", "stream"),
+    _counter("commit_failures", "Commit groups that could not be stored", "stream"),
+    _counter("fsync", "fdatasync calls on segment files", "stream"),
+    _histogram(
+        "ack_seconds",
+        "From the arrival of a message to its ack, or to its commit when nobody wants one",
+        LATENCY_BOUNDS,
+        "stream",
+    ),
+    _histogram("commit_group_records", "Records per commit group", COUNT_BOUNDS, "stream"),
+    _counter("refused", "Messages not stored", "stream", "reason"),
+    _counter("duplicates", "Messages that were duplicates by Nats-Msg-Id", "stream"),
+    _gauge("dedupe_ids", "Message ids remembered", "stream"),
+    _counter("dedupe_evicted_early", "Message ids forgotten before their window ended", "stream"),
+    _counter("acks_suppressed", "Acks not sent because their subject is not allowed", "stream"),
+    _counter(
+        "possible_loss_events",
+        "Times messages may have passed the stream by; `stream info` has the offsets",
+        "stream",
+    ),
+    _gauge("quarantined_ranges", "Damaged offset ranges", "stream"),
+    _gauge("quarantined_offsets", "Offsets in damaged ranges", "stream"),
+)
+
+CLEANING = (
+    _gauge("cleaned_below", "Compaction has looked at everything below this offset", "stream"),
+    _gauge(
+        "compaction_dirty_ratio",
+        "Part of the sealed bytes that was never compacted, when last looked at",
+        "stream",
+    ),
+    _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted", "stream"),
+    _gauge("compaction_running", "1 while a pass is under way", "stream"),
+    _gauge(
+        "compaction_progress_ratio", "How much of the present phase of a pass is done", "stream"
+    ),
+    _counter("compaction_passes", "Compaction passes", "stream"),
+    _counter("compaction_records_removed", "Records that compaction removed", "stream"),
+    _counter("compaction_freed_bytes", "Bytes that compaction freed", "stream"),
+    _counter("rebatched_segments", "Segments rewritten with larger batches", "stream"),
+    _counter("scrubbed_segments", "Sealed segments that were verified again", "stream"),
+    _counter("scrubbed_bytes", "Bytes that were verified again", "stream"),
+    _counter(
+        "cleaning_failures", "Jobs of compaction, re-batching or scrubbing that failed", "stream"
+    ),
+)
+
+CONSUMERS = (
+    _gauge(
+        "consumer_lag",
+        "Records between a consumer's checkpoint and the high watermark",
+        "consumer",
+        "stream",
+    ),
+    _gauge(
+        "consumer_checkpoint_offset", "Next offset the consumer will read", "consumer", "stream"
+    ),
+    _gauge(
+        "consumer_checkpoint_timestamp_seconds",
+        "When the checkpoint was committed, since 1970",
+        "consumer",
+        "stream",
+    ),
+    _gauge(
+        "consumer_checkpoint_unreadable",
+        "1 when the consumer will get an error: the checkpoint fits the stream no longer",
+        "consumer",
+        "stream",
+    ),
+    _gauge("checkpoints", "Checkpoints stored"),
+    _gauge(
+        "checkpoints_uncertain",
+        "Checkpoints that may be older than what was confirmed: damage has cost newer ones",
+    ),
+    _gauge("checkpoints_not_shown", "Checkpoints beyond the bound of this page (10,000)"),
+    _counter("checkpoint_commits", "Checkpoints committed or deleted"),
+    _counter("checkpoint_refusals", "Checkpoints refused, by error", "error"),
+)
+
+PULL = (
+    _gauge("pull_connections", "Connected consumers"),
+    _counter("pull_connections_accepted", "Connections of consumers"),
+    _counter("pull_connections_refused", "Connections refused: too many, or shutting down"),
+    _counter("pull_fetches", "Fetches answered"),
+    _counter("pull_records", "Records sent to consumers, at most"),
+    _counter("pull_body_bytes", "Bytes of batches sent to consumers"),
+    _counter("pull_refusals", "Requests answered with an error", "error"),
+    _gauge("pull_unsent_bytes", "Answers that lie in memory because nobody takes them"),
+)
+
+NATS = (
+    _gauge("nats_connected", "1 while connected to NATS"),
+    _counter("nats_connects", "Connections to NATS that were made"),
+    _counter("nats_disconnects", "Connections to NATS that were lost"),
+    _counter("nats_protocol_errors", "Input that nats-py could not parse"),
+    _counter("nats_slow_consumer_errors", "Times NATS called us a slow consumer"),
+    _counter("nats_watchdog_reconnects", "Reconnects because nobody was reading"),
+    _counter("acks_dropped", "Acks that had no connection to leave by"),
+)
+
+HTTP = (
+    _gauge("http_connections", "Connections to the HTTP port"),
+    _counter("http_connections_refused", "Connections refused while all others were being served"),
+    _counter("http_connections_evicted", "Idle or unknown connections that made room for others"),
+    _counter("http_connections_timed_out", "Connections that were too slow"),
+)
+
+DAEMON = (
+    Metric("liftlog_build_info", "gauge", ("version", "python", "seam"), "Always 1"),
+    _gauge("ready", "1 while /readyz answers 200"),
+    _gauge("draining", "1 while the daemon is stopping"),
+    _gauge("streams", "Streams that are open, the system's own included"),
+    _gauge("streams_failed_to_open", "Streams on disk that could not be opened"),
+    _histogram(
+        "fsync_seconds", "Duration of fdatasync calls on segment files", LATENCY_BOUNDS
+    ),
+    _gauge("writer_queue_jobs", "Commits that wait for a writer thread"),
+    _histogram(
+        "event_loop_lag_seconds",
+        "How late the event loop was, looked at four times a second",
+        LATENCY_BOUNDS,
+    ),
+    _gauge("disk_free_bytes", "Room left for the data directory"),
+    _gauge("disk_size_bytes", "Size of the data directory's file system"),
+    _gauge("disk_writable", "1 while the data directory can be written"),
+    _counter("reloads", "Reloads (SIGHUP), by `result`: ok or refused", "result"),
+    _gauge("last_reload_successful", "0 when the last reload found a bad file, whose old "
+           "content holds"),
+    _gauge("max_resident_bytes", "Largest resident memory so far"),
+)  # fmt: skip
+
+PROCESS = (
+    Metric("process_cpu_seconds_total", "counter", (), "User and system time of the daemon"),
+    Metric("process_resident_memory_bytes", "gauge", (), "Resident memory"),
+    Metric("process_virtual_memory_bytes", "gauge", (), "Virtual memory"),
+    Metric("process_start_time_seconds", "gauge", (), "Start of the process since 1970"),
+    Metric("process_open_fds", "gauge", (), "Open file descriptors"),
+    Metric("process_max_fds", "gauge", (), "Most file descriptors that may be open"),
+    Metric("process_threads", "gauge", (), "Threads"),
+)
+
+SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
+    ("Streams", STREAMS),
+    ("Compaction, re-batching, scrubbing", CLEANING),
+    ("Consumers", CONSUMERS),
+    ("Pull socket", PULL),
+    ("NATS", NATS),
+    ("HTTP port", HTTP),
+    ("Daemon", DAEMON),
+    ("Process", PROCESS),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for _, section in SECTIONS for metric in section}

@@ -1,0 +1,97 @@
+"""What the daemon tells systemd, or whatever else set NOTIFY_SOCKET: one datagram per change.
+
+The protocol is sd_notify(3) and nothing of it needs a library. Telling is never worth a failure:
+without a socket every call does nothing, and an error is logged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import MutableMapping
+
+logger = logging.getLogger("liftlog.server")
+
+_MICROSECONDS = 1_000_000
+_PINGS_PER_DEADLINE = 3
+
+
+class ServiceManager:
+    """Belongs to the event loop; datagrams never block it."""
+
+    def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
+        """`address` is a path, or begins with `@` for a name of Linux's abstract sockets."""
+        self.watchdog_seconds = watchdog_seconds
+        self._address = address
+        self._socket: socket.socket | None = None
+        self._complained = False
+        if address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+
+    @classmethod
+    def from_environment(cls, environ: MutableMapping[str, str]) -> ServiceManager:
+        """Takes the variables out, so that no child process speaks in our name."""
+        address = environ.pop("NOTIFY_SOCKET", None)
+        micros, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
+        watchdog = None
+        if micros.isdecimal() and int(micros) and pid in ("", str(os.getpid())):
+            watchdog = int(micros) / _MICROSECONDS
+        if address and address[0] not in "/@":
+            logger.warning("notify-socket-ignored address=%s", address)
+            address = None
+        return cls(address, watchdog)
+
+    @property
+    def listens(self) -> bool:
+        return self._socket is not None
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        self._tell(f"STATUS={_one_line(text)}")
+
+    def ready(self, text: str) -> None:
+        """The start, or a reload, is done."""
+        self._tell(f"READY=1\nSTATUS={_one_line(text)}")
+
+    def reloading(self) -> None:
+        # The time lets `systemctl reload` of Type=notify-reload wait for the READY=1 behind it.
+        micros = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
+
+    def stopping(self) -> None:
+        self._tell("STOPPING=1\nSTATUS=committing and acking what has arrived")
+
+    async def keep_watchdog(self) -> None:
+        """Say that the event loop turns, as often as the service manager wants to hear it; until
+        it is cancelled. Who asks for no watchdog gets none."""
+        if self.watchdog_seconds is None:
+            return
+        while True:
+            self._tell("WATCHDOG=1")
+            await asyncio.sleep(self.watchdog_seconds / _PINGS_PER_DEADLINE)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    def _tell(self, message: str) -> None:
+        if self._socket is None or self._address is None:
+            return
+        address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
+        try:
+            self._socket.sendto(message.encode(), address)
+        except OSError as error:
+            if not self._complained:
+                logger.warning("service-manager-not-told error=%s", error.strerror or error)
+            self._complained = True
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,89 @@
+"""What the daemon does on which signal; docs/how-to/operate.md has the table."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+logger = logging.getLogger("liftlog.server")
+
+_MAX_SHOWN_TASKS = 200
+
+
+class Signals:
+    """Watched from the start of the event loop to its end; a signal that comes before the daemon
+    serves is acted on as soon as it does."""
+
+    def __init__(
+        self,
+        *,
+        stop: Callable[[], None],
+        reload: Callable[[], None],
+        reopen_logs: Callable[[], None],
+    ) -> None:
+        self._stop = stop
+        self._stopping = False
+        self._actions: Mapping[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: self._begin_to_stop,
+            signal.SIGINT: self._interrupt,
+            signal.SIGHUP: reload,
+            signal.SIGUSR1: reopen_logs,
+            signal.SIGQUIT: dump_tasks,
+        }
+
+    def watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._actions:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            # Of a crash, and of a watchdog's ABRT, the stacks are all that is left.
+            faulthandler.enable(all_threads=True)
+            # Runs inside the signal itself, so it also shows a loop that is stuck; with `chain`
+            # the loop hears of it too, when it can.
+            faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
+        except (io.UnsupportedOperation, RuntimeError, ValueError) as error:
+            logger.warning("no-stack-dumps error=%s", error)  # stderr is no file
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        logger.info("signal name=%s", number.name)
+        self._actions[number]()
+
+    def _begin_to_stop(self) -> None:
+        self._stopping = True
+        self._stop()
+
+    def _interrupt(self) -> None:
+        if self._stopping:
+            # Twice Ctrl-C: at once. What was acked is on disk; the next start recovers.
+            logger.warning("stopping-at-once")
+            logging.shutdown()
+            os._exit(128 + signal.SIGINT)
+        self._begin_to_stop()
+
+
+def dump_tasks() -> None:
+    """On stderr, where each task of the event loop waits. The threads' stacks came before."""
+    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    lines = [f"Tasks of the event loop: {len(tasks)}"]
+    for task in tasks[:_MAX_SHOWN_TASKS]:
+        lines.append(f"\nTask {task.get_name()} (most recent call last):")
+        lines += _awaits(task.get_coro())
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _awaits(awaited: Any) -> Iterator[str]:
+    """Each call that waits for the next one; a task itself only knows the first of them."""
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is None:
+            return
+        code = frame.f_code
+        yield f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}'
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)

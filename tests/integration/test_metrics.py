@@ -1,0 +1,189 @@
+"""`/metrics` of a real daemon, read by the parser of Prometheus' own client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, publish, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+from liftlog.client import SyncClient, connect_sync
+from liftlog.errors import OffsetOutOfRange
+from liftlog.server.metrics.table import METRICS
+
+pytestmark = pytest.mark.integration
+
+RECORDS = 30
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    settings = {
+        "streams": {
+            "orders": {"subject": "orders.>"},
+            "quiet": {"subject": "quiet.>", "paused": True},
+            "own": {"subject": "own.>", "acks": "off"},
+        }
+    }
+    with Daemon(server.url, settings) as daemon, RawNats(server.port) as raw:
+        for _ in range(RECORDS):
+            publish(raw, "orders.a", b"x")
+        raw.request("quiet.a", b"refused")
+        yield daemon
+        assert_no_traceback(daemon)
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[SyncClient]:
+    with connect_sync(daemon.pull_address) as client:
+        yield client
+
+
+def families(daemon: Daemon) -> dict[str, Family]:
+    status, page = daemon.get("/metrics")
+    assert status == 200
+    return {family.name: family for family in text_string_to_metric_families(page)}
+
+
+def samples(daemon: Daemon, name: str) -> dict[tuple[str, ...], float]:
+    """By label values, in the order of the labels' names."""
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for family in families(daemon).values()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_what_is_exported_is_what_the_table_says(daemon: Daemon) -> None:
+    found = families(daemon)
+    named = {name.removesuffix("_total"): metric for name, metric in METRICS.items()}
+    assert set(found) == set(named)
+    for name, family in found.items():
+        metric = named[name]
+        assert family.type == metric.kind, name
+        assert family.documentation == metric.help, name
+        for sample in family.samples:
+            assert sample.name in metric.sample_names, sample
+            labels = {*metric.labels, "le"} if sample.name.endswith("_bucket") else metric.labels
+            assert set(sample.labels) == set(labels), sample
+
+
+def test_nearly_everything_has_a_value_from_the_start(daemon: Daemon) -> None:
+    """An alert on what is not there yet would never come."""
+    without = {name for name, family in families(daemon).items() if not family.samples}
+    assert without <= {
+        *(name for name in METRICS if name.startswith("liftlog_consumer_")),
+        "liftlog_checkpoint_refusals",
+        "liftlog_pull_refusals",
+    }
+
+
+def test_histograms_are_whole(daemon: Daemon) -> None:
+    checked = 0
+    for family in families(daemon).values():
+        if family.type != "histogram":
+            continue
+        series: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                labels = tuple(v for k, v in sorted(sample.labels.items()) if k != "le")
+                series.setdefault(labels, []).append((float(sample.labels["le"]), sample.value))
+        for labels, buckets in series.items():
+            assert [bound for bound, _ in buckets] == [
+                *METRICS[family.name].bounds,
+                float("inf"),
+            ]
+            counts = [count for _, count in buckets]
+            assert counts == sorted(counts)
+            of_series = {
+                s.name: s.value
+                for s in family.samples
+                if tuple(v for _, v in sorted(s.labels.items())) == labels
+            }
+            assert of_series[f"{family.name}_count"] == counts[-1]
+            assert (of_series[f"{family.name}_sum"] > 0) == (counts[-1] > 0)
+            checked += 1
+    assert checked >= 2 + 2 * 4  # two of the daemon, two of each stream
+
+
+def test_acks_commits_and_syncs_are_counted(daemon: Daemon) -> None:
+    assert samples(daemon, "liftlog_ack_seconds_count")["orders",] == RECORDS
+    assert samples(daemon, "liftlog_commit_group_records_sum")["orders",] == RECORDS
+    assert samples(daemon, "liftlog_commit_group_records_count")["orders",] == RECORDS
+    assert samples(daemon, "liftlog_fsync_total")["orders",] == RECORDS
+    assert samples(daemon, "liftlog_fsync_seconds_count")[()] == sum(
+        samples(daemon, "liftlog_fsync_total").values()
+    )
+    synced = samples(daemon, "liftlog_fsync_seconds_sum")[()]
+    assert 0 < synced <= samples(daemon, "liftlog_ack_seconds_sum")["orders",] + 1
+
+
+def test_refusals_by_reason(daemon: Daemon) -> None:
+    found = samples(daemon, "liftlog_refused_total")
+    assert found["paused", "quiet"] == 1
+    assert found["disk_full", "orders"] == 0
+
+
+def test_the_system_s_own_stream_does_not_look_detached(daemon: Daemon) -> None:
+    attached = samples(daemon, "liftlog_stream_attached")
+    assert attached == {("orders",): 1, ("quiet",): 1, ("own",): 1, ("_offsets",): 1}
+
+
+def test_a_consumer_s_lag_follows_its_checkpoint(daemon: Daemon, client: SyncClient) -> None:
+    client.commit_checkpoint("billing", "orders", 11)
+    assert samples(daemon, "liftlog_consumer_lag")["billing", "orders"] == RECORDS + 1 - 11
+    assert samples(daemon, "liftlog_consumer_checkpoint_offset")["billing", "orders"] == 11
+    stamp = samples(daemon, "liftlog_consumer_checkpoint_timestamp_seconds")["billing", "orders"]
+    started = samples(daemon, "process_start_time_seconds")[()]
+    assert started <= stamp < started + 3600
+    assert samples(daemon, "liftlog_checkpoints")[()] == 1
+    with pytest.raises(OffsetOutOfRange):
+        client.commit_checkpoint("billing", "orders", 10_000)
+    refused = samples(daemon, "liftlog_checkpoint_refusals_total")
+    assert refused == {("OFFSET_OUT_OF_RANGE",): 1}
+
+
+def test_a_checkpoint_that_fits_no_longer_has_no_lag(daemon: Daemon, client: SyncClient) -> None:
+    client.create_stream("short", subject="short.>")
+    client.commit_checkpoint("reader", "short", 1)
+    client.delete_stream("short")
+    until(lambda: ("reader", "short") not in samples(daemon, "liftlog_consumer_lag"))
+    unreadable = samples(daemon, "liftlog_consumer_checkpoint_unreadable")
+    assert unreadable["reader", "short"] == 1
+    client.delete_checkpoint("reader", "short")
+    assert ("reader", "short") not in samples(daemon, "liftlog_consumer_checkpoint_unreadable")
+
+
+def test_file_descriptors_and_connections(daemon: Daemon) -> None:
+    before = samples(daemon, "process_open_fds")[()]
+    with connect_sync(daemon.pull_address) as one, connect_sync(daemon.pull_address) as two:
+        one.ping()
+        two.ping()
+        assert samples(daemon, "process_open_fds")[()] == before + 2
+        assert samples(daemon, "liftlog_pull_connections")[()] == 2
+    assert samples(daemon, "process_max_fds")[()] > before
+
+
+def test_the_event_loop_is_watched_all_the_time(daemon: Daemon) -> None:
+    before = samples(daemon, "liftlog_event_loop_lag_seconds_count")[()]
+    until(lambda: samples(daemon, "liftlog_event_loop_lag_seconds_count")[()] > before)
+
+
+async def test_scrapes_at_the_same_time(daemon: Daemon) -> None:
+    pages = await asyncio.gather(*(asyncio.to_thread(daemon.get, "/metrics") for _ in range(5)))
+    for status, page in pages:
+        assert status == 200
+        assert page.count("# TYPE") == len(METRICS)

@@ -1,0 +1,96 @@
+"""The first tutorial, word for word: each block in its order, in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.ingesting import until
+from support.pages import blocks, run_shell, tools_in
+
+from liftlog.server.child_processes import tied_to_parent
+
+pytestmark = pytest.mark.integration
+
+PAGE = "tutorial/first-stream.md"
+FREE_PORTS = ["--set", "pull.listen=[tcp://127.0.0.1:0]", "--set", "http.listen=127.0.0.1:0"]
+
+
+@contextmanager
+def first_terminal(command: str, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict]]:
+    """The daemon as the page starts it, but for its ports; what the second terminal has to know."""
+    addresses = directory / "first-data/addresses.json"
+    addresses.unlink(missing_ok=True)
+    tools = tools_in(directory)
+    said = directory / "said"
+    with said.open("wb") as stderr:
+        process = subprocess.Popen(
+            tied_to_parent([str(tools / command.split()[0]), *command.split()[1:], *FREE_PORTS]),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    try:
+        until(lambda: addresses.exists() or process.poll() is not None, 60)
+        until(lambda: "nats-connected" in said.read_text(), 60)
+        [nats_url] = re.findall(r'"embedded-nats", "url": "([^"]+)"', said.read_text())
+        server = json.loads(addresses.read_text())["pull"][0]
+        yield process, {"NATS_URL": nats_url, "LIFTLOG_SERVER": server}
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def values(printed: str) -> list[str]:
+    """The last column of what `consume` prints, without the title."""
+    return re.findall(r"orders\.\w+ +(\w+ order)$", printed, re.MULTILINE)
+
+
+def test_every_step(tmp_path: Path) -> None:
+    install, serve, second, kill, serve_again = blocks(PAGE, "")
+    assert install.splitlines()[0] == "python3 -m venv liftlog-env"
+    assert second.splitlines()[0] in install
+    assert serve_again == serve
+    create, publish, read_all, read_some, remember, look_again = blocks(PAGE, "sh")
+    created, acked, shown, remembered = blocks(PAGE, "text")
+    publisher, consumer = blocks(PAGE, "python")
+
+    with first_terminal(serve, tmp_path) as (daemon, given):
+        pattern = kill.removeprefix("pkill -9 -f ").strip()
+        assert pattern in Path(f"/proc/{daemon.pid}/cmdline").read_text().replace("\0", " ")
+        assert run_shell(create, tmp_path, given) == created
+        assert run_shell(publish, tmp_path, given) == acked
+        (tmp_path / "publish.py").write_text(publisher)
+        assert run_shell("python publish.py", tmp_path, given) == "orders 3\n"
+        printed = run_shell(read_all, tmp_path, given)
+        assert printed.splitlines()[0].split() == shown.splitlines()[0].split()
+        assert values(printed) == values(shown) == ["first order", "second order", "third order"]
+        assert values(run_shell(read_some, tmp_path, given)) == [
+            "second order",
+            "third order",
+            "second order",
+        ]
+        (tmp_path / "consumer.py").write_text(
+            consumer.replace("tcp://127.0.0.1:9292", given["LIFTLOG_SERVER"])
+        )
+        printed = run_shell(remember, tmp_path, given)
+        assert printed.startswith(remembered)
+        assert re.search(r"^billing +orders +5 +0 ", printed, re.MULTILINE)
+        os.kill(daemon.pid, signal.SIGKILL)
+        assert daemon.wait(30) == -signal.SIGKILL
+
+    with first_terminal(serve_again, tmp_path) as (daemon, given):
+        printed = run_shell(look_again, tmp_path, given)
+        assert values(printed) == ["first order", "second order", "third order", "fourth order"]
+        assert "possible losses   at offset 5" in printed
+        daemon.send_signal(signal.SIGINT)
+        assert daemon.wait(30) == 0

@@ -1,0 +1,76 @@
+"""The HTTP port with nothing behind it but what a test puts there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from liftlog.server.http.access import Access
+from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.log_api import LogApi
+from liftlog.server.http.server import HttpServer
+from liftlog.server.pull import PullServer
+from liftlog.server.web.asking import Parts
+from liftlog.server.web.descriptions import Descriptions
+from liftlog.server.web.rates import Rates
+from liftlog.server.web.sessions import Sessions
+from liftlog.server.web.site import WebSite
+
+
+class Healthy:
+    is_serving = True
+
+    def liveness(self) -> dict[str, Any]:
+        return {"status": "ok"}
+
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        return True, {"status": "ok"}
+
+
+class NoMetrics:
+    async def render(self) -> bytes:
+        return b""
+
+
+class NoAppender:
+    """Nothing may be appended."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def append(self, stream: Any, message: Any) -> Any:
+        self.asked.append(stream.name)
+        raise AssertionError("something was appended")
+
+    async def close(self) -> None:
+        pass
+
+
+def make_parts(pull: PullServer) -> Parts:
+    """Of the web page, on top of the broker of a test."""
+    broker: Any = pull.broker
+    return Parts(broker, Healthy(), pull, Rates(lambda: ()), Descriptions(broker), Sessions())
+
+
+@asynccontextmanager
+async def http_port(
+    pull: PullServer, *, failure_delay_seconds: float = 0, guard: ConnectionGuard | None = None
+) -> AsyncIterator[tuple[HttpServer, str, list[str]]]:
+    """The server, its URL, and the streams for which something would have changed."""
+    changed: list[str] = []
+
+    async def truncate(stream: str, offset: int) -> None:
+        changed.append(stream)
+
+    appender = NoAppender()
+    appender.asked = changed
+    access = Access(pull, failure_delay_seconds=failure_delay_seconds, loopback_only=True)
+    api = LogApi(pull.broker, truncate, appender, access)  # type: ignore[arg-type]
+    site = WebSite(make_parts(pull), access)
+    server = HttpServer(Healthy(), NoMetrics(), mounted=(api, site), guard=guard)
+    address = await server.start("127.0.0.1:0")
+    try:
+        yield server, f"http://{address}", changed
+    finally:
+        await server.close()

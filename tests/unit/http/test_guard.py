@@ -1,0 +1,216 @@
+"""Who makes room on the HTTP port when all places are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_port import Healthy, NoMetrics, http_port
+from support.opened_client import until
+from support.pull_broker import LogBroker, pull_server
+
+from acl.policy import Policy
+from acl.tokens import hash_token
+from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.server import HttpServer
+
+SECRET = "a-secret-that-is-long-enough"
+POLICY = f"""
+principals: {{shop: {{token_hash: "{hash_token(SECRET)}"}}}}
+roles: {{look: [{{allow: [read], streams: ["*"]}}]}}
+bindings: {{shop: [look]}}
+"""
+KNOWN, GUESSED = f"shop.{SECRET}", "shop.not-the-secret-of-the-shop"
+STRANGE = "nobody.a-secret-that-opens-nothing"
+PLACES = 8
+FOR_EVER = 3600.0
+
+
+class Peer:
+    """One connection from an address of this machine."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def at(cls, address: str, place: str) -> Peer:
+        host, _, port = address.rpartition("/")[2].rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port), local_addr=(place, 0)))
+
+    def ask(self, path: str, token: str | None = None) -> None:
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        if token is not None:
+            head += f"Authorization: Bearer {token}\r\n"
+        self.writer.write(head.encode() + b"\r\n")
+
+    async def status(self) -> int:
+        """Of the next answer; 0 when the connection was cut off."""
+        async with asyncio.timeout(10):
+            try:
+                head = await self.reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return 0
+            lines = head.decode().lower().split("\r\n")
+            lengths = [line for line in lines if line.startswith("content-length:")]
+            await self.reader.readexactly(int(lengths[0].partition(":")[2]))
+        return int(lines[0].split()[1])
+
+    async def get(self, path: str, token: str | None = None) -> int:
+        self.ask(path, token)
+        return await self.status()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+class Port:
+    def __init__(self, address: str, guard: ConnectionGuard) -> None:
+        self.address, self.guard = address, guard
+        self.peers: list[Peer] = []
+
+    async def peer(self, place: str) -> Peer:
+        """A connection that the server knows of."""
+        before = self.guard.connection_count + self.guard.evicted_total
+        peer = await Peer.at(self.address, place)
+        self.peers.append(peer)
+        await until(lambda: self.guard.connection_count + self.guard.evicted_total > before)
+        return peer
+
+    async def flood(self, place: str, count: int, token: str | None = None) -> list[Peer]:
+        peers = []
+        for _ in range(count):
+            peer = await self.peer(place)
+            if token is not None:
+                peer.ask(BOUNDS, token)
+            peers.append(peer)
+        return peers
+
+
+BOUNDS = "/api/v1/streams/orders/bounds"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LogBroker]:
+    broker = LogBroker(tmp_path)
+    broker.add("orders").append([b"1"])
+    yield broker
+    broker.close()
+
+
+@asynccontextmanager
+async def guarded(broker: LogBroker, **options: Any) -> AsyncIterator[Port]:
+    """Whoever shows a wrong token is held for as long as the test runs."""
+    guard = ConnectionGuard(max_connections=PLACES, **options)
+    async with pull_server(broker, policy=Policy.load(POLICY)) as (pull, _):
+        async with http_port(pull, failure_delay_seconds=FOR_EVER, guard=guard) as (_, url, _):
+            port = Port(url, guard)
+            try:
+                yield port
+            finally:
+                for peer in port.peers:
+                    await peer.close()
+
+
+def tasks_of_requests() -> int:
+    coroutines: list[Any] = [task.get_coro() for task in asyncio.all_tasks()]
+    return sum("_handle_request" in one.__qualname__ for one in coroutines)
+
+
+async def test_guesses_do_not_lock_out_those_who_know(broker: LogBroker) -> None:
+    async with guarded(broker) as port:
+        kept = await port.peer("127.0.0.1")
+        assert await kept.get(BOUNDS, KNOWN) == 200
+        await port.flood("127.0.0.2", 3 * PLACES, GUESSED)
+        await until(lambda: tasks_of_requests() == PLACES - 1)  # nothing but who has a place
+        late = await port.peer("127.0.0.3")
+        assert await late.get(BOUNDS, KNOWN) == 200
+        assert await kept.get(BOUNDS, KNOWN) == 200
+        # From the place of one who is known, too.
+        await port.flood("127.0.0.1", 3 * PLACES, STRANGE)
+        assert await kept.get(BOUNDS, KNOWN) == 200
+        assert await late.get(BOUNDS, KNOWN) == 200
+        assert port.guard.connection_count == PLACES
+        assert port.guard.refused_total == 0
+        assert port.guard.evicted_total == len(port.peers) - PLACES
+
+
+async def test_strangers_make_room_where_most_of_them_are(broker: LogBroker) -> None:
+    """Not whoever waits longest of all: that may be a health check on a kept connection."""
+    async with guarded(broker) as port:
+        probe = await port.peer("127.0.0.3")
+        assert await probe.get("/livez") == 200
+        flood = await port.flood("127.0.0.2", 3 * PLACES)
+        assert await probe.get("/livez") == 200
+        gone = [await peer.status() for peer in flood[: 2 * PLACES + 1]]
+        assert gone == [0] * (2 * PLACES + 1)
+        assert await flood[-1].get("/livez") == 200
+
+
+async def test_who_is_known_makes_room_last_but_does(broker: LogBroker) -> None:
+    async with guarded(broker) as port:
+        known = [await port.peer("127.0.0.1") for _ in range(PLACES)]
+        for peer in known:
+            assert await peer.get(BOUNDS, KNOWN) == 200
+        late = await port.peer("127.0.0.2")
+        assert await late.get("/livez") == 200
+        assert await known[0].status() == 0
+        later = await port.peer("127.0.0.1")
+        assert await later.get(BOUNDS, KNOWN) == 200
+        assert await late.status() == 0, "a stranger goes before the others"
+
+
+async def test_who_has_gone_while_it_was_looked_at_keeps_no_place(broker: LogBroker) -> None:
+    async with guarded(broker) as port:
+        for peer in await port.flood("127.0.0.2", PLACES, GUESSED):
+            await until(tasks_of_requests)
+            await peer.close()
+        await until(lambda: all(seat.connection.transport is None for seat in _seats(port)))
+        late = await port.peer("127.0.0.3")
+        assert await late.get(BOUNDS, KNOWN) == 200
+
+
+def _seats(port: Port) -> list[Any]:
+    return list(port.guard._seats.values())
+
+
+async def test_nobody_is_looked_at_for_ever(broker: LogBroker) -> None:
+    async with guarded(broker, timeout_seconds=0.1) as port:
+        (peer,) = await port.flood("127.0.0.2", 1, GUESSED)
+        assert await peer.status() == 0
+        await until(lambda: not tasks_of_requests())
+        assert port.guard.timed_out_total == 1
+
+
+async def test_who_is_being_served_makes_no_room() -> None:
+    class Slow(Healthy):
+        go_on = asyncio.Event()
+
+        async def readiness(self) -> tuple[bool, dict[str, Any]]:
+            await self.go_on.wait()
+            return True, {}
+
+    health, guard = Slow(), ConnectionGuard(max_connections=2)
+    server = HttpServer(health, NoMetrics(), guard=guard)
+    port = Port(await server.start("127.0.0.1:0"), guard)
+    try:
+        asked = [await port.peer("127.0.0.1") for _ in range(2)]
+        for peer in asked:
+            peer.ask("/readyz")
+        await until(lambda: not any(seat.waits for seat in _seats(port)))
+        refused = await Peer.at(port.address, "127.0.0.2")
+        port.peers.append(refused)
+        assert await refused.status() == 503
+        assert guard.refused_total == 1
+        health.go_on.set()
+        assert [await peer.status() for peer in asked] == [200, 200]
+    finally:
+        for peer in port.peers:
+            await peer.close()
+        await server.close()

@@ -1,0 +1,160 @@
+"""A scrape of many streams and consumers is bounded, and lets everything else go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.local_broker import Running
+from support.local_checkpoints import LocalOffsets
+
+from liftlog.server.checkpoints.layout import Stored
+from liftlog.server.checkpoints.service import Checkpoints
+from liftlog.server.checkpoints.table import CheckpointTable
+from liftlog.server.cleaning.state import StreamCleaning
+from liftlog.server.disk_probe import DiskProbe
+from liftlog.server.health import Health, Phase
+from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.ingest.nats_link import LinkCounters
+from liftlog.server.loop_watch import LoopWatch
+from liftlog.server.metrics import exposition as module
+from liftlog.server.metrics.daemon_values import Sources
+from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS, Exposition
+from liftlog.server.metrics.table import METRICS
+from liftlog.server.pull.counters import PullCounters
+from liftlog.server.reloading import Reloads
+from liftlog.server.sync_times import SyncTimes
+
+STREAMS = 500
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(tmp_path)
+    await made.start()
+    await made.broker.create_stream("stream", {"subject": "in"})
+    await made.publish("stream", b"1", b"2")
+    yield made
+    await made.broker.close()
+
+
+def exposition_of(running: Running) -> Exposition:
+    broker = running.broker
+    link: Any = SimpleNamespace(
+        connected=False, counters=LinkCounters(), server_version="", seam="parser"
+    )
+    pull: Any = SimpleNamespace(
+        counters=PullCounters(), connection_count=0, memory=SimpleNamespace(used_bytes=0)
+    )
+    cleaning = StreamCleaning()
+    disk = DiskProbe(running.data_dir.path)
+    reloads = Reloads()
+    health = Health(broker, link, disk, reloads, lambda: 0.0)
+    health.phase = Phase.SERVING
+    cleaner: Any = SimpleNamespace(state_of=lambda host: cleaning)
+    watch = LoopWatch()
+    return Exposition(
+        Sources(
+            broker,
+            link,
+            pull,
+            cleaner,
+            health,
+            disk,
+            reloads,
+            watch,
+            SyncTimes(),
+            ConnectionGuard(),
+        )
+    )
+
+
+async def test_the_loop_turns_during_a_scrape(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
+    host = running.broker.hosts["stream"]
+    running.broker.hosts |= {f"stream-{number}": host for number in range(STREAMS)}
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.get_running_loop().create_task(count())
+    page = await exposition_of(running).render()
+    counting.cancel()
+    for number in range(STREAMS):
+        del running.broker.hosts[f"stream-{number}"]
+    per_stream = [metric for metric in METRICS.values() if metric.labels == ("stream",)]
+    # No more than 64 streams of one metric at a time.
+    assert turns > (len(per_stream) - 2) * STREAMS // 64
+    assert page.count(b'stream="stream-499"') > len(per_stream)
+
+
+async def test_a_stream_that_is_deleted_meanwhile(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, gone = asyncio.Event(), asyncio.Event()
+
+    async def pause(self: Exposition) -> None:
+        under_way.set()
+        await gone.wait()
+
+    monkeypatch.setattr(Exposition, "_pause", pause)
+    rendering = asyncio.get_running_loop().create_task(exposition_of(running).render())
+    await under_way.wait()
+    await running.broker.create_stream("other", {"subject": "other"})
+    await running.broker.delete_stream("stream")
+    gone.set()
+    page = (await rendering).decode()
+    assert len(list(text_string_to_metric_families(page))) == len(METRICS)
+    assert 'liftlog_log_start_offset{stream="stream"} 1\n' in page
+    assert 'liftlog_records_total{stream="stream"} 2\n' in page
+    assert 'stream="other"' not in page
+
+
+async def test_no_more_consumers_than_the_bound(running: Running) -> None:
+    log = running.broker.hosts["stream"].log
+    stored = Stored(2, log.leader_epoch, log.incarnation, 1_500_000_000, "")
+    count = MAX_SHOWN_CHECKPOINTS + 7
+    running.broker.serve_checkpoints(
+        Checkpoints(
+            running.broker,
+            LocalOffsets(),
+            CheckpointTable({(f"c-{number:05}", "stream"): stored for number in range(count)}),
+            subject_prefix="x",
+            max_count=count,
+            now_ns=lambda: 0,
+        )
+    )
+    page = (await exposition_of(running).render()).decode()
+    assert page.count("liftlog_consumer_lag{") == MAX_SHOWN_CHECKPOINTS
+    assert 'liftlog_consumer_lag{consumer="c-00000",stream="stream"} 1\n' in page
+    assert 'liftlog_consumer_checkpoint_timestamp_seconds{consumer="c-09999"' in page
+    assert f"liftlog_checkpoints {count}\n" in page
+    assert "liftlog_checkpoints_not_shown 7\n" in page
+
+
+async def test_without_checkpoints(running: Running) -> None:
+    page = (await exposition_of(running).render()).decode()
+    assert "liftlog_checkpoints 0\n" in page
+    assert "liftlog_checkpoints_not_shown 0\n" in page
+    assert "liftlog_consumer_lag{" not in page
+
+
+async def test_a_failed_commit_is_counted(running: Running) -> None:
+    host = running.broker.hosts["stream"]
+    host._fail("on purpose")
+    page = (await exposition_of(running).render()).decode()
+    assert 'liftlog_failed{stream="stream"} 1\n' in page
+    assert 'liftlog_commit_failures_total{stream="stream"} 1\n' in page
+    assert "liftlog_ready 0\n" in page  # without NATS
+    assert cast("Any", host).observed.ack_seconds.count == 2

@@ -1,0 +1,102 @@
+"""What a probe is told, check by check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftlog.server.disk_probe import DiskProbe, DiskState
+from liftlog.server.health import Health, Phase
+from liftlog.server.reloading import Reloads
+
+
+class Parts:
+    """A daemon in which everything is well, until a test says otherwise."""
+
+    def __init__(self, directory: Path) -> None:
+        self.link: Any = SimpleNamespace(connected=True, server_version="2.12.0")
+        self.failed: list[str] = []
+        self.stalled: list[str] = []
+        self.broker: Any = SimpleNamespace(
+            hosts={"a": None, "b": None},
+            attached=True,
+            has_checkpoints=True,
+            failed_streams=lambda: self.failed,
+            stalled_streams=lambda seconds: self.stalled,
+        )
+        self.reloads = Reloads()
+        self.disk = DiskProbe(directory)
+        self.health = Health(self.broker, self.link, self.disk, self.reloads, lambda: 0.25)
+        self.health.phase = Phase.SERVING
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(tmp_path)
+
+
+async def problems(parts: Parts) -> dict[str, str]:
+    ready, body = await parts.health.readiness()
+    found: dict[str, str] = body["problems"]
+    assert ready == (not found)
+    assert body["status"] == ("ok" if ready else "not ready")
+    for name, check in body["checks"].items():
+        assert check["detail"], name
+        if name in found:
+            assert not check["ok"]
+            assert check["detail"] == found[name]
+    assert set(body["checks"]) == {"recovery", "nats", "streams", "disk", "draining"}
+    return found
+
+
+async def test_all_is_well(parts: Parts) -> None:
+    assert await problems(parts) == {}
+    assert parts.health.liveness()["phase"] == "serving"
+    assert parts.health.liveness()["event_loop_lag_seconds"] == 0.25
+
+
+async def test_while_recovering(parts: Parts) -> None:
+    parts.health.phase = Phase.RECOVERING
+    parts.link.connected = parts.broker.attached = False
+    assert set(await problems(parts)) == {"recovery"}
+    assert not parts.health.is_serving
+
+
+async def test_without_nats(parts: Parts) -> None:
+    parts.link.connected = parts.broker.attached = False
+    assert await problems(parts) == {"nats": "not connected to NATS"}
+
+
+async def test_before_nats_has_confirmed(parts: Parts) -> None:
+    parts.broker.attached = False
+    assert set(await problems(parts)) == {"streams"}
+
+
+async def test_a_commit_that_waits_for_the_disk(parts: Parts) -> None:
+    parts.stalled = ["b", "a"]
+    assert (await problems(parts))["disk"] == "a commit waits for the disk: a, b"
+
+
+async def test_a_disk_that_cannot_be_written(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskProbe, "_look", lambda self: DiskState(0, 0, "read-only"))
+    assert await problems(parts) == {"disk": "read-only"}
+
+
+async def test_while_draining(parts: Parts) -> None:
+    parts.health.phase = Phase.DRAINING
+    assert await problems(parts) == {"draining": "the daemon is stopping"}
+    assert parts.health.is_serving
+
+
+async def test_warnings_do_not_take_it_out_of_service(parts: Parts) -> None:
+    parts.failed = [f"stream-{number}" for number in range(30)]
+    parts.reloads.problems = {"acl": "line 3"}
+    parts.broker.has_checkpoints = False
+    ready, body = await parts.health.readiness()
+    assert ready
+    assert body["warnings"]["failed_streams"].endswith("and 10 more")
+    assert "cannot store" in body["warnings"]["checkpoints"]
+    assert body["warnings"]["reload"] == "acl is older than its file: line 3"
