@@ -9,28 +9,37 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.positions import HELP, Position, position_of
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    server_options,
+    wide_wanted,
+)
 from liftlog.cli.problems import warn
+from liftlog.cli.ranges import HELP, Range, range_of, resolve
+from liftlog.cli.suggestions import complete_stream
 from liftlog.errors import ConnectionLost, CorruptRange
 
 if TYPE_CHECKING:
     from liftlog.cli.record_output import Write
     from liftlog.client import Filter, OnReset, Reset, SyncClient
+    from liftlog.client.positions import Start, Until
 
 _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
 
 
 @click.command()
-@click.argument("stream")
+@click.argument("stream", shell_complete=complete_stream)
 @click.option(
     "--from",
-    "start",
-    callback=position_of,
-    default="earliest",
-    metavar="POSITION",
-    help=f"Where to start: {HELP}. Default: earliest.",
+    "--offset",
+    "wanted",
+    callback=range_of,
+    default="start",
+    metavar="RANGE",
+    help=f"What to read: {HELP}. Default: start.",
 )
 @click.option(
     "--until-end", is_flag=True, help="Stop at what is the end now, instead of waiting for more."
@@ -81,7 +90,7 @@ _FEW_RECORDS_FETCH_BYTES = 64 * 1024
 @debug_option
 def consume(
     stream: str,
-    start: Position,
+    wanted: Range,
     until_end: bool,
     limit: int | None,
     skip_damaged: bool,
@@ -97,12 +106,25 @@ def consume(
 
     With `--output json` or `jsonl` a key or value that is not UTF-8 is printed as base64, and
     `key_encoding` or `value_encoding` says so. A deleted key (tombstone) has the value null.
+
+    \b
+    Examples:
+      liftlog consume orders --from -10 --until-end        the last ten
+      liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
+      liftlog consume orders --from end --subject 'orders.eu.>'
     """
     from liftlog.cli.record_output import record_writer
 
-    style = output_format()
+    if until_end:
+        if wanted.stop is not None:
+            raise click.UsageError(
+                "--until-end goes with a --from that names no end.", click.get_current_context()
+            )
+        wanted = Range(wanted.start, "latest")
+    style, wide = output_format(), wide_wanted()
     connected = connect_to_server(reconnect_for=reconnect_for)
-    with connected as client, record_writer(style) as write:
+    with connected as client, record_writer(style, wide=wide) as write:
+        start, until = resolve(client, stream, wanted)
         reading = _Reading(
             client,
             stream,
@@ -114,7 +136,7 @@ def consume(
             only=_filter(subjects, keys, headers),
         )
         try:
-            reading.run(until="end" if until_end else None)
+            reading.run(until)
         except CorruptRange as error:
             error.hint = f"read on with --from {error.next_offset}, or let --skip-damaged do so"
             raise
@@ -142,7 +164,7 @@ class _Reading:
         self,
         client: SyncClient,
         stream: str,
-        start: Position,
+        start: Start,
         limit: int | None,
         write: Write,
         *,
@@ -153,7 +175,7 @@ class _Reading:
         self.damaged = False
         self._client = client
         self._stream = stream
-        self._position = start
+        self._position: Start = start
         self._left = limit
         self._write = write
         self._options: dict[str, Any] = {
@@ -180,7 +202,7 @@ class _Reading:
         warn(f"{reset.error.message}; going on at offset {reset.to_offset}")
         self._position = reset.to_offset
 
-    def run(self, until: Any) -> None:
+    def run(self, until: Until) -> None:
         """Print records until the end, or the limit."""
         batches = self._client.read_batches(self._stream, self._position, until, **self._options)
         for batch in batches:

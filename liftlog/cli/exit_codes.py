@@ -32,7 +32,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or it was lost",
     ExitCode.NOT_FOUND: "no such stream, lease, file or directory",
     ExitCode.CONFLICT: "the stream exists with other settings, or was created anew, or a "
-    "checkpoint was moved meanwhile",
+    "checkpoint was moved meanwhile, or another export was quicker",
     ExitCode.OUT_OF_RANGE: "the offset is below the log's start or beyond its end",
     ExitCode.DAMAGED: "damaged records or files were found",
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL",
@@ -56,6 +56,7 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
     errors.Diverged: ExitCode.CONFLICT,
     errors.OffsetOutOfRange: ExitCode.OUT_OF_RANGE,
     errors.CorruptRange: ExitCode.DAMAGED,
+    errors.CheckpointUncertain: ExitCode.DAMAGED,
     errors.CorruptBatch: ExitCode.DAMAGED,
     errors.CorruptMetadata: ExitCode.DAMAGED,
     errors.Unauthenticated: ExitCode.DENIED,

@@ -10,6 +10,7 @@ from liftlog.cli.groups import Commands
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_table, write_object, write_objects
 from liftlog.cli.problems import note
+from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import printable
 from liftlog.errors import InvalidArgument
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _TTL_HELP = "How long it lasts unless it is renewed: 90s, 10m, up to 1h."
 
 
-@click.group(cls=Commands, name="lease", aliases={"list": "ls"})
+@click.group(cls=Commands, name="lease", aliases={"list": "ls", "rm": "release"})
 @server_options
 @debug_option
 def lease_commands() -> None:
@@ -30,7 +31,7 @@ def lease_commands() -> None:
 
 
 @lease_commands.command(name="ls")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @server_options
 @debug_option
 def list_leases(name: str) -> None:
@@ -57,7 +58,7 @@ def list_leases(name: str) -> None:
 
 
 @lease_commands.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @click.option(
     "--from",
     "start",
@@ -82,7 +83,7 @@ def acquire(name: str, start: str, ttl: str, holder: str) -> None:
 
 
 @lease_commands.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @click.argument("lease_id")
 @click.option("--ttl", default="60s", metavar="DURATION", help=f"{_TTL_HELP} [default: 60s]")
 @click.option(
@@ -101,7 +102,7 @@ def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
 
 
 @lease_commands.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @click.argument("lease_id")
 @server_options
 @debug_option

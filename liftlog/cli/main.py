@@ -8,11 +8,20 @@ from typing import Any
 import click
 
 import liftlog
+from liftlog.cli.acl import acl_commands
+from liftlog.cli.backup import backup_commands
 from liftlog.cli.client_events import tell_client_events
+from liftlog.cli.completion import completion
+from liftlog.cli.config import config_commands
 from liftlog.cli.consume import consume
 from liftlog.cli.demo.command import demo
+from liftlog.cli.demo.spark.command import demo_spark
+from liftlog.cli.doctor.command import doctor
+from liftlog.cli.errors import errors_commands
 from liftlog.cli.exit_codes import ExitCode, table_lines
+from liftlog.cli.export import export
 from liftlog.cli.groups import Commands
+from liftlog.cli.health import health
 from liftlog.cli.info import info
 from liftlog.cli.offline.command import log_commands
 from liftlog.cli.offsets import offsets_commands
@@ -21,6 +30,8 @@ from liftlog.cli.problems import report, silence_closed_output
 from liftlog.cli.pub import pub
 from liftlog.cli.serve import serve
 from liftlog.cli.stream import stream_commands
+from liftlog.cli.suggestions import suggest_stream
+from liftlog.cli.top import top
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 
@@ -43,6 +54,7 @@ class Root(Commands):
             silence_closed_output()
             code = ExitCode.PIPE_CLOSED
         except Exception as error:  # noqa: BLE001  # the last resort: words instead of a traceback
+            suggest_stream(error)
             code = report(error, debug=debug_wanted())
         raise click.exceptions.Exit(code or ExitCode.OK)
 
@@ -66,8 +78,18 @@ for command in (
     offsets_commands,
     pub,
     log_commands,
+    backup_commands,
     info,
+    top,
+    health,
+    doctor,
+    config_commands,
+    acl_commands,
+    export,
+    errors_commands,
+    completion,
     demo,
+    demo_spark,
 ):
     cli.add_command(command)
 

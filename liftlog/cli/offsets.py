@@ -9,14 +9,24 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    server_options,
+    wide_wanted,
+)
 from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
 from liftlog.cli.positions import Position, position_of
 from liftlog.cli.problems import note
+from liftlog.cli.suggestions import complete_consumer, complete_stream
 from liftlog.cli.text import plural, printable, show_time
 
 if TYPE_CHECKING:
     from liftlog.client import Checkpoint, SyncClient
+
+_HEADINGS = ("CONSUMER", "STREAM", "OFFSET", "LAG", "COMMITTED", "PROBLEM")
+_WIDE_HEADINGS = ("EPOCH", "INCARNATION", "METADATA")
 
 
 @click.group(
@@ -50,15 +60,16 @@ def list_offsets(consumer: str | None, stream: str | None) -> None:
     if style != "table":
         write_objects([one.to_wire() for one in found], style)
     elif found:
-        headings = ("CONSUMER", "STREAM", "OFFSET", "LAG", "COMMITTED", "PROBLEM")
-        print_table(headings, [_row(one) for one in found], right=(2, 3))
+        wide = wide_wanted()
+        headings = (*_HEADINGS, *(_WIDE_HEADINGS if wide else ()))
+        print_table(headings, [_row(one, wide=wide) for one in found], right=(2, 3))
     else:
         note("There are no checkpoints.")
 
 
 @offsets_commands.command()
-@click.argument("consumer")
-@click.argument("stream")
+@click.argument("consumer", shell_complete=complete_consumer)
+@click.argument("stream", shell_complete=complete_stream)
 @server_options
 @debug_option
 def get(consumer: str, stream: str) -> ExitCode:
@@ -80,8 +91,8 @@ def get(consumer: str, stream: str) -> ExitCode:
 
 
 @offsets_commands.command()
-@click.argument("consumer")
-@click.argument("stream")
+@click.argument("consumer", shell_complete=complete_consumer)
+@click.argument("stream", shell_complete=complete_stream)
 @click.argument("position", callback=position_of)
 @click.option("--dry-run", "-n", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
@@ -92,7 +103,9 @@ def seek(
 ) -> ExitCode:
     """Let CONSUMER go on at POSITION in STREAM.
 
-    A POSITION is what `liftlog consume --from` takes: an offset, earliest, latest, or @TIME.
+    A POSITION is an offset, start, end, +100 (behind the first 100), @TIME as in `liftlog consume
+    --from`, or -100 (before the last 100), which needs -- before it: `liftlog offsets seek billing
+    orders --yes -- -100`.
 
     Stop the consumer first: one that runs does not look, and commits its own position again. What
     is committed between the preview and the change is not overwritten: the change is refused.
@@ -117,8 +130,8 @@ def seek(
 
 
 @offsets_commands.command()
-@click.argument("consumer")
-@click.argument("stream")
+@click.argument("consumer", shell_complete=complete_consumer)
+@click.argument("stream", shell_complete=complete_stream)
 @click.option("--dry-run", "-n", is_flag=True, help="Show what would go, and delete nothing.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
@@ -145,7 +158,10 @@ def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
 def _resolve(client: SyncClient, stream: str, position: Position) -> tuple[str, int, int, int]:
     """Incarnation, leader epoch, offset and high watermark. An answer to a fetch tells all of them
     as of one moment; raises OffsetOutOfRange."""
-    header = client.fetch(stream, position, max_bytes=1).header
+    from liftlog.cli.ranges import resolve_position
+
+    start = resolve_position(client, stream, position)
+    header = client.fetch(stream, start, max_bytes=1).header
     return header.incarnation, header.leader_epoch, header.offset, header.high_watermark
 
 
@@ -153,7 +169,7 @@ def _preview(
     consumer: str, stream: str, present: Checkpoint | None, offset: int | None, mark: int | None
 ) -> dict[str, Any]:
     """What changes; `records` are read again if negative, skipped if positive."""
-    before = None if present is None else present.offset
+    before = None if present is None else present.offset or None
     known = present is not None and not present.problem and offset is not None
     return {
         "consumer": consumer,
@@ -197,15 +213,21 @@ def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> 
     return ExitCode.OK if done or dry_run else ExitCode.FAILED
 
 
-def _row(found: Checkpoint) -> tuple[str, ...]:
+def _row(found: Checkpoint, *, wide: bool) -> tuple[str, ...]:
+    more = (str(found.epoch), found.incarnation, printable(found.metadata)) if wide else ()
     return (
         printable(found.consumer),
         printable(found.stream),
         str(found.offset),
         "" if found.lag is None else f"{found.lag:,}",
         show_time(found.time_ns),
-        printable(found.problem),
+        printable(_problem_of(found)),
+        *more,
     )
+
+
+def _problem_of(found: Checkpoint) -> str:
+    return found.problem or ("uncertain: a newer one may be lost" if found.uncertain else "")
 
 
 def _facts(found: Checkpoint) -> list[tuple[str, str]]:
@@ -214,7 +236,7 @@ def _facts(found: Checkpoint) -> list[tuple[str, str]]:
         ("stream", found.stream),
         ("offset", str(found.offset)),
         ("lag", "" if found.lag is None else f"{found.lag:,}"),
-        ("problem", found.problem),
+        ("problem", _problem_of(found)),
         ("committed", show_time(found.time_ns)),
         ("metadata", found.metadata),
         ("leader epoch", str(found.epoch)),

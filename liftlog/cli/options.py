@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 DEFAULT_SERVER = "tcp://127.0.0.1:9292"
-OUTPUTS = ("table", "json", "jsonl")
+OUTPUTS = ("table", "wide", "json", "jsonl", "yaml")
 TLS_FILES = ("ca", "cert", "key")
+_ASKED = "liftlog.asked"
 
 
 def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
@@ -43,13 +44,13 @@ def output_option(command: Decorated) -> Decorated:
         "--output",
         "-o",
         type=click.Choice(OUTPUTS),
-        help="How to print: for people, as one JSON document, or as one JSON object per line. "
-        "[env: LIFTLOG_OUTPUT; default: table]",
+        help="How to print: table and wide for people, json and yaml as one document, jsonl as one "
+        "JSON object per line. [env: LIFTLOG_OUTPUT; default: table]",
     )(command)
 
 
 def server_options(command: Decorated) -> Decorated:
-    """--server, --token, --output, and --tls-... for addresses tls://HOST:PORT."""
+    """--server, --token, --nkey, --output, and --tls-... for addresses tls://HOST:PORT."""
     command = output_option(command)
     for name, what in (
         ("key", "Private key file of that certificate."),
@@ -66,6 +67,12 @@ def server_options(command: Decorated) -> Decorated:
         metavar="TOKEN",
         help="Token of a principal in the daemon's ACL file; better given by the environment, "
         "where other users cannot see it. [env: LIFTLOG_TOKEN]",
+    )(command)
+    command = _shared(
+        "--nkey",
+        metavar="FILE",
+        help="File with the seed of a user's nkey, alone or as .creds; it signs the login and is "
+        "never sent. [env: LIFTLOG_NKEY]",
     )(command)
     return _shared(
         "--server",
@@ -84,7 +91,29 @@ def debug_wanted() -> bool:
     return bool(context and context.meta.get("liftlog.debug"))
 
 
+def shared_value(name: str, variable: str) -> str | None:
+    """What a shared option or its environment variable says."""
+    found = _kept(name, variable)
+    return None if found is None else str(found)
+
+
+def want_json() -> None:
+    """As if --output json had been given last."""
+    click.get_current_context().meta["liftlog.output"] = "json"
+
+
 def output_format() -> str:
+    """One of OUTPUTS but `wide`, which is a table that holds more: see `wide_wanted`."""
+    chosen = _chosen_output()
+    return "table" if chosen == "wide" else chosen
+
+
+def wide_wanted() -> bool:
+    """Whether tables are to show all they can."""
+    return _chosen_output() == "wide"
+
+
+def _chosen_output() -> str:
     chosen = str(_kept("output", "LIFTLOG_OUTPUT") or "table")
     if chosen not in OUTPUTS:
         raise click.UsageError(
@@ -98,9 +127,19 @@ def connect_to_server(**options: Any) -> SyncClient:
     """A connection to the daemon that --server and --token name; `options` of `connect_sync`."""
     from liftlog.client.synchronous import connect_sync
 
+    context = click.get_current_context()
+    context.meta.setdefault(_ASKED, context.params.get("stream") or context.params.get("name"))
     address = str(_kept("server", "LIFTLOG_SERVER") or DEFAULT_SERVER)
     token = _kept("token", "LIFTLOG_TOKEN")
-    return connect_sync(address, token=token, tls=_tls_for(address), **options)
+    nkey = _kept("nkey", "LIFTLOG_NKEY")
+    return connect_sync(address, token=token, nkey=nkey, tls=_tls_for(address), **options)
+
+
+def find_asked() -> str | None:
+    """The stream that the command line names, once a daemon was asked about it."""
+    context = click.get_current_context(silent=True)
+    asked = context.meta.get(_ASKED) if context else None
+    return asked if isinstance(asked, str) else None
 
 
 def _tls_for(address: str) -> ClientTls:

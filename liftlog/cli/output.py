@@ -1,11 +1,11 @@
-"""What goes to stdout: tables for people, JSON documents, JSON lines."""
+"""What goes to stdout: tables for people; JSON documents, JSON lines and YAML for programs."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 
@@ -41,17 +41,29 @@ def write_lines(lines: Sequence[str]) -> None:
         write_text("\n".join(lines) + "\n")
 
 
+def to_yaml(value: Any) -> str:
+    """What `to_json` says, as YAML in blocks."""
+    import yaml
+
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    plain = json.loads(to_json(value))  # enums and other kinds of text are none to YAML
+    text = yaml.dump(plain, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
+    return str(text)
+
+
 def write_object(value: Any, style: str) -> None:
-    """One object: indented for `json`, one line for `jsonl`."""
+    """One object: indented for `json` and `yaml`, one line for `jsonl`."""
     if style == "json":
         write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    elif style == "yaml":
+        write_text(to_yaml(value))
     else:
         write_lines([to_json(value)])
 
 
 def write_objects(values: Iterable[Any], style: str) -> None:
-    """Some objects that are all at hand: one JSON array, or one line each."""
-    if style == "json":
+    """Some objects that are all at hand: one array, or one line each."""
+    if style in ("json", "yaml"):
         write_object(list(values), style)
     else:
         write_lines([to_json(value) for value in values])
@@ -76,6 +88,51 @@ class JsonArray:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None or not issubclass(kind, BrokenPipeError):
             write_text("]\n" if self._empty else "\n]\n")
+
+
+class YamlArray:
+    """The same in YAML, where the pieces of a sequence are sequences."""
+
+    def __init__(self) -> None:
+        self._empty = True
+
+    def __enter__(self) -> YamlArray:
+        return self
+
+    def add(self, values: Sequence[Any]) -> None:
+        if values:
+            self._empty = False
+            write_text(to_yaml(values))
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self._empty and (kind is None or not issubclass(kind, BrokenPipeError)):
+            write_text("[]\n")
+
+
+class JsonLines:
+    """The same as one JSON object per line."""
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def add(self, values: Sequence[Any]) -> None:
+        write_lines(list(map(to_json, values)))
+
+    def __exit__(self, *rest: object) -> None:
+        pass
+
+
+ObjectArray: TypeAlias = JsonArray | YamlArray | JsonLines
+
+
+def object_array(style: str) -> ObjectArray | None:
+    """For objects that come one after the other; None where tables are wanted."""
+    kinds: dict[str, type[ObjectArray]] = {
+        "json": JsonArray,
+        "yaml": YamlArray,
+        "jsonl": JsonLines,
+    }
+    return kinds[style]() if style in kinds else None
 
 
 def is_terminal() -> bool:

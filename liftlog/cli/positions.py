@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
 
 import click
 
-Position: TypeAlias = int | Literal["earliest", "latest"] | datetime
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """So many offsets before the end (negative) or behind the start of what the stream holds."""
+
+    count: int
+    from_end: bool
+
+
+Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
 
 HELP = (
-    "earliest, latest (only what comes from now on), an offset, or @TIME: @2026-01-31, "
-    "@2026-01-31T12:00:00Z, @-5m (ago), @now, @1767225600 (seconds since 1970)"
+    "start (or earliest), end (or latest: only what comes from now on), an offset, -100 (the last "
+    "100), +100 (behind the first 100), or @TIME: @2026-01-31, @2026-01-31T12:00:00Z, @-5m (ago), "
+    "@now, @1767225600 (seconds since 1970)"
 )
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_AGO_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_AGO = re.compile(r"-(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
+_SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+", re.ASCII)
+_AGO = re.compile(f"-{_SPAN.pattern}", re.ASCII)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_MAX_DIGITS = 19  # int() of very many is refused with words of its own
 _MAX_OFFSET = 2**63 - 1
 _YEAR_5000 = 95_617_584_000
 
@@ -34,27 +47,27 @@ def position_of(context: click.Context, parameter: click.Parameter, value: str) 
 def parse_position(text: str, now: datetime) -> Position:
     """Raises ValueError that says what is accepted. A time without a zone is local time."""
     word = text.strip()
-    if word == "earliest":
+    if word in ("earliest", "start"):
         return "earliest"
-    if word == "latest":
+    if word in ("latest", "end"):
         return "latest"
     if word.startswith("@"):
-        return _parse_time(word[1:], now)
-    if word.isascii() and word.isdigit():
-        offset = int(word)
-        if offset > _MAX_OFFSET:
+        return parse_time(word[1:], now)
+    sign, digits = (word[0], word[1:]) if word[:1] in ("-", "+") else ("", word)
+    if digits.isascii() and digits.isdigit():
+        if len(digits) > _MAX_DIGITS or int(digits) > _MAX_OFFSET:
             raise ValueError(f"{word} is larger than any offset")
-        return offset
+        return Relative(int(digits), sign == "-") if sign else int(digits)
     raise ValueError(f"{text!r} is not a position: use {HELP}")
 
 
-def _parse_time(text: str, now: datetime) -> datetime:
+def parse_time(text: str, now: datetime) -> datetime:
+    """What stands behind the @. Raises ValueError that says what is accepted."""
     if text == "now":
         return now
     try:
         if _AGO.fullmatch(text):
-            parts = _AGO_PART.findall(text)
-            return now - timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in parts))
+            return now - parse_span(text[1:])
         if _NUMBER.fullmatch(text):
             return _from_epoch(float(text))
         moment = datetime.fromisoformat(text)
@@ -65,6 +78,14 @@ def _parse_time(text: str, now: datetime) -> datetime:
         if "milliseconds" in str(error):
             raise
         raise ValueError(f"@{text} is not a time: use {HELP}") from None
+
+
+def parse_span(text: str) -> timedelta:
+    """`1h30m`; raises ValueError for what is none, OverflowError."""
+    if not _SPAN.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration such as 1h30m")
+    parts = _SPAN_PART.findall(text)
+    return timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in parts))
 
 
 def _from_epoch(seconds: float) -> datetime:

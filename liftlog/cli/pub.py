@@ -88,6 +88,13 @@ def pub(
 
     MESSAGE `-` publishes every line of standard input as a message of its own. A message that is
     refused, or not acked in time, is told on stderr, and the exit code is 10.
+
+    \b
+    Examples:
+      liftlog pub orders.new '{"id": 1}' --msg-id order-1
+      liftlog pub state.berlin sunny --key berlin
+      liftlog pub state.berlin --key berlin --tombstone
+      zcat events.gz | liftlog pub events.raw -
     """
     if (message is None) != tombstone:
         _wrong("--tombstone takes no MESSAGE." if tombstone else "Give a MESSAGE, or - for lines.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from liftlog.cli.acks import Result
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.output import JsonArray, to_json, write_lines
+from liftlog.cli.output import ObjectArray, object_array, write_lines
 from liftlog.cli.problems import note, warn
 from liftlog.cli.pub_messages import LineSplitter, Outgoing, Template
 from liftlog.cli.publisher import publish_all
@@ -31,8 +31,8 @@ def run_pub(
 ) -> ExitCode:
     """Publish and print. Raises Problem."""
     messages = _lines(template) if from_stdin else _repeated(template, payload, count)
-    array = JsonArray() if style == "json" and timeout is not None else None
-    tally = _Tally(style, array)
+    array = object_array(style) if timeout is not None else None
+    tally = _Tally(array)
     surroundings: AbstractContextManager[object] = array if array is not None else nullcontext()
     with surroundings:
         sent = asyncio.run(
@@ -69,19 +69,16 @@ async def _lines(template: Template) -> AsyncIterator[Outgoing]:
 class _Tally:
     """Prints results as they come and counts them."""
 
-    def __init__(self, style: str, array: JsonArray | None) -> None:
+    def __init__(self, array: ObjectArray | None) -> None:
         self.acked = 0
         self.failed = 0
         self.stopped = False
         self.code = ExitCode.OK
-        self._style = style
         self._array = array
 
     def show(self, results: list[Result]) -> None:
         if self._array is not None:
             self._array.add([result.to_object() for result in results])
-        elif self._style == "jsonl":
-            write_lines([to_json(result.to_object()) for result in results])
         else:
             write_lines([result.to_line() for result in results if result.ack is not None])
         for result in results:

@@ -1,4 +1,4 @@
-"""Records on stdout, batch by batch, in the three output formats."""
+"""Records on stdout, batch by batch, in every output format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from liftlog.cli.output import JsonArray, is_terminal, terminal_width, to_json, write_lines
+from liftlog.cli.output import is_terminal, object_array, terminal_width, write_lines
 from liftlog.cli.text import printable, shorten, show_bytes, show_time
 from liftlog.records.json_form import record_object as record_object
 
@@ -26,18 +26,23 @@ _MAX_KEY_WIDTH = 24
 
 
 class RecordLines:
-    """Records as lines for people. Columns widen as longer subjects and keys come by."""
+    """Records as lines for people. Columns widen as longer subjects and keys come by.
 
-    def __init__(self, width: int | None) -> None:
+    `wide` leaves subjects and keys whole, however long.
+    """
+
+    def __init__(self, width: int | None, *, wide: bool = False) -> None:
         self._width = width
+        self._subject_limit = None if wide else _MAX_SUBJECT_WIDTH
+        self._key_limit = None if wide else _MAX_KEY_WIDTH
         self._subject_width = len("SUBJECT")
         self._key_width = len("KEY")
         self._headed = False
 
     def lines(self, records: Sequence[Record]) -> list[str]:
         """Lines for one batch; the heading leads the first one."""
-        subjects = [shorten(printable(r.subject), _MAX_SUBJECT_WIDTH) for r in records]
-        keys = [shorten(show_bytes(r.key), _MAX_KEY_WIDTH) for r in records]
+        subjects = [shorten(printable(r.subject), self._subject_limit) for r in records]
+        keys = [shorten(show_bytes(r.key), self._key_limit) for r in records]
         self._subject_width = max(self._subject_width, *map(len, subjects), 0)
         self._key_width = max(self._key_width, *map(len, keys), 0)
         found = []
@@ -63,13 +68,12 @@ class RecordLines:
 
 
 @contextmanager
-def record_writer(style: str) -> Iterator[Write]:
+def record_writer(style: str, *, wide: bool = False) -> Iterator[Write]:
     """A function that prints records in `style`; a JSON array is closed at the end."""
-    if style == "json":
-        with JsonArray() as array:
+    objects = object_array(style)
+    if objects is not None:
+        with objects as array:
             yield lambda records: array.add([record_object(record) for record in records])
-    elif style == "jsonl":
-        yield lambda records: write_lines([to_json(record_object(record)) for record in records])
     else:
-        table = RecordLines(terminal_width())
+        table = RecordLines(None if wide else terminal_width(), wide=wide)
         yield lambda records: write_lines(table.lines(records))

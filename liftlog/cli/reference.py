@@ -5,6 +5,7 @@ python -m liftlog.cli.reference > docs/reference/cli.md
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -27,15 +28,35 @@ what to do next; `--debug` adds the traceback.
 
 Tables are for people and may change. Behind a pipe no line of a table is cut or wrapped.
 
-Completion for bash (zsh and fish have `zsh_source` and `fish_source`):
-`eval "$(_LIFTLOG_COMPLETE=bash_source liftlog)"`
+`liftlog completion bash|zsh|fish` prints what lets the shell complete commands, options, and the
+names of streams and consumers.
 """
 
 _OUTPUT = """\
+## What to read
+
+`liftlog consume --from` (or `--offset`) takes where to start, and behind a colon where to stop; the
+stop is not read any more.
+
+| form | reads |
+|---|---|
+| `start` or `earliest`, `end` or `latest` | from the first record, or only what comes from now on |
+| `42` | from offset 42 |
+| `-100`, `+100` | the last 100 offsets and what follows; what lies behind the first 100 |
+| `@TIME` | from the first record stamped at or after it |
+| `10:20`, `:20`, `10:` | offsets 10 to 19; up to 19; as `10` |
+| `:end`, `-100:end`, `@-1h:end` | up to what is the end at the start of the command |
+| `@-1h:-5m`, `@2026-01-31:2026-02-01`, `@2026-01-31:+6h` | from one time to another |
+
+A TIME is a date, with a time of day if need be (local unless it names a zone), so long ago
+(`-1h30m`), `now`, or seconds since 1970. After compaction some offsets hold nothing, so `-100` may
+find fewer records.
+
 ## Output for programs
 
-`--output json` prints one JSON document, `--output jsonl` one object per line. Fields may be
-added; those named here stay.
+`--output json` prints one JSON document, `--output yaml` the same as YAML, `--output jsonl` one
+object per line. `--output wide` is a table with more columns. Fields may be added; those named here
+stay.
 
 | command | one object is |
 |---|---|
@@ -47,12 +68,21 @@ added; those named here stay.
 | `stream truncate` | how many `records` go at most, and the bounds |
 | `stream lease ls`, `acquire`, `renew` | a lease on [`low`, `high`) |
 | `info` | the daemon |
+| `top` | a stream: its rates, and the `lag` of its `slowest` consumer |
+| `doctor` | a check: `status` (`ok`, `warning`, `failed`, `skipped`), `detail`, `advice` |
+| `health` | `ready`, and what the daemon says, with `problems` and over HTTP `checks` |
+| `config check` | `ok` and the `findings`, each with `path`, `problem` and `origin` |
+| `config show` | the settings; with `--origin` a setting: `key`, `value`, `origin` |
+| `errors ls`, `errors lookup` | an error: `code`, `name`, `exit_code`, `meaning`, `advice` |
 | `offsets ls`, `offsets get` | a checkpoint, with its `lag` (`null` where `problem` says why) |
 | `offsets seek`, `offsets rm` | `before`, `offset`, `moved_by`, `lag`, and whether it was `done` |
 | `log dump` | a record batch: its header and where it lies |
 | `log verify` | what was found in one stream |
 | `log repair` | the steps that one stream needs or needed; `done` says whether they were taken |
 | `log reindex` | an index that is made anew |
+| `backup create`, `info` | the backup, with its `streams` |
+| `backup verify` | the same, with `ok` and `problems` |
+| `backup restore` | `data_dir`, and `streams`, each with its new `leader_epoch` and bounds |
 
 A record:
 
@@ -100,7 +130,7 @@ def _exit_codes() -> str:
 
 
 def _command(path: str, command: click.Command) -> str:
-    parts = [(command.help or "").strip() + "\n"]
+    parts = [_help(command.help or "")]
     if not isinstance(command, click.Group):
         arguments = " ".join(_metavar(p) for p in command.params if isinstance(p, click.Argument))
         parts.insert(0, f"```\n{path} [OPTIONS] {arguments}".rstrip() + "\n```\n")
@@ -108,6 +138,18 @@ def _command(path: str, command: click.Command) -> str:
     if options:
         parts.append(options)
     return "\n".join(parts)
+
+
+def _help(text: str) -> str:
+    """Paragraphs that click leaves as they are, marked by \\b, are examples: a block of code."""
+    parts = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            title, *lines = paragraph.split("\n")[1:]
+            code = "\n".join(line.removeprefix("  ") for line in lines)
+            paragraph = f"{title}\n\n```\n{code}\n```"
+        parts.append(paragraph)
+    return "\n\n".join(parts) + "\n"
 
 
 def _metavar(argument: click.Parameter) -> str:

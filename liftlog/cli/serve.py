@@ -53,7 +53,8 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
     from liftlog.server.daemon import run
     from liftlog.server.logs import configure_logging
 
-    configure_logging(settings.logging.level, settings.logging.format)
+    logging_ = settings.logging
+    configure_logging(logging_.level, logging_.format, path=logging_.file)
     try:
         return run(settings, assume_yes=assume_yes)
     except Exception as error:

@@ -15,6 +15,7 @@ from liftlog.cli.questions import confirmed
 from liftlog.cli.stream_changes import pause, read_only, resume, truncate, update
 from liftlog.cli.stream_settings import parse_assignments
 from liftlog.cli.stream_words import count_of, facts_of, print_streams, records_of
+from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import printable, show_size
 
 
@@ -50,6 +51,12 @@ def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None
 
     Returns once NATS has confirmed the subscription: what is published from then on is recorded.
     Creating a stream again with the same settings changes nothing; with others it is refused.
+
+    \b
+    Examples:
+      liftlog stream create orders --subject 'orders.>'
+      liftlog stream create prices -s 'prices.*' --set retention.max_age=7d --set compression=zstd
+      liftlog stream create latest -s 'state.>' --set compaction.min_dirty_ratio=0.2
     """
     settings = parse_assignments(assignments)
     if subject is not None:
@@ -86,7 +93,7 @@ def list_streams() -> None:
 
 
 @stream_commands.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @server_options
 @debug_option
 def info(name: str) -> None:
@@ -127,7 +134,7 @@ for command in (update, pause, resume, read_only, truncate, lease_commands):
 
 
 @stream_commands.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @click.option("--wait", "-w", is_flag=True, help="Return when the pass is over.")
 @server_options
 @debug_option
@@ -149,22 +156,25 @@ def compact(name: str, wait: bool) -> None:
 
 
 @stream_commands.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
+@click.option("--dry-run", "-n", is_flag=True, help="Show what would go, and delete nothing.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
-def rm(name: str, assume_yes: bool) -> ExitCode:
+def rm(name: str, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Delete the stream NAME and all its records, for ever."""
     style = output_format()
     with connect_to_server() as client:
         found = client.describe_stream(name)
         question = f"Delete {found.name} with {count_of(found)} ({show_size(found.size_bytes)})?"
-        if not assume_yes and not confirmed(question):
-            note("Nothing was deleted.")
-            return ExitCode.FAILED
-        client.delete_stream(name)
+        if not dry_run:
+            if not assume_yes and not confirmed(question):
+                note("Nothing was deleted.")
+                return ExitCode.FAILED
+            client.delete_stream(name)
     if style == "table":
-        click.echo(f"{name} deleted ({count_of(found)}, {show_size(found.size_bytes)})")
+        done = "would be deleted" if dry_run else "deleted"
+        click.echo(f"{name} {done} ({count_of(found)}, {show_size(found.size_bytes)})")
     else:
-        write_object({"name": name, "deleted": True, "records": records_of(found)}, style)
+        write_object({"name": name, "deleted": not dry_run, "records": records_of(found)}, style)
     return ExitCode.OK

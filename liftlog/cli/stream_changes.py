@@ -12,6 +12,7 @@ from liftlog.cli.output import print_table, write_object
 from liftlog.cli.problems import note, warn
 from liftlog.cli.questions import confirmed
 from liftlog.cli.stream_settings import parse_assignments
+from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable, show_size
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @click.option(
     "--set",
     "assignments",
@@ -107,7 +108,7 @@ def _update_object(found: StreamUpdate) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @server_options
 @debug_option
 def pause(name: str) -> None:
@@ -121,7 +122,7 @@ def pause(name: str) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @server_options
 @debug_option
 def resume(name: str) -> None:
@@ -131,7 +132,7 @@ def resume(name: str) -> None:
 
 
 @click.command(name="read-only")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @click.option("--off", is_flag=True, help="Let it record again.")
 @server_options
 @debug_option
@@ -150,7 +151,7 @@ def _show(found: StreamInfo, done: str) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stream)
 @click.argument("offset", type=click.IntRange(min=0))
 @click.option("--dry-run", "-n", is_flag=True, help="Show what would be deleted.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from liftlog.cli.compaction import describe_compaction
+from liftlog.cli.options import wide_wanted
 from liftlog.cli.output import print_table
 from liftlog.cli.text import plural, printable, show_size, show_time
 
@@ -14,10 +15,30 @@ if TYPE_CHECKING:
     from liftlog.client import StreamInfo
 
 _HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
+_WIDE_HEADINGS = ("ORIGIN", "QUEUE GROUP", "EPOCH", "LOG END", "RETENTION", "COMPACTED", "WARNINGS")
 
 
 def print_streams(infos: Sequence[StreamInfo]) -> None:
-    print_table(_HEADINGS, [row_of(info) for info in infos], right=(3, 4, 5, 6, 7))
+    """With --output wide also what else one asks when comparing streams."""
+    wide = wide_wanted()
+    headings = (*_HEADINGS, *(_WIDE_HEADINGS if wide else ()))
+    rows = [(*row_of(info), *(_more_of(info) if wide else ())) for info in infos]
+    print_table(headings, rows, right=(3, 4, 5, 6, 7, *((11, 12) if wide else ())))
+
+
+def _more_of(found: StreamInfo) -> tuple[str, ...]:
+    retention = found.settings.get("retention") or {}
+    limits = [f"{key}={value}" for key, value in retention.items() if value is not None]
+    compaction = found.settings.get("compaction") or {}
+    return (
+        printable(found.origin),
+        printable(found.queue_group or ""),
+        str(found.leader_epoch),
+        str(found.log_end_offset),
+        printable(" ".join(limits)),
+        "yes" if compaction.get("enabled") else "no",
+        printable("; ".join(found.warnings)),
+    )
 
 
 def records_of(found: StreamInfo) -> int:

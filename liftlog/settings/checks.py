@@ -40,15 +40,19 @@ def check_stream(stream: StreamSettings, at: Path = ()) -> Iterator[Finding]:
             involved=((*at, "acks"),),
         )
 
+    yield from _check_compaction(stream, at)
+
+
+def check_installed(stream: StreamSettings) -> Iterator[Finding]:
+    """What a stream needs of this machine. A configuration file is not wrong for that, nor is a
+    stream that exists: the others must not wait for it."""
     package = _CODEC_PACKAGES.get(stream.compression)
     if package is not None and importlib.util.find_spec(package) is None:
         yield Finding(
-            (*at, "compression"),
+            ("compression",),
             f"{stream.compression!r}: needs the package {package}, which is not installed: "
             "pip install 'liftlog[compression]'",
         )
-
-    yield from _check_compaction(stream, at)
 
 
 def _check_compaction(stream: StreamSettings, at: Path) -> Iterator[Finding]:

@@ -50,6 +50,11 @@ def _version_text(value: Any) -> Any:
     return str(value) if isinstance(value, float) else value
 
 
+def _mode_text(value: Any) -> Any:
+    # YAML reads 0600 as the number 384.
+    return f"{value:04o}" if type(value) is int else value
+
+
 def _enough_memory(value: int) -> int:
     if value < MIN_CLEANER_MEMORY_BYTES:
         raise ValueError("expected at least 1MiB")
@@ -60,6 +65,7 @@ FilePath = Annotated[Path, BeforeValidator(_path_text)]
 DataDir = Annotated[FilePath, AfterValidator(_real_path)]
 Name = Annotated[str, AfterValidator(_name)]
 ListenUrls = Annotated[list[ListenUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
+UnixMode = Annotated[Literal["0600", "0660", "0666"], BeforeValidator(_mode_text)]
 NatsUrls = Annotated[list[NatsUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 
 
@@ -148,6 +154,19 @@ class PullSettings(SettingsModel):
     )
     tls: PullTlsSettings = PullTlsSettings()
     max_connections: Count = Field(default=1024, description="Connections at the same time.")
+    max_connections_per_principal: Count = Field(
+        default=512, description="Of them, those of one principal of the ACL."
+    )
+    max_in_flight_per_principal: Count = Field(
+        default=4096,
+        description="Unanswered requests of one principal, all its connections together; beyond it "
+        "they are refused.",
+    )
+    unix_mode: UnixMode = Field(
+        default="0600",
+        description="Who may connect to a Unix socket, as the mode of its file: `0600` the "
+        "daemon's own user (and root), `0660` also its group, `0666` everyone on this machine.",
+    )
     hello_timeout_seconds: PositiveDuration = Field(
         default=5.0, alias="hello_timeout", description="Time to say hello and authenticate."
     )
@@ -195,9 +214,13 @@ class HttpSettings(SettingsModel):
         description="Serve `/api/v1/streams/...` on it: bounds, one record, append, "
         "truncate-prefix.",
     )
+    web: Flag = Field(
+        default=True,
+        description="Serve the web page on it, `/ui/`, to whom the ACL allows it.",
+    )
     max_connections: Count = Field(
         default=128,
-        description="Connections at the same time; beyond it whoever is idle longest makes room.",
+        description="Connections at the same time; beyond it who is idle or unknown makes room.",
     )
     timeout_seconds: PositiveDuration = Field(
         default=30.0,
@@ -224,6 +247,10 @@ class LoggingSettings(SettingsModel):
     )
     format: Literal["auto", "pretty", "json"] = Field(
         default="auto", description="`auto`: pretty on a terminal, else JSON lines."
+    )
+    file: FilePath | None = Field(
+        default=None,
+        description="Log file, opened anew on SIGUSR1 (after it was rotated). `null`: stderr.",
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from liftlog.errors import ConfigError, InvalidArgument
 
 from .base import SettingsModel
-from .checks import check_settings, check_stream
+from .checks import check_installed, check_settings, check_stream
 from .daemon import Settings
 from .findings import Finding, Path, from_validation, message_of
 from .sources import Sources
@@ -32,6 +32,13 @@ def load_settings(
     Raises ConfigError with every finding, each with its path and origin; no value that may be
     a secret is in it. `details["findings"]` holds the same as dicts.
     """
+    return load_with_sources(path, environ, overrides)[0]
+
+
+def load_with_sources(
+    path: FilePath | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
+) -> tuple[Settings, Sources]:
+    """As `load_settings`; the sources tell where each value comes from."""
     sources = Sources(Settings)
     if path is not None:
         sources.add_file(path)
@@ -44,13 +51,14 @@ def load_settings(
         findings.append(replace(item, origin=origin))
     if findings or settings is None:
         raise ConfigError(message_of(findings, "the configuration"), findings=_as_dicts(findings))
-    return settings
+    return settings, sources
 
 
-def parse_stream_settings(values: Mapping[str, Any]) -> StreamSettings:
+def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) -> StreamSettings:
     """The settings of one stream from the keys of the YAML file.
 
-    Raises InvalidArgument with every finding.
+    Raises InvalidArgument with every finding; of a stream that `exists` it is none what is not
+    installed here.
     """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise InvalidArgument("the settings of a stream must be a mapping with text as keys")
@@ -58,7 +66,13 @@ def parse_stream_settings(values: Mapping[str, Any]) -> StreamSettings:
     if max(len(values), *map(len, sections), 0) > _MAX_KEYS:
         # They come from a client and are looked at in the event loop.
         raise InvalidArgument(f"more than {_MAX_KEYS} settings in one section")
-    settings, findings = _validate(StreamSettings, dict(values), check_stream)
+
+    def check(stream: StreamSettings) -> Iterator[Finding]:
+        yield from check_stream(stream)
+        if not exists:
+            yield from check_installed(stream)
+
+    settings, findings = _validate(StreamSettings, dict(values), check)
     if findings or settings is None:
         raise InvalidArgument(
             message_of(findings, "the stream settings"), findings=_as_dicts(findings)

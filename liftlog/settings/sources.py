@@ -18,7 +18,11 @@ ENV_PREFIX = "LIFTLOG_"
 
 # Read by the command line, not settings of the daemon.
 _CLIENT_VARIABLES = frozenset(
-    {"LIFTLOG_SERVER", "LIFTLOG_TOKEN", "LIFTLOG_CONFIG", "LIFTLOG_OUTPUT"}
+    f"{ENV_PREFIX}{name}"
+    for name in (
+        *("SERVER", "TOKEN", "TOKEN_FILE", "NKEY", "TLS_CA", "TLS_CERT", "TLS_KEY"),
+        *("CONFIG", "OUTPUT", "HTTP_ADDRESS"),
+    )
 )
 # Kubernetes sets these in every pod when a service is called "liftlog". Click sets
 # _LIFTLOG_COMPLETE, which does not begin with our prefix.
@@ -45,6 +49,15 @@ class Sources:
             if origin is not None:
                 return origin
         return ""
+
+    def origin_of_setting(self, path: Path) -> str:
+        """Where the setting at `path` was given a value; empty when nothing gives it one."""
+        there: Any = self.tree
+        for part in path:
+            if not isinstance(there, dict) or part not in there:
+                return ""
+            there = there[part]
+        return self.origin_of(path)
 
     def add_file(self, file: FilePath) -> None:
         """Raises ConfigError when the file cannot be read."""

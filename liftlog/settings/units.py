@@ -34,6 +34,9 @@ _NUMBER = r"[0-9]{1,20}(?:\.[0-9]{1,9})?"
 _DURATION_PART = re.compile(rf"({_NUMBER})(ns|us|ms|s|m|h|d|w)")
 _DURATION = re.compile(rf"(?:{_NUMBER}(?:ns|us|ms|s|m|h|d|w))+")
 _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
+DURATION_PATTERN = rf"^\s*((?:{_NUMBER}(?:ns|us|µs|ms|s|m|h|d|w))+|{_NUMBER})\s*$"
+SIZE_PATTERN = rf"^\s*{_NUMBER} ?([KkMmGgTt][Ii]?)?[Bb]?\s*$"
+"""For the JSON schema: what has another form is refused here too."""
 
 # Nanoseconds since 1970 plus this still fit 64 bits.
 MAX_DURATION_SECONDS = 100 * 365.25 * 86_400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,8 +12,9 @@ from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.offline.mending import reindex, repair
 from liftlog.cli.options import debug_option, output_format, output_option
-from liftlog.cli.output import JsonArray, terminal_width, to_json, write_lines, write_objects
+from liftlog.cli.output import object_array, terminal_width, write_lines
 from liftlog.cli.problems import note, warn
+from liftlog.cli.progress import byte_progress
 from liftlog.cli.text import plural, shorten, show_size
 
 if TYPE_CHECKING:
@@ -51,20 +53,21 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
     Manifest, segments, batch headers, checksums, offsets. Exits with 8 if offsets are lost or
     files are damaged, and says which. What a running daemon is just writing is not damage.
     """
-    from liftlog.cli.offline.files import find_streams
+    from liftlog.cli.offline.files import find_streams, stored_bytes
     from liftlog.cli.offline.verify import DAMAGE, KNOWN, verify_stream
 
     style = output_format()
     streams = find_streams(directory)
     reports = []
-    for stream in streams:
-        reports.append(verify_stream(stream))
-        if style == "table":
-            write_lines(_report_lines(reports[-1]))
-        elif style == "jsonl":
-            write_objects([reports[-1].to_object()], style)
-    if style == "json":
-        write_objects([report.to_object() for report in reports], style)
+    objects = object_array(style)
+    total = stored_bytes(stream.path for stream in streams)
+    with objects or nullcontext(), byte_progress(total) as advance:
+        for stream in streams:
+            reports.append(verify_stream(stream, advance))
+            if objects is not None:
+                objects.add([reports[-1].to_object()])
+            else:
+                write_lines(_report_lines(reports[-1]))
     if not reports:
         note(f"There are no streams in {directory}.")
     bad = [KNOWN, DAMAGE] if not allow_known else [DAMAGE]
@@ -149,10 +152,9 @@ class _Printer:
 
     def __init__(self, style: str, values: bool, limit: int | None) -> None:
         self.code = ExitCode.OK
-        self._style = style
         self._values = values
         self._left = limit
-        self._array = JsonArray() if style == "json" else None
+        self._array = object_array(style)
 
     @property
     def is_full(self) -> bool:
@@ -171,13 +173,13 @@ class _Printer:
         from liftlog.cli.offline import dump as forms
 
         if isinstance(item, forms.SegmentStart):
-            if self._style == "table":
+            if self._array is None:
                 write_lines([forms.segment_line(item)])
         elif isinstance(item, forms.DumpedGap):
             warn(forms.gap_line(item))
             if not item.is_tail:
                 self.code = ExitCode.DAMAGED
-        elif self._style == "table":
+        elif self._array is None:
             write_lines([forms.batch_line(item)])
             if self._values:
                 write_lines(self._take(_record_lines(item)))
@@ -185,11 +187,7 @@ class _Printer:
                 self._take([""])
         else:
             whole = forms.record_objects(item) if self._values else [forms.batch_object(item)]
-            objects = self._take(whole)
-            if self._array is not None:
-                self._array.add(objects)
-            else:
-                write_lines(list(map(to_json, objects)))
+            self._array.add(self._take(whole))
 
     def _take(self, items: list[Item]) -> list[Item]:
         if self._left is None:

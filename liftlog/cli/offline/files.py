@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.problems import Problem
 from liftlog.errors import CorruptMetadata
 from liftlog.log.data_dir import STREAMS_NAME
-from liftlog.log.filesystem import OsFile, OsFileSystem
+from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
+from liftlog.log.read_only import ReadOnlyFileSystem
 from liftlog.log.repair.repairing import read_states
 from liftlog.log.slot import AckedSlot, SlotState
-
-
-class ReadOnlyFileSystem(OsFileSystem):
-    """Opens files for reading only; everything that would change something is refused."""
-
-    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
-        if create:
-            _refuse(path)
-        return super().open(path, writable=False)
-
-    def map_shared(self, path: Path, size: int) -> mmap.mmap:
-        """A private copy of the file's bytes."""
-        copy = mmap.mmap(-1, size)
-        try:
-            copy.write(path.read_bytes()[:size])
-        except OSError:
-            copy.close()
-            raise
-        return copy
-
-    def rename(self, source: Path, target: Path) -> None:
-        _refuse(target)
-
-    def unlink(self, path: Path) -> None:
-        _refuse(path)
-
-    def make_directory(self, path: Path) -> None:
-        _refuse(path)
-
-    def remove_directory(self, path: Path) -> None:
-        _refuse(path)
-
-    def fsync_directory(self, path: Path) -> None:
-        _refuse(path)
-
-
-def _refuse(path: Path) -> NoReturn:
-    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
 
 FILES = ReadOnlyFileSystem()
 
@@ -167,6 +125,19 @@ def _recovery_point(stream: StreamDirectory, manifest: Manifest) -> int:
     states = read_states(FILES, stream.data_dir, stream.name)
     known = states.of(manifest.incarnation, manifest.segments[-1])
     return max((state.next_offset for state in known), default=0)
+
+
+def stored_bytes(directories: Iterable[Path]) -> int:
+    """What the segments of these streams take on disk."""
+    total = 0
+    for directory in directories:
+        for path in directory.glob("*.log"):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                continue  # deleted by the daemon just now
+            total += min(found.st_size, found.st_blocks * 512)
+    return total
 
 
 def sealed_index(directory: Path, entry: SegmentEntry) -> SparseIndex | None:

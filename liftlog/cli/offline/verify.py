@@ -6,7 +6,7 @@ never acked are not damage: a running daemon is just writing them, or the next s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,16 +68,24 @@ class StreamReport:
         return {**fields, "findings": [finding.to_object() for finding in self.findings]}
 
 
-def verify_stream(stream: StreamDirectory) -> StreamReport:
-    """Read every byte of the stream. Raises OSError, UnsupportedFormat."""
-    return _Verification(stream, read_facts(stream)).run()
+def verify_stream(
+    stream: StreamDirectory, read: Callable[[str, int], None] = lambda name, size: None
+) -> StreamReport:
+    """Read every byte of the stream; `read` is told its name and the size of each segment.
+
+    Raises OSError, UnsupportedFormat.
+    """
+    return _Verification(stream, read_facts(stream), read).run()
 
 
 class _Verification:
     """The state of one run; used once."""
 
-    def __init__(self, stream: StreamDirectory, facts: StreamFacts) -> None:
+    def __init__(
+        self, stream: StreamDirectory, facts: StreamFacts, read: Callable[[str, int], None]
+    ) -> None:
         self.stream = stream
+        self.read = read
         self.facts = facts
         self.report = StreamReport(stream.name)
         manifest = facts.manifest
@@ -212,6 +220,7 @@ class _Verification:
             end = max(end, entry.next_offset)
         self.report.record_count += records
         self.report.size_bytes += data_end
+        self.read(self.stream.name, data_end)
         self.expected = end
 
     def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:

@@ -12,7 +12,7 @@ from liftlog.cli.demo.checking import (
     summarise,
 )
 from liftlog.cli.demo.processes import DemoDaemon
-from liftlog.cli.demo.scenario import conclude
+from liftlog.cli.demo.running import conclude
 from liftlog.cli.demo.story import Story
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.problems import Problem
@@ -76,14 +76,14 @@ def test_many_problems_are_summed_up() -> None:
 
 def test_the_end_says_what_is_missing_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     problems = find_problems(EXPECTED, STORED[:1])
-    assert conclude(Story(), problems) == ExitCode.FAILED
+    assert conclude(Story(), problems, "well") == ExitCode.FAILED
     shown = capsys.readouterr().out
     assert "MISSING  offset 2 ('b') is missing" in shown
     assert "FAILED" in shown
 
 
 def test_the_end_without_problems_is_success(capsys: pytest.CaptureFixture[str]) -> None:
-    assert conclude(Story(), []) == ExitCode.OK
+    assert conclude(Story(), [], "well") == ExitCode.OK
     assert "MISSING" not in capsys.readouterr().out
 
 

@@ -4,8 +4,16 @@ import base64
 import json
 
 import pytest
+import yaml
 
-from liftlog.cli.output import JsonArray, print_pairs, print_table, write_object, write_objects
+from liftlog.cli.output import (
+    JsonArray,
+    object_array,
+    print_pairs,
+    print_table,
+    write_object,
+    write_objects,
+)
 from liftlog.cli.record_output import record_object, record_writer
 from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
@@ -54,6 +62,33 @@ def test_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
+def test_yaml_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
+    class Word(str):
+        __slots__ = ()
+
+    awkward = {"no": "no", "n": None, "é": "a\n: b", "list": [1, {"x": []}], "w": Word("012")}
+    write_object(awkward, "yaml")
+    assert yaml.safe_load(capsys.readouterr().out) == awkward
+    write_objects([awkward, {"a": "x" * 500}], "yaml")
+    assert yaml.safe_load(capsys.readouterr().out) == [awkward, {"a": "x" * 500}]
+    write_objects([], "yaml")
+    assert yaml.safe_load(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("style", ["json", "yaml"])
+@pytest.mark.parametrize("pieces", [[], [[]], [[1], [], [2, 3]]])
+def test_pieces_make_one_document(
+    style: str, pieces: list[list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = object_array(style)
+    assert array is not None
+    with array:
+        for piece in pieces:
+            array.add([{"n": one} for one in piece])
+    found = yaml.safe_load(capsys.readouterr().out)  # JSON is YAML
+    assert found == [{"n": one} for piece in pieces for one in piece]
+
+
 def test_an_interrupted_array_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
     array = JsonArray()
     with pytest.raises(KeyboardInterrupt), array:
@@ -93,14 +128,24 @@ def test_a_tombstone_and_an_empty_value_differ() -> None:
     assert record_object(record(1, b""))["value"] == ""
 
 
-@pytest.mark.parametrize("style", ["json", "jsonl"])
-def test_records_in_both_json_forms(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("style", ["json", "jsonl", "yaml"])
+def test_records_for_programs(style: str, capsys: pytest.CaptureFixture[str]) -> None:
     with record_writer(style) as write:
         write([record(1, b"a"), record(2, b"b")])
         write([record(3, b"c")])
     out = capsys.readouterr().out
-    found = json.loads(out) if style == "json" else [json.loads(one) for one in out.splitlines()]
+    one_document = style != "jsonl"
+    found = yaml.safe_load(out) if one_document else list(map(json.loads, out.splitlines()))
     assert [one["value"] for one in found] == ["a", "b", "c"]
+
+
+def test_wide_lines_leave_subjects_and_keys_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    long = record(1, b"a", subject="s" * 90, key=b"k" * 90)
+    for wide in (False, True):
+        with record_writer("table", wide=wide) as write:
+            write([long])
+        out = capsys.readouterr().out
+        assert ("s" * 90 in out, "k" * 90 in out) == (wide, wide)
 
 
 def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from liftlog.cli.positions import Position, parse_position
+from liftlog.cli.positions import Position, Relative, parse_position
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -16,6 +16,10 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
         ("earliest", "earliest"),
         ("latest", "latest"),
         (" latest ", "latest"),
+        ("start", "earliest"),
+        ("end", "latest"),
+        ("-100", Relative(100, from_end=True)),
+        ("+7", Relative(7, from_end=False)),
         ("0", 0),
         ("42", 42),
         (str(2**63 - 1), 2**63 - 1),
@@ -52,7 +56,9 @@ def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("", "is not a position"),
         ("first", "is not a position"),
-        ("-5", "is not a position"),
+        ("-", "is not a position"),
+        ("-+5", "is not a position"),
+        ("9" * 5000, "larger than any offset"),
         ("1.5", "is not a position"),
         ("٣", "is not a position"),
         (str(2**63), "larger than any offset"),

@@ -1,0 +1,38 @@
+"""`liftlog completion`: scripts that let a shell complete commands, options and stream names."""
+
+from __future__ import annotations
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.options import debug_option
+from liftlog.cli.output import write_text
+from liftlog.cli.problems import Problem
+
+_SHELLS = ("bash", "zsh", "fish")
+_VARIABLE = "_LIFTLOG_COMPLETE"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+@debug_option
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that lets SHELL complete words.
+
+    It completes commands, options, and the names of streams and consumers. Names come from the
+    daemon that LIFTLOG_SERVER names, within a second, or not at all.
+
+    \b
+    Examples:
+      liftlog completion bash > ~/.local/share/bash-completion/completions/liftlog
+      liftlog completion zsh > "${fpath[1]}/_liftlog"
+      liftlog completion fish > ~/.config/fish/completions/liftlog.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise Problem(f"there is no completion for {shell}", ExitCode.USAGE)
+    root = context.find_root().command
+    write_text(kind(root, {}, "liftlog", _VARIABLE).source() + "\n")

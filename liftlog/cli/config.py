@@ -1,0 +1,193 @@
+"""`liftlog config`: init, check, show, schema."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Commands
+from liftlog.cli.options import debug_option, output_format, output_option
+from liftlog.cli.output import print_table, to_json, write_object, write_objects, write_text
+from liftlog.cli.problems import Problem, note
+from liftlog.cli.text import plural, printable
+
+if TYPE_CHECKING:
+    from liftlog.settings import Settings
+    from liftlog.settings.sources import Sources
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def settings_options(command: Decorated) -> Decorated:
+    """--config and --set, as `liftlog serve` takes them."""
+    command = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set one setting, as for `liftlog serve`. Can be repeated.",
+    )(command)
+    return click.option(
+        "--config",
+        "-c",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        envvar="LIFTLOG_CONFIG",
+        help="YAML file with the settings. [env: LIFTLOG_CONFIG]",
+    )(command)
+
+
+@click.group(cls=Commands, name="config")
+@output_option
+@debug_option
+def config_commands() -> None:
+    """Write, check and explain the daemon's configuration."""
+
+
+@config_commands.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@debug_option
+def init(file: Path | None) -> None:
+    """Write a configuration to begin with into FILE.
+
+    It holds every setting with its meaning and default, commented out. Without FILE it is printed.
+    A file that exists is never overwritten.
+    """
+    from liftlog.settings.template import render_template
+
+    text = render_template()
+    if file is None:
+        write_text(text)
+        return
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise Problem(f"{file} exists", ExitCode.CONFLICT, hint="name another file") from None
+    note(f"{file} written; check it after your changes: liftlog config check -c {file}")
+
+
+@config_commands.command()
+@settings_options
+@output_option
+@debug_option
+def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
+    """Check file, environment and --set as `liftlog serve` does.
+
+    Also the ACL file that they name. Everything that is wrong is told at once, each with its path
+    and where it stands; the exit code is then 3.
+
+    \b
+    Examples:
+      liftlog config check -c /etc/liftlog/liftlog.yaml
+      liftlog config check -c new.yaml -o json && systemctl reload liftlog
+    """
+    from liftlog.errors import ConfigError
+
+    style = output_format()
+    try:
+        settings, _ = _load(config, overrides)
+        _check_acl(settings)
+    except ConfigError as error:
+        if style == "table":
+            raise
+        findings = error.details.get("findings")
+        listed = findings if isinstance(findings, list) else [error.message]
+        write_object({"ok": False, "findings": _plain(listed)}, style)
+        return ExitCode.CONFIG
+    if style == "table":
+        names = ", ".join(settings.streams) or "none"
+        click.echo(f"ok: {plural(len(settings.streams), 'stream')} configured ({names})")
+    else:
+        write_object({"ok": True, "findings": []}, style)
+    return ExitCode.OK
+
+
+def _plain(findings: list[Any]) -> list[Any]:
+    """Those of the ACL are tuples."""
+    return [one if isinstance(one, (dict, str)) else str(one) for one in findings]
+
+
+def _check_acl(settings: Settings) -> None:
+    from liftlog.settings.acl_file import load_policy
+
+    if settings.acl.file is not None:
+        load_policy(settings.acl.file)
+
+
+@config_commands.command()
+@click.option("--origin", is_flag=True, help="One line per setting, with where its value is from.")
+@click.option("--all", "show_all", is_flag=True, help="With --origin: also those at their default.")
+@settings_options
+@output_option
+@debug_option
+def show(origin: bool, show_all: bool, config: Path | None, overrides: tuple[str, ...]) -> None:
+    """Show the settings that `liftlog serve` would run with.
+
+    As YAML, unless --output says otherwise. Passwords, tokens and the credentials in URLs are
+    masked. --origin tells the line of the file, the variable or the option that each value is
+    from, and `default`.
+    """
+    style = output_format()
+    settings, sources = _load(config, overrides)
+    if not origin:
+        write_object(settings.to_yaml_dict(), "yaml" if style == "table" else style)
+        return
+    rows = list(_leaves(settings.to_yaml_dict(), sources, ()))
+    if not show_all:
+        rows = [row for row in rows if row["origin"] != "default"]
+    if style != "table":
+        write_objects(rows, style)
+    elif rows:
+        shown = [(row["key"], _shown(row["value"]), printable(row["origin"])) for row in rows]
+        print_table(("SETTING", "VALUE", "FROM"), shown)
+    else:
+        note("Every setting is at its default; --all shows them.")
+
+
+def _load(config: Path | None, overrides: tuple[str, ...]) -> tuple[Settings, Sources]:
+    from liftlog.settings.load import load_with_sources
+
+    return load_with_sources(config, os.environ, overrides)
+
+
+def _leaves(
+    values: dict[str, Any], sources: Sources, at: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    from liftlog.settings.findings import dotted
+
+    for key, value in values.items():
+        path = (*at, key)
+        if isinstance(value, dict):
+            yield from _leaves(value, sources, path)
+        else:
+            origin = sources.origin_of_setting(path) or "default"
+            yield {"key": dotted(path), "value": value, "origin": origin}
+
+
+def _shown(value: Any) -> str:
+    return printable(value if isinstance(value, str) else to_json(value))
+
+
+@config_commands.command()
+@output_option
+@debug_option
+def schema() -> None:
+    """Print the JSON schema of the configuration file.
+
+    Editors check and complete with it. It knows less than `liftlog config check`.
+
+    \b
+    Example, for the YAML language server:
+      liftlog config schema > liftlog.schema.json
+      # yaml-language-server: $schema=liftlog.schema.json
+    """
+    from liftlog.settings.schema import json_schema
+
+    style = output_format()
+    write_object(json_schema(), "json" if style == "table" else style)

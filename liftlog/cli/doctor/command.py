@@ -1,0 +1,95 @@
+"""`liftlog doctor`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from liftlog.cli.config import settings_options
+from liftlog.cli.doctor.findings import FAILED, OK, SKIPPED, WARNING, Checkup
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.options import debug_option, output_format, server_options
+from liftlog.cli.output import write_objects
+from liftlog.cli.text import plural, printable
+
+if TYPE_CHECKING:
+    from liftlog.settings import Settings
+
+_COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red", SKIPPED: "white"}
+
+
+@click.command()
+@settings_options
+@server_options
+@debug_option
+def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
+    """Check this machine and the configuration for trouble.
+
+    Looks at the configuration, the data directory, how long its disk takes for an fdatasync, file
+    descriptors, clock, ports, NATS and JetStream there, packages, and the daemon if one runs. Every
+    finding says what to do. Exit code 1 if something would keep the daemon from its work; warnings
+    alone end with 0. It writes nothing but a small file in the data directory, which it removes.
+
+    \b
+    Example:
+      sudo -u liftlog liftlog doctor -c /etc/liftlog/liftlog.yaml
+    """
+    style, failed, warned = output_format(), 0, 0
+    objects = []
+    for found in _checkups(config, overrides):
+        failed += found.status == FAILED
+        warned += found.status == WARNING
+        objects.append(found.to_object())
+        if style == "table":
+            _show(found)
+    if style != "table":
+        write_objects(objects, style)
+    elif failed or warned:
+        click.echo(f"{plural(failed, 'failure')}, {plural(warned, 'warning')}")
+    else:
+        click.echo("No trouble found.")
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _checkups(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Checkup]:
+    """One by one, so that a slow one does not hold back what is known."""
+    from liftlog.errors import ConfigError
+    from liftlog.settings import load_settings
+
+    try:
+        settings = load_settings(config, os.environ, overrides)
+    except ConfigError as error:
+        yield Checkup("configuration", FAILED, error.message, "mend it; docs/reference/settings.md")
+        return
+    where = str(config) if config else "no file: all defaults but the environment"
+    yield Checkup("configuration", OK, where)
+    yield from _checks(settings)
+
+
+def _checks(settings: Settings) -> Iterator[Checkup]:
+    from liftlog.cli.doctor import machine, network, setup
+
+    yield from setup.check_streams(settings)
+    yield from setup.check_access(settings)
+    yield from setup.check_packages(settings)
+    yield from machine.check_data_dir(settings)
+    yield from machine.check_sync(settings)
+    yield from machine.check_file_descriptors(settings)
+    yield from machine.check_clock()
+    yield from network.check_ports(settings)
+    yield from network.check_nats(settings)
+    yield from network.check_daemon()
+
+
+def _show(found: Checkup) -> None:
+    status = click.style(f"{found.status:<8}", fg=_COLOURS[found.status])
+    first, *rest = printable(found.detail, keep_newlines=True).splitlines() or [""]
+    click.echo(f"{status} {found.check:<18} {first}")
+    for line in rest:
+        click.echo(f"{'':<28}{line}")
+    if found.advice:
+        click.echo(f"{'':<28}-> {printable(found.advice)}")

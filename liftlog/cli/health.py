@@ -1,0 +1,124 @@
+"""`liftlog health`: is the daemon alive and ready, as an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.output import print_pairs, write_object
+from liftlog.cli.problems import Problem
+from liftlog.cli.text import printable
+
+_MAX_ANSWER_BYTES = 1_000_000
+
+
+@click.command()
+@click.option(
+    "--http",
+    "http_address",
+    metavar="HOST:PORT",
+    help="Ask /readyz there instead of the pull address. [env: LIFTLOG_HTTP_ADDRESS]",
+)
+@click.option("--live", is_flag=True, help="With --http: ask /livez, whether it is alive at all.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    metavar="SECONDS",
+    help="How long to wait. Default: 5.",
+)
+@server_options
+@debug_option
+def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
+    """Tell whether the daemon is ready.
+
+    Exit code 0 if so, 11 if it answers that it is not, 4 if it does not answer. Over the pull
+    address, which may need a token, ready means that it answers and is connected to NATS; over
+    HTTP it is what /readyz says, with every check.
+
+    \b
+    Examples:
+      liftlog health
+      liftlog health --http 127.0.0.1:8292 --output json
+    """
+    address = http_address or os.environ.get("LIFTLOG_HTTP_ADDRESS")
+    if live and not address:
+        raise click.UsageError("--live goes with --http.", click.get_current_context())
+    if address:
+        ready, found = _ask_http(address, "/livez" if live else "/readyz", timeout)
+    else:
+        ready, found = _ask_pull(timeout)
+    style = output_format()
+    if style == "table":
+        print_pairs([(name, printable(text)) for name, text in _facts(ready, found)])
+    else:
+        write_object({"ready": ready, **found}, style)
+    return ExitCode.OK if ready else ExitCode.TRY_AGAIN
+
+
+def _ask_pull(timeout: float) -> tuple[bool, dict[str, Any]]:
+    with connect_to_server(
+        connect_timeout=timeout, request_timeout=timeout, reconnect_for=0
+    ) as client:
+        found = client.metadata()
+    connected = bool(found.nats.get("connected"))
+    problems = {} if connected else {"nats": "not connected to NATS"}
+    status = "ok" if connected else "not ready"
+    return connected, {"status": status, "problems": problems, "name": found.name}
+
+
+def _ask_http(address: str, path: str, timeout: float) -> tuple[bool, dict[str, Any]]:
+    from http.client import HTTPConnection, HTTPException
+
+    host, port = _host_and_port(address)
+    connection = HTTPConnection(host, port, timeout=timeout)
+    try:
+        connection.request("GET", path, headers={"Accept": "application/json"})
+        answer = connection.getresponse()
+        found = json.loads(answer.read(_MAX_ANSWER_BYTES))
+        if not isinstance(found, dict) or not isinstance(found.get("status"), str):
+            raise ValueError("not the answer of a daemon")
+        return answer.status == 200, found
+    except (OSError, HTTPException, ValueError) as error:
+        raise Problem(
+            f"no answer from http://{address}{path}: {error}",
+            ExitCode.CANNOT_CONNECT,
+            hint="check --http (http.listen of the daemon) and that `liftlog serve` runs",
+        ) from error
+    finally:
+        connection.close()
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path.strip("/"):
+            raise ValueError
+    except ValueError:
+        raise click.UsageError(
+            f"--http {address!r}: expected HOST:PORT.", click.get_current_context()
+        ) from None
+    return parts.hostname, parts.port
+
+
+def _facts(ready: bool, found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The verdict, then every check that was told, or else what is wrong."""
+    facts = [("ready" if "uptime_seconds" not in found else "alive", "yes" if ready else "no")]
+    checks, problems = found.get("checks"), found.get("problems")
+    if isinstance(checks, dict):
+        for name, one in checks.items():
+            ok = isinstance(one, dict) and one.get("ok") is True
+            detail = one.get("detail") if isinstance(one, dict) else one
+            facts.append((str(name), f"{'ok' if ok else 'NOT OK'}: {detail}"))
+    elif isinstance(problems, dict):
+        facts += [(str(name), str(text)) for name, text in problems.items()]
+    warnings = found.get("warnings")
+    if isinstance(warnings, dict):
+        facts += [(f"warning: {name}", str(text)) for name, text in warnings.items()]
+    return facts

@@ -1,0 +1,151 @@
+"""What to read of a stream, as it is written on the command line: rpk's grammar of offsets.
+
+start   end   42   -100   +100   @TIME          from there on
+10:20   :20   -100:end   @-1h:-5m   @T:+10m     and up to there, exclusive
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeAlias
+
+import click
+
+from liftlog.cli.positions import Position, Relative, parse_position, parse_span, parse_time
+from liftlog.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from liftlog.client import SyncClient
+    from liftlog.client.positions import Start, Until
+
+HELP = (
+    "start, end, an offset, -100 (the last 100), +100 (behind the first 100), @TIME (@2026-01-31, "
+    "@2026-01-31T12:00:00Z, @-5m, @now, @1767225600); and with an end that is not read any more: "
+    "10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """[start, stop); `stop` None: go on for ever; "latest": up to what is the end now."""
+
+    start: Position
+    stop: Position | None = None
+
+
+Bounds: TypeAlias = "tuple[Start, Until]"
+
+
+def range_of(context: click.Context, parameter: click.Parameter, value: str) -> Range:
+    """Callback of an option."""
+    try:
+        return parse_range(value, datetime.now(UTC))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+def parse_range(text: str, now: datetime) -> Range:
+    """Raises ValueError that says what is accepted."""
+    word = text.strip()
+    if ":" not in word:
+        return Range(_position(word, now))
+    if word.startswith("@"):
+        return _time_range(word[1:], now)
+    first, _, second = word.partition(":")
+    start = _position(first, now) if first else "earliest"
+    if not second:
+        return Range(start)
+    stop = _position(second, now)
+    if stop == "earliest":
+        raise ValueError(f"{text!r}: nothing lies before the start of a stream")
+    if isinstance(start, int) and isinstance(stop, int) and stop <= start:
+        raise ValueError(f"{text!r}: the end, which is exclusive, must lie behind the start")
+    return Range(start, stop)
+
+
+def _position(word: str, now: datetime) -> Position:
+    try:
+        return parse_position(word, now)
+    except ValueError as error:
+        if "is not a " in str(error):
+            raise ValueError(f"{word!r} is not understood: use {HELP}") from None
+        raise
+
+
+def _time_range(text: str, now: datetime) -> Range:
+    """Times have colons in them: the one is meant on whose both sides there is something to read.
+
+    One time is preferred to two, and of two the longest first one.
+    """
+    try:
+        return Range(parse_time(text, now))
+    except ValueError as error:
+        problem = error
+    for at in reversed([at for at, character in enumerate(text) if character == ":"]):
+        try:
+            start = parse_time(text[:at], now)
+        except ValueError:
+            continue
+        if not text[at + 1 :]:
+            return Range(start)
+        stop = _stop_of(text[at + 1 :], start, now)
+        if stop is not None:
+            return _checked(Range(start, stop), text, now)
+    if "milliseconds" in str(problem) or "years" in str(problem):
+        raise problem
+    raise ValueError(f"'@{text}' is not understood: use {HELP}")
+
+
+def _stop_of(text: str, start: datetime, now: datetime) -> Position | None:
+    if text in ("end", "latest"):
+        return "latest"
+    try:
+        if text.startswith("+"):
+            return start + parse_span(text[1:])
+        return parse_time(text.removeprefix("@"), now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _checked(found: Range, text: str, now: datetime) -> Range:
+    start, stop = found.start, found.stop
+    if isinstance(start, datetime) and isinstance(stop, datetime):
+        if stop <= start:
+            raise ValueError(f"'@{text}': the end must lie behind the start")
+        if stop > now:
+            raise ValueError(
+                f"'@{text}': the end lies in the future, where no offset is known yet: leave it "
+                "out to wait for more, or use end for what is there now"
+            )
+    return found
+
+
+def resolve(client: SyncClient, stream: str, wanted: Range) -> Bounds:
+    """What the client is to read. Asks the daemon only about what it alone knows."""
+    return (
+        resolve_position(client, stream, wanted.start),
+        None if wanted.stop is None else _resolve_stop(client, stream, wanted.stop),
+    )
+
+
+def resolve_position(client: SyncClient, stream: str, position: Position) -> Start:
+    """Raises OffsetOutOfRange and what else a fetch does."""
+    if not isinstance(position, Relative):
+        return position
+    header = client.fetch(stream, "latest", max_bytes=1).header
+    first, end = header.log_start_offset, header.high_watermark
+    if position.from_end:
+        return max(end - position.count, first)
+    return min(first + position.count, end)
+
+
+def _resolve_stop(client: SyncClient, stream: str, stop: Position) -> Until:
+    if stop == "latest":
+        return "end"
+    if isinstance(stop, datetime):
+        return client.fetch(stream, stop, max_bytes=1).header.offset
+    found = resolve_position(client, stream, stop)
+    if not isinstance(found, int):
+        raise InvalidArgument(f"{stop!r} is not an end")
+    return found
