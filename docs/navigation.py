@@ -1,7 +1,8 @@
-"""MkDocs hook: the site's menu follows the folders, so that a new page needs no entry anywhere."""
+"""MkDocs hook: the site's menu follows index.md, and a page that is not in it stands at the end."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,31 @@ PARTS = {
     "explanation": "Explanation",
     "adr": "Decisions",
 }
+_LINE = re.compile(r"^### (.+)$|\]\(([\w./-]+\.md)\)", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
     docs = Path(config["docs_dir"])
-    # Pages beside index.md are the normative specifications: they open the reference.
-    specifications = sorted(page.name for page in docs.glob("*.md") if page.name != "index.md")
+    index = (docs / "index.md").read_text()
     menu: list[Any] = [{"liftlog": "index.md"}]
     for folder, title in PARTS.items():
-        pages = sorted(
-            (docs / folder).rglob("*.md"), key=lambda page: (page.name != "index.md", str(page))
-        )
-        entries = [page.relative_to(docs).as_posix() for page in pages]
-        if folder == "reference":
-            entries = specifications + entries
-        if entries:
-            menu.append({title: entries})
+        pages = sorted(page.relative_to(docs).as_posix() for page in (docs / folder).rglob("*.md"))
+        [part] = re.findall(rf"^## {title}$(.*?)(?=^## |\Z)", index, re.M | re.S) or [""]
+        menu.append({title: entries(part, pages)})
     config["nav"] = menu
     return config
+
+
+def entries(part: str, pages: list[str]) -> list[Any]:
+    """The pages of a part, below the headings that index.md puts them under."""
+    menu: list[Any] = []
+    group = menu
+    left = list(pages)
+    for heading, page in _LINE.findall(part):
+        if heading:
+            group = []
+            menu.append({heading: group})
+        elif page in left:
+            left.remove(page)
+            group.append(page)
+    return menu + left

@@ -371,8 +371,10 @@ class Connection {
     const nonce = crypto.randomBytes(16);
     const hello = { v: [PROTOCOL_VERSION], n: nonce, c: CLIENT_NAME };
     const { head: challenge } = await this.request('hello', hello);
-    const method = token && challenge.m.includes('token') ? 'token' : 'anonymous';
-    if (!challenge.m.includes(method)) throw new ProtocolError(`it wants one of ${challenge.m}`);
+    // By certificate and by Unix user the daemon knows by itself who we are.
+    const known = [token ? 'token' : null, 'certificate', 'unix', 'anonymous'];
+    const method = known.find((one) => challenge.m.includes(one));
+    if (!method) throw new ProtocolError(`it wants one of ${challenge.m}`);
     const auth = method === 'token' ? { m: method, t: token } : { m: method };
     const { head: welcome } = await this.request('auth', auth);
     this.limits = { maxFetchBytes: welcome.m ?? 8388608, maxWaitMs: welcome.w ?? 60000 };

@@ -1,0 +1,127 @@
+"""Copies messages from elsewhere into a stream: JSON lines on standard input, in their order.
+
+    python from_jetstream.py ORDERS --from "$(python into_liftlog.py orders --next)" |
+        python into_liftlog.py orders
+
+A line is one message: `sequence` (its number at the source), `subject`, `value` (base64; null is a
+tombstone), and where there is one `key` (base64), `headers` (a mapping), `id` and `time` (text).
+
+Every record gets the headers Copied-Sequence, Copied-Id and Copied-Time. The first of them is how a
+copy that was interrupted goes on where it was. Each message states which one it comes after, so
+nothing is stored twice or in another order, and when somebody else publishes meanwhile no further
+message is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import sys
+from collections import deque
+from typing import Any
+
+from liftlog.client import Client, StreamInfo, connect
+from liftlog.client.publisher import Publisher
+from liftlog.errors import LiftlogError
+
+SEQUENCE = "Copied-Sequence"
+# Control headers were obeyed at the source; here they would be obeyed again.
+NOT_COPIED = ("nats-", "liftlog-")
+UNDER_WAY = 1000
+
+
+async def last_copied(client: Client, info: StreamInfo) -> int:
+    """The number of the newest message that was copied, 0 for none."""
+    if info.high_watermark == info.log_start_offset:
+        return 0
+    async for record in client.read(info.name, start=info.high_watermark - 1, until="end"):
+        if SEQUENCE in record.headers:
+            return int(record.headers[SEQUENCE])
+    sys.exit(f"the last record of {info.name} is no copy: does somebody publish already?")
+
+
+def decoded(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)
+
+
+def id_of(sequence: int) -> str:
+    return f"copied-{sequence}"
+
+
+def arguments_of(line: dict[str, Any], before: int) -> dict[str, Any]:
+    """One line as arguments of `Publisher.submit`, to be stored right behind the copy `before`."""
+    headers = {
+        name: value
+        for name, value in (line.get("headers") or {}).items()
+        if not name.lower().startswith(NOT_COPIED)
+    }
+    headers[SEQUENCE] = str(line["sequence"])
+    if before:
+        headers["Nats-Expected-Last-Msg-Id"] = id_of(before)
+    for field in ("id", "time"):
+        if line.get(field):
+            headers[f"Copied-{field.title()}"] = line[field]
+    return {
+        "subject": line["subject"],
+        "value": decoded(line["value"]),
+        "key": decoded(line.get("key")),
+        "headers": headers,
+        "message_id": id_of(line["sequence"]),
+    }
+
+
+async def copy(publisher: Publisher, copied: int) -> tuple[int, int]:
+    """How many messages, and the number of the last one."""
+    under_way: deque[asyncio.Future[Any]] = deque()
+    count = 0
+    rest = b""
+    while chunk := await asyncio.to_thread(sys.stdin.buffer.read1, 1 << 20):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for text in lines:
+            line = json.loads(text)
+            if line["sequence"] <= copied:
+                sys.exit(f"message {line['sequence']} comes behind {copied}: begin with --next")
+            under_way.append(await publisher.submit(**arguments_of(line, copied)))
+            copied = line["sequence"]
+            count += 1
+            while len(under_way) > UNDER_WAY:
+                await under_way.popleft()
+    for ack in under_way:
+        await ack
+    if rest:
+        sys.exit("the input ends in the middle of a line: begin again")
+    return count, copied
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("stream")
+    parser.add_argument("--next", action="store_true", help="print where the source is to begin")
+    parser.add_argument("--envelope", action="store_true", help="for keys that fit no header")
+    parser.add_argument("--nats", default=os.getenv("NATS_URL", "nats://127.0.0.1:4222"))
+    parser.add_argument("--server", default=os.getenv("LIFTLOG_SERVER", "tcp://127.0.0.1:9292"))
+    given = parser.parse_args()
+    async with connect(given.server) as client:
+        info = await client.describe_stream(given.stream)
+        copied = await last_copied(client, info)
+    if given.next:
+        print(copied + 1)
+        return
+    async with Publisher(
+        given.nats,
+        expect=[given.stream],
+        order="sequence",
+        last_sequence=info.log_end_offset - 1,
+        use_envelope=given.envelope,
+    ) as publisher:
+        count, copied = await copy(publisher, copied)
+    print(f"{count} messages copied, the last one was {copied}")
+
+
+try:
+    asyncio.run(main())
+except LiftlogError as error:
+    sys.exit(f"{error.name}: {error}")
