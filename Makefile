@@ -5,17 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Tests wait for processes and disks as much as they compute: one worker more than there are cores.
-PARALLEL ?= -n $(shell expr $$(nproc) + 1) --dist loadfile
+PARALLEL ?= -n $(shell expr $$(nproc) + 1) --dist worksteal
 
 # pip answers no questions and reads nothing from a terminal that may not be there.
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture fuzz lint type bench docs ci clean
+.PHONY: help setup demo demo-spark test test-cluster torture fuzz lint type bench bench-spark docs ci clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Prepare .venv with liftlog and all development tools
 
@@ -40,16 +40,22 @@ $(INSTALLED): pyproject.toml
 	    exit 1; \
 	  fi; \
 	fi
-	@echo "Installing liftlog and its tools into $(VENV)"
+	@echo "Installing liftlog and its tools into $(VENV) (some minutes: Spark is among them)"
 	@$(BIN)/python -m pip install --quiet -e '.[dev]' </dev/null
 	@touch $@
 
 demo: setup ## Run the main job end to end: publish, ack, kill -9, restart, read back
 	$(BIN)/liftlog demo
 
+demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with a chart (needs Java)
+	$(BIN)/liftlog demo-spark --chart build/orders.png
+
 test: setup ## Run all tests
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/spark $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m pytest tests/spark)  # a JVM wants the cores for itself
+	$(if $(ARGS),,$(BIN)/python -m pytest tests/spark --ignore tests/spark/test_cluster.py)  # a JVM wants the cores for itself
+
+test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
+	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)
 
 torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
@@ -70,6 +76,9 @@ type: setup ## Check types
 
 bench: setup ## Measure against JetStream (ARGS="--quick", ARGS="--only ROW", see ARGS="--help")
 	$(BIN)/python tests/bench/run.py $(ARGS)
+
+bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")
+	$(BIN)/python tests/bench/spark.py $(ARGS)
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site

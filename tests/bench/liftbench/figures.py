@@ -11,6 +11,9 @@ from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG
 
 SENDFILE = "sendfile"
 CAT = "cat"
+PARQUET = "parquet"
+TUPLES = "tuples"
+WINDOW = "window plan"
 
 Series = tuple[str, str]
 """Who, and what was measured: ("liftlog", "64x100")."""
@@ -319,5 +322,99 @@ ROWS = (
         5_000,
         20_000,
         unit="/s",
+    ),
+    Row(
+        "acl-decision",
+        "a decision of the ACL, 100 principals with three roles",
+        ((LIFTLOG, "acl-decision"),),
+        lambda measured: measured.median((LIFTLOG, "acl-decision")),
+        20,
+        10,
+        lower_is_better=True,
+        unit=" us",
+    ),
+    Row(
+        "scrape",
+        "scrape of a daemon with 500 streams, the slowest of ten",
+        ((LIFTLOG, "scrape"),),
+        lambda measured: measured.median((LIFTLOG, "scrape")),
+        250,
+        100,
+        lower_is_better=True,
+        unit=" ms",
+    ),
+    Row(
+        "scrape-ping",
+        "p99 of a ping while it is scraped without a pause",
+        ((LIFTLOG, "scrape-ping-p99"),),
+        lambda measured: measured.median((LIFTLOG, "scrape-ping-p99")),
+        50,
+        10,
+        lower_is_better=True,
+        unit=" ms",
+    ),
+    Row(
+        "term",
+        "kill -TERM under full load until it has ended with 0",
+        ((LIFTLOG, "term"),),
+        lambda measured: max(measured.samples[LIFTLOG, "term"]),
+        5,
+        2,
+        lower_is_better=True,
+        unit=" s",
+    ),
+)
+
+
+SPARK_ROWS = (
+    _ratio(
+        "spark-scan-vs-parquet",
+        "Spark scans all rows / the same rows in zstd Parquet",
+        (LIFTLOG, "scan"),
+        (PARQUET, "scan"),
+        0.7,
+        1.0,
+    ),
+    _ratio(
+        "spark-scan-vs-tuples",
+        "Spark scans all rows / a source that yields tuples",
+        (LIFTLOG, "scan"),
+        (TUPLES, "scan"),
+        2.5,
+        4,
+    ),
+    _ratio(
+        "spark-export-vs-window",
+        "compacted export / plain window plan",
+        (LIFTLOG, "export"),
+        (WINDOW, "export"),
+        2,
+        4,
+    ),
+    _ratio(
+        "spark-decoder-vs-tuples",
+        "decoder alone, CPU time / decoding to tuples",
+        (LIFTLOG, "decoder"),
+        (TUPLES, "decoder"),
+        4,
+        8,
+    ),
+    _ratio(
+        "spark-memory",
+        "memory of a task, stream 4 times as long",
+        (LIFTLOG, "memory"),
+        (LIFTLOG, "memory-small"),
+        1.25,
+        1.1,
+        lower_is_better=True,
+    ),
+    _ratio(
+        "spark-memory-compact",
+        "the same with compact",
+        (LIFTLOG, "memory-compact"),
+        (LIFTLOG, "memory-compact-small"),
+        1.25,
+        1.1,
+        lower_is_better=True,
     ),
 )

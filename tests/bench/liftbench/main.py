@@ -16,8 +16,8 @@ from typing import Any
 
 from support.daemon import REPOSITORY
 
-from . import behaviour, cleaning, consuming, publishing, reading, report
-from .figures import LOADS, Measurements
+from . import behaviour, cleaning, consuming, deciding, operating, publishing, reading, report
+from .figures import LOADS, ROWS, Measurements, Row
 from .fsyncs import can_trace
 from .processes import WorkerFailed, is_real_disk
 from .progress import Progress
@@ -107,6 +107,12 @@ def measure(
                       measured, progress)  # fmt: skip
     _measure_consumers(options, {what for who, what in wanted if who == LIFTLOG}, directory,
                        measured, progress)  # fmt: skip
+    if (LIFTLOG, "acl-decision") in wanted:
+        deciding.decisions(measured, progress, rounds=options.rounds)
+    if wanted & {(LIFTLOG, "scrape"), (LIFTLOG, "scrape-ping-p99")}:
+        operating.scrapes(directory, measured, progress, rounds=min(options.rounds, 3))
+    if (LIFTLOG, "term") in wanted:
+        operating.terminations(directory, measured, progress, rounds=options.rounds)
     if (LIFTLOG, "idle") in wanted:
         behaviour.idle(directory, measured, progress, seconds=10 if options.quick else 60)
 
@@ -161,7 +167,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     progress = Progress(quiet=options.quiet)
     measured = Measurements()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         with scratch_directory(options.dir) as directory:
             about = report.environment(directory)
@@ -174,20 +180,22 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     print(report.render(measured, about, options.rounds))
     if options.json:
-        options.json.write_text(json.dumps(_as_json(measured, about, options.rounds), indent=2))
+        options.json.write_text(json.dumps(as_json(measured, about, options.rounds), indent=2))
     short = report.shortfalls(measured)
     if short:
         print(f"\nShort of their must: {', '.join(short)}")
     return 1 if short else 0
 
 
-def _as_json(measured: Measurements, about: dict[str, Any], rounds: int) -> dict[str, Any]:
+def as_json(
+    measured: Measurements, about: dict[str, Any], rounds: int, rows: Sequence[Row] = ROWS
+) -> dict[str, Any]:
     samples: dict[str, dict[str, list[float]]] = {}
     for (who, what), values in measured.samples.items():
         samples.setdefault(who, {})[what] = values
-    ratios = report.ratios(measured)
+    ratios = report.ratios(measured, rows)
     return {"environment": about, "rounds": rounds, "ratios": ratios, "samples": samples}
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt

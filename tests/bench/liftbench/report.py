@@ -12,7 +12,20 @@ from typing import Any
 from liftlog.server.embedded import find_nats_server
 
 from .behaviour import FLOODS
-from .figures import LOADS, ROWS, SENDFILE, SPREAD, Measurements, Row, spread
+from .figures import (
+    LOADS,
+    PARQUET,
+    ROWS,
+    SENDFILE,
+    SPARK_ROWS,
+    SPREAD,
+    TUPLES,
+    WINDOW,
+    Measurements,
+    Row,
+    Series,
+    spread,
+)
 from .processes import fdatasync_us, file_system_of
 from .reading import CONTENTS
 from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG
@@ -49,10 +62,10 @@ def environment(directory: Path) -> dict[str, Any]:
     }
 
 
-def ratios(measured: Measurements) -> list[dict[str, Any]]:
+def ratios(measured: Measurements, rows: Sequence[Row] = ROWS) -> list[dict[str, Any]]:
     """One entry per row of which everything was measured."""
     found = []
-    for row in ROWS:
+    for row in rows:
         if measured.has(*row.needs):
             value = row.value(measured)
             found.append(
@@ -69,13 +82,27 @@ def ratios(measured: Measurements) -> list[dict[str, Any]]:
     return found
 
 
-def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
-    parts = [
+def _where(about: dict[str, Any], rounds: int) -> str:
+    return (
         f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, {about['file_system']} "
         f"(fdatasync {about['fdatasync_us']:.0f} us), Python {about['python']}, "
         f"{about['nats_server']}; load average before {about['load_average']:.1f}; "
-        f"medians of {rounds} rounds",
-    ]
+        f"medians of {rounds} rounds"
+    )
+
+
+def render_spark(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
+    parts = [_where(about, rounds)]
+    for title, content in (
+        ("Ratios", _ratio_table(measured, SPARK_ROWS)),
+        ("Spark", _medians(measured, _SPARK)),
+    ):
+        parts += [f"{title}:", content]
+    return "\n\n".join(parts)
+
+
+def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
+    parts = [_where(about, rounds)]
     for title, content in (
         ("Ratios", _ratio_table(measured)),
         ("Musts that the ceiling, which stores nothing, misses here too", _too_high(measured)),
@@ -93,11 +120,11 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
     return "\n\n".join(parts)
 
 
-def _ratio_table(measured: Measurements) -> str:
-    rows = {row.key: row for row in ROWS}
+def _ratio_table(measured: Measurements, rows: Sequence[Row] = ROWS) -> str:
+    by_key = {row.key: row for row in rows}
     lines = [("figure", "measured", "must", "reach", "verdict")]
-    for entry in ratios(measured):
-        row = rows[entry["key"]]
+    for entry in ratios(measured, rows):
+        row = by_key[entry["key"]]
         bound = "<= " if row.lower_is_better else ""
         lines.append(
             (
@@ -265,15 +292,35 @@ _CONSUMERS = {
     "filtered": ("bytes sent for a filter of 1 %, %", 2),
     "filtered-scan": ("scanned for it, MiB/s", 0),
     "checkpoints": ("durable checkpoint commits of 100 consumers, per second", 0),
+    "acl-decision": ("a decision of the ACL, us", 1),
 }
 
 
-def _medians(measured: Measurements, titles: Mapping[str, tuple[str, int]]) -> str:
+_SPARK = {
+    (LIFTLOG, "scan"): ("scan from the daemon, M records/s", 2),
+    (PARQUET, "scan"): ("scan of zstd Parquet", 2),
+    (TUPLES, "scan"): ("scan from the daemon, by tuples", 2),
+    (LIFTLOG, "export"): ("compacted export, M records/s of input", 2),
+    (WINDOW, "export"): ("the same with a plain window plan", 2),
+    (LIFTLOG, "decoder"): ("decoder, M records per second of CPU time", 2),
+    (TUPLES, "decoder"): ("decoding to tuples", 2),
+    (TUPLES, "decoder-bare"): ("the same with numbers for timestamps", 2),
+    (LIFTLOG, "memory-small"): ("memory of a task, MiB", 0),
+    (LIFTLOG, "memory"): ("the same, stream 4 times as long", 0),
+    (LIFTLOG, "memory-compact-small"): ("memory of a task with compact, MiB", 0),
+    (LIFTLOG, "memory-compact"): ("the same, stream 4 times as long", 0),
+}
+
+
+def _medians(
+    measured: Measurements, titles: Mapping[str, tuple[str, int]] | Mapping[Series, tuple[str, int]]
+) -> str:
     lines: list[tuple[str, ...]] = [("", "median", "range")]
     for what, (title, digits) in titles.items():
-        if measured.has((LIFTLOG, what)):
-            samples = measured.samples[LIFTLOG, what]
-            median = f"{measured.median((LIFTLOG, what)):,.{digits}f}"
+        series = (LIFTLOG, what) if isinstance(what, str) else what
+        if measured.has(series):
+            samples = measured.samples[series]
+            median = f"{measured.median(series):,.{digits}f}"
             lines.append((title, median, f"{min(samples):,.{digits}f}-{max(samples):,.{digits}f}"))
     return table(lines) if len(lines) > 1 else ""
 
@@ -300,8 +347,8 @@ def table(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(rendered)
 
 
-def shortfalls(measured: Measurements) -> list[str]:
-    return [entry["key"] for entry in ratios(measured) if entry["verdict"] == "SHORT"]
+def shortfalls(measured: Measurements, rows: Sequence[Row] = ROWS) -> list[str]:
+    return [entry["key"] for entry in ratios(measured, rows) if entry["verdict"] == "SHORT"]
 
 
 def row_keys() -> list[str]:

@@ -1,0 +1,115 @@
+"""What running it costs: a scrape of many streams, and the end of a daemon at full load."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from pathlib import Path
+
+from support.daemon import Stopped
+from support.ingesting import AckedPublisher
+
+from liftlog.client import SyncClient, connect_sync
+
+from .figures import Measurements
+from .processes import WorkerFailed, settle_disk, worker
+from .progress import Progress
+from .systems import LIFTLOG, Liftlog
+
+_SCRAPED_STREAMS = 500
+_SCRAPES = 10
+_TERM_SECONDS = 3.0
+_PAYLOAD_BYTES = 256
+
+
+class _Pinger(threading.Thread):
+    """Asks again and again for the smallest answer there is: how long does the event loop keep
+    others waiting?"""
+
+    def __init__(self, client: SyncClient) -> None:
+        super().__init__(name="pinger")
+        self.seconds: list[float] = []
+        self._client = client
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            began = time.perf_counter()
+            self._client.ping()
+            self.seconds.append(time.perf_counter() - began)
+
+    def finish(self) -> float:
+        """The 99th percentile, in milliseconds."""
+        self._ended.set()
+        self.join()
+        return statistics.quantiles(self.seconds, n=100)[98] * 1000
+
+
+def scrapes(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    """`GET /metrics` with 500 streams, and how long a ping on the pull socket takes meanwhile."""
+    streams = {f"scraped-{n:03d}": {"subject": f"bench.s{n}"} for n in range(_SCRAPED_STREAMS)}
+    with Liftlog(directory / "scrapes", streams=streams) as system:
+        system.daemon.get("/metrics")
+        for number in range(rounds):
+            times = []
+            with connect_sync(system.daemon.pull_address) as client:
+                pinger = _Pinger(client)
+                pinger.start()
+                for _ in range(_SCRAPES):
+                    began = time.perf_counter()
+                    status, page = system.daemon.get("/metrics")
+                    times.append((time.perf_counter() - began) * 1000)
+                    if status != 200 or page.count("liftlog_failed{") <= _SCRAPED_STREAMS:
+                        raise WorkerFailed(f"the scrape gave {status}, {len(page)} bytes")
+                waited = pinger.finish()
+            measured.add(LIFTLOG, "scrape", max(times))
+            measured.add(LIFTLOG, "scrape-ping-p99", waited)
+            progress.say(
+                f"round {number + 1}/{rounds} scrape with {_SCRAPED_STREAMS} streams: "
+                f"{max(times):.0f} ms at most for {len(page) / 1e6:.1f} MB, a ping beside it "
+                f"{waited:.1f} ms (p99)"
+            )
+
+
+def terminations(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int
+) -> None:
+    """`kill -TERM` in the middle of a flood: seconds until it has ended with 0, and whatever was
+    acked until then is read back."""
+    for number in range(rounds):
+        settle_disk()
+        with Liftlog(directory / f"term-{number}") as system:
+            system.create("flood", "bench.flood")
+            system.create("acked", "bench.acked")
+            acked = AckedPublisher(system.port, "bench.acked", in_flight=256, pad=_PAYLOAD_BYTES)
+            stopped = _terminated(system, acked)
+            _check(system, acked, stopped)
+        measured.add(LIFTLOG, "term", stopped.seconds)
+        progress.say(
+            f"round {number + 1}/{rounds} TERM under full load: {stopped.seconds:.2f} s, "
+            f"{len(acked.acked):,} acked and read back"
+        )
+
+
+def _terminated(system: Liftlog, acked: AckedPublisher) -> Stopped:
+    spec = {"port": system.port, "subject": "bench.flood", "in_flight": 0, "count": 50_000_000}
+    with worker("publisher", {**spec, "payload_bytes": _PAYLOAD_BYTES}):
+        acked.start()
+        time.sleep(_TERM_SECONDS)
+        stopped = system.daemon.stop()
+        acked.finish()
+    return stopped
+
+
+def _check(system: Liftlog, acked: AckedPublisher, stopped: Stopped) -> None:
+    if stopped.exit_code != 0:
+        raise WorkerFailed(f"TERM ended with {stopped.exit_code}:\n{system.daemon.log_tail()}")
+    system.daemon.start()
+    stored = {}
+    with connect_sync(system.daemon.pull_address) as client:
+        for record in client.read("acked", start="earliest", until="end"):
+            stored[record.offset] = int(record.value or b"-1")
+    wrong = [n for n, offset in acked.acked.items() if stored.get(offset) != n]
+    if wrong or not acked.acked:
+        raise WorkerFailed(f"{len(wrong)} of {len(acked.acked)} acked messages are gone")
