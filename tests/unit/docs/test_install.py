@@ -1,0 +1,47 @@
+"""What the pages say about installing: it is possible as written, and the extras are those."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = set(PROJECT["optional-dependencies"])
+INSTALL = ROOT / "docs/how-to/install.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Where liftlog is installed already, the command line tells how to add an extra.
+GENERATED = ROOT / "docs/reference/cli.md"
+PIP = re.compile(r"pip install ([^`\n]+)")
+
+
+def ids(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_the_table_has_every_extra() -> None:
+    told = re.findall(r"^\| `(\w+)` \|", INSTALL.read_text(), re.MULTILINE)
+    assert set(told) == EXTRAS
+    assert len(told) == len(EXTRAS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_extras_that_are_named_exist(page: Path) -> None:
+    for names in re.findall(r"(?:liftlog|\.|\.whl)\[([\w,]+)\]'", page.read_text()):
+        assert set(names.split(",")) <= EXTRAS
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one not in (INSTALL, GENERATED)], ids=ids)
+def test_nothing_is_installed_by_a_name_that_no_index_has(page: Path) -> None:
+    """`pip install liftlog` finds nothing: it is installed from a clone or from a wheel."""
+    for wanted in PIP.findall(page.read_text()):
+        assert not re.match(r"'?liftlog(\[|'|\s|$)", wanted), wanted
+
+
+def test_the_wheel_has_the_version_of_the_project() -> None:
+    for page in PAGES:
+        for version in re.findall(r"liftlog-([\d.]+)-py3-none-any\.whl", page.read_text()):
+            assert version == PROJECT["version"], page
