@@ -124,7 +124,9 @@ class Daemon:
                 reading_is_held=broker.intake.reading_is_held,
             )
             stack.push_async_callback(link.close)
-            pull = PullServer(broker, _pull_limits(self.settings), policy, tls)
+            pull = PullServer(
+                broker, _pull_limits(self.settings), policy, tls, broker.intake.ingested
+            )
             self._make_reloadable(pull)
             # Before the streams are opened, which may take minutes: alive, but not yet ready.
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from liftlog.log import Clock
 from liftlog.server.commit_policy import InlineBudget
 from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.pull.read_share import Ingested
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.writer_pool import WriterPool
 from liftlog.settings import CommitSettings
@@ -39,6 +40,7 @@ class Intake:
         self._kick_scheduled = False
         self._pending_estimate = 0
         self._crowded: set[StreamHost] = set()
+        self._chunks = self._size_bytes = 0
         self._room = asyncio.Event()
 
     # --- commits ---
@@ -60,6 +62,7 @@ class Intake:
     def kick_dirty(self) -> None:
         """Commit what has arrived."""
         self._kick_scheduled = False
+        self._chunks += 1
         self.inline.begin_chunk()
         dirty, self.dirty = self.dirty, {}
         for host in dirty:
@@ -67,11 +70,16 @@ class Intake:
 
     # --- how much may wait ---
 
+    def ingested(self) -> Ingested:
+        """All that has come so far."""
+        return Ingested(self._chunks, self._size_bytes)
+
     def receiver(self, host: StreamHost) -> Callable[[MessageRun], None]:
         """What the subscription of `host` hands its messages to."""
 
         def receive(run: MessageRun) -> None:
             self._pending_estimate += run.memory_bytes
+            self._size_bytes += run.size_bytes
             host.receive(run)
             if run.size_bytes > _SMALL_RUN and host.is_crowded():
                 self._crowded.add(host)

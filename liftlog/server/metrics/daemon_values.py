@@ -115,6 +115,7 @@ def _pull_values(pull: PullServer) -> dict[str, float]:
         "liftlog_pull_records_total": counters.records_total,
         "liftlog_pull_body_bytes_total": counters.body_bytes_total,
         "liftlog_pull_unsent_bytes": pull.memory.used_bytes,
+        "liftlog_pull_held_back_seconds_total": pull.read_share.held_back_seconds,
     }
 
 

@@ -147,6 +147,10 @@ PULL = (
     _counter("pull_body_bytes", "Bytes of batches sent to consumers"),
     _counter("pull_refusals", "Requests answered with an error", "error"),
     _gauge("pull_unsent_bytes", "Answers that lie in memory because nobody takes them"),
+    _counter(
+        "pull_held_back_seconds",
+        "Time for which consumers had to wait because the processor was short and NATS had more",
+    ),
 )
 
 NATS = (

@@ -78,6 +78,7 @@ class PullConnection:
         self.loop = server.loop
         self.cold_readers: Executor = server.cold_readers
         self.scanners: Executor = server.scanners
+        self.share = server.read_share
         self.peer = origin.name
         self._origin = origin
         self._identity = NOBODY
@@ -95,6 +96,7 @@ class PullConnection:
             self._on_progress,
             self._on_send_failure,
             server.memory,
+            server.read_share,
         )
         self._fetches: dict[str, FetchQueue] = {}
         self._reading = False
@@ -144,10 +146,11 @@ class PullConnection:
         if received == 0:
             self._close("closed by the client")
             return
-        self._protocol.buffer_updated(received)
-        if self._transport.has_input:
-            self.loop.call_soon(self._read_again)
-        self.settle()
+        with self.share:
+            self._protocol.buffer_updated(received)
+            if self._transport.has_input:
+                self.loop.call_soon(self._read_again)
+            self.settle()
 
     def settle(self) -> None:
         """Handle requests received so far, within the bounds, and send what there is to send."""

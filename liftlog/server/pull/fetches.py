@@ -19,6 +19,7 @@ from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
 from liftlog.records.selection import Selection, parse_selection
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.limits import PullLimits
+from liftlog.server.pull.read_share import ReadShare
 from liftlog.server.pull.seams import LogSlice, ReadableLog, ReadableStream
 from liftlog.server.pull.tailing import Tail, TailGroup, Waiter
 
@@ -31,6 +32,7 @@ class FetchHost(Protocol):
     loop: asyncio.AbstractEventLoop
     cold_readers: Executor
     scanners: Executor
+    share: ReadShare
 
     @property
     def may_produce(self) -> bool:
@@ -133,6 +135,9 @@ class FetchQueue:
         while self._queue and self._parked is None and self._job is None:
             if not self._host.may_produce:
                 return
+            if not self._host.share.is_open:
+                self._host.share.wait(self._resume)
+                return
             waiting = self._queue[0]
             try:
                 if not self._serve(waiting):
@@ -145,6 +150,7 @@ class FetchQueue:
         """Drop everything that waits, or refuse it with `error`."""
         self._unpark()
         self._drop_job()
+        self._host.share.leave(self._resume)
         queue, self._queue = self._queue, deque()
         for waiting in queue:
             if error is not None:
@@ -292,8 +298,9 @@ class FetchQueue:
         self._unpark()
         for waiting in self._queue:
             waiting.lingered = True
-        self.pump()
-        self._host.settle()
+        with self._host.share:
+            self.pump()
+            self._host.settle()
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, None
@@ -332,8 +339,9 @@ class FetchQueue:
                 self._host.refuse(waiting.request_id, error)
             elif not job.cancelled():
                 found(job.result())
-            self.pump()
-            self._host.settle()
+            with self._host.share:
+                self.pump()
+                self._host.settle()
 
         self._job = executor.submit(function, *arguments)
         asyncio.wrap_future(self._job, loop=self._host.loop).add_done_callback(done)

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 
 from liftlog.server.pull.limits import TURN_BYTES
 from liftlog.server.pull.page_cache import is_resident, make_resident
+from liftlog.server.pull.read_share import ReadShare
 from liftlog.server.pull.seams import LogSlice
 from liftlog.server.pull.transport import Transport
 
@@ -59,10 +60,12 @@ class Outbox:
         on_progress: Callable[[], None],
         on_failure: Callable[[Exception], None],
         memory: UnsentMemory,
+        share: ReadShare,
     ) -> None:
         self._loop = loop
         self._transport = transport
         self._cold_readers = cold_readers
+        self._share = share
         self._on_progress = on_progress
         self._on_failure = on_failure
         self._items: deque[bytes | memoryview | _FilePart] = deque()
@@ -128,7 +131,8 @@ class Outbox:
             return  # the owner put more in while we were telling it about progress
         self._sending = True
         try:
-            self._send_items(self._transport.turn_bytes)
+            with self._share:
+                self._send_items(self._transport.turn_bytes)
         except (OSError, ShortFile) as error:
             self._fail(error)
             return

@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import sys
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +25,7 @@ from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
 from liftlog.server.pull.origins import origin_of
 from liftlog.server.pull.outbox import UnsentMemory
+from liftlog.server.pull.read_share import Ingested, ReadShare, ThreadUsage
 from liftlog.server.pull.seams import Broker, Policy, ReadableStream
 from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
@@ -41,8 +42,9 @@ _SCANNERS = 1  # more would only take turns with each other, and with the event 
 class PullServer:
     """Serves the streams of `broker`. All methods belong to the loop that called `start`.
 
-    `policy` None means that no ACL is configured. `set_policy` swaps it for connections and
-    requests to come, `set_tls` the certificates for connections to come.
+    `policy` None means that no ACL is configured; `ingested` says what has come from NATS.
+    `set_policy` swaps the policy for connections and requests to come, `set_tls` the certificates
+    for connections to come.
     """
 
     def __init__(
@@ -51,8 +53,11 @@ class PullServer:
         limits: PullLimits | None = None,
         policy: Policy | None = None,
         tls: ssl.SSLContext | None = None,
+        ingested: Callable[[], Ingested] = lambda: Ingested(0, 0),
     ) -> None:
         self.broker = broker
+        self._usage = ThreadUsage()
+        self.read_share = ReadShare(self._usage, ingested)
         self.limits = limits or PullLimits()
         self.audit = Audit()
         self.gate = Gate(policy, self.audit)
@@ -137,6 +142,7 @@ class PullServer:
         for pool in (self.cold_readers, self.scanners):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         await self.authenticator.close()
+        self._usage.close()
 
     # --- for the connections ---
 
@@ -144,7 +150,9 @@ class PullServer:
         """Of those who wait at the end of this stream."""
         group = self._tails.get(stream)
         if group is None:
-            group = self._tails[stream] = TailGroup(self.loop, self.limits.linger_seconds)
+            group = self._tails[stream] = TailGroup(
+                self.loop, self.limits.linger_seconds, self.read_share
+            )
         return group
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from liftlog.protocol.limits import KIB
+from liftlog.server.pull.read_share import ReadShare
 from liftlog.server.pull.seams import LogSlice, ReadableStream
 
 MAX_TAIL_BYTES = 64 * KIB
@@ -55,8 +56,11 @@ class Tail(NamedTuple):
 class TailGroup:
     """Of one stream. Belongs to the loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, linger_seconds: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, linger_seconds: float, share: ReadShare
+    ) -> None:
         self._loop = loop
+        self._share = share
         self._linger = linger_seconds
         self._waiting: dict[Waiter, None] = {}
         self._future: asyncio.Future[None] | None = None
@@ -118,10 +122,11 @@ class TailGroup:
     def _wake(self, woken: list[Waiter], seconds: float) -> None:
         """`seconds` is what this round has taken before."""
         began = time.monotonic()
-        for waiter in woken[:_WAKES_PER_TURN]:
-            wake, waiter.wake = waiter.wake, None
-            if wake is not None:
-                wake()
+        with self._share:
+            for waiter in woken[:_WAKES_PER_TURN]:
+                wake, waiter.wake = waiter.wake, None
+                if wake is not None:
+                    wake()
         seconds += time.monotonic() - began
         self._due = max(self._due, self._loop.time() + _REST * seconds)
         if len(woken) > _WAKES_PER_TURN:

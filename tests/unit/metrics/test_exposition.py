@@ -49,7 +49,10 @@ def exposition_of(running: Running) -> Exposition:
         connected=False, counters=LinkCounters(), server_version="", seam="parser"
     )
     pull: Any = SimpleNamespace(
-        counters=PullCounters(), connection_count=0, memory=SimpleNamespace(used_bytes=0)
+        counters=PullCounters(),
+        connection_count=0,
+        memory=SimpleNamespace(used_bytes=0),
+        read_share=SimpleNamespace(held_back_seconds=0.0),
     )
     cleaning = StreamCleaning()
     disk = DiskProbe(running.data_dir.path)

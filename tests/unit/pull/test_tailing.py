@@ -13,6 +13,7 @@ from support.raw_pull import RawPull
 
 from liftlog.records.decode import iter_batches
 from liftlog.server.pull import PullLimits, tailing
+from liftlog.server.pull.read_share import Ingested, ReadShare, ThreadUsage
 from liftlog.server.pull.tailing import Tail, TailGroup
 
 LINGER = 0.05
@@ -49,13 +50,18 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
+def tail_group(linger_seconds: float) -> TailGroup:
+    share = ReadShare(ThreadUsage(), lambda: Ingested(0, 0))
+    return TailGroup(asyncio.get_running_loop(), linger_seconds, share)
+
+
 @pytest.fixture
 def stream() -> Stream:
     return Stream()
 
 
 async def test_many_waiters_cost_one_future(stream: Stream) -> None:
-    group = TailGroup(asyncio.get_running_loop(), LINGER)
+    group = tail_group(LINGER)
     woken: list[int] = []
     for number in range(200):
         group.wait(stream, 1, lambda number=number: woken.append(number))  # type: ignore[misc]
@@ -69,7 +75,7 @@ async def test_many_waiters_cost_one_future(stream: Stream) -> None:
 
 async def test_a_second_round_comes_after_the_linger(stream: Stream) -> None:
     loop = asyncio.get_running_loop()
-    group = TailGroup(loop, LINGER)
+    group = tail_group(LINGER)
     woken: list[float] = []
     group.wait(stream, 1, lambda: woken.append(time.monotonic()))
     stream.commit()
@@ -88,7 +94,7 @@ async def test_a_second_round_comes_after_the_linger(stream: Stream) -> None:
 
 
 async def test_the_lowest_offset_decides(stream: Stream) -> None:
-    group = TailGroup(asyncio.get_running_loop(), LINGER)
+    group = tail_group(LINGER)
     woken: list[str] = []
     group.wait(stream, 5, lambda: woken.append("far"))
     group.wait(stream, 1, lambda: woken.append("near"))
@@ -98,7 +104,7 @@ async def test_the_lowest_offset_decides(stream: Stream) -> None:
 
 
 async def test_who_leaves_is_not_woken_and_the_last_one_lets_go(stream: Stream) -> None:
-    group = TailGroup(asyncio.get_running_loop(), LINGER)
+    group = tail_group(LINGER)
     woken: list[str] = []
     leaving = group.wait(stream, 1, lambda: woken.append("left"))
     other = group.wait(stream, 1, lambda: group.leave(third))
@@ -114,7 +120,7 @@ async def test_who_leaves_is_not_woken_and_the_last_one_lets_go(stream: Stream) 
 
 
 async def test_a_stream_that_ends_wakes_everybody(stream: Stream) -> None:
-    group = TailGroup(asyncio.get_running_loop(), 0)
+    group = tail_group(0)
     woken: list[int] = []
     group.wait(stream, 1, lambda: woken.append(1))
     stream.futures[0][1].set_exception(RuntimeError("failed"))
@@ -124,7 +130,7 @@ async def test_a_stream_that_ends_wakes_everybody(stream: Stream) -> None:
 
 async def test_long_rounds_make_longer_pauses(stream: Stream) -> None:
     loop = asyncio.get_running_loop()
-    group = TailGroup(loop, 0.001)
+    group = tail_group(0.001)
     began = time.monotonic()
     group.wait(stream, 1, lambda: time.sleep(0.02))
     stream.commit()
@@ -211,7 +217,7 @@ class Piece:
 
 
 async def test_only_what_is_whole_short_and_at_the_end_is_kept(tmp_path: Any) -> None:
-    group = TailGroup(asyncio.get_running_loop(), 0)
+    group = tail_group(0)
     path = tmp_path / "file"
     path.write_bytes(b"..abcdef")
     fd = os.open(path, os.O_RDONLY)

@@ -1,0 +1,189 @@
+"""What consumers may cost the event loop while messages from NATS wait for it.
+
+A message that is not taken from NATS in time is lost: nats-server cuts off who is too slow. A
+record that is not sent at once is sent later. So while the processor is short, and more comes from
+NATS than is taken, serving consumers may take as much of the loop's time as everything else takes
+together, and no more: they fall behind then, not the publishers. At any other time nothing is held
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+_TICK_SECONDS = 0.01
+_MEMORY_SECONDS = 0.1
+"""Over about how long measurements are averaged: single time slices tell nothing."""
+
+_SHORT_DELAY = 0.1
+"""The processor is short when the thread is ready to run and does not for this part of the time,"""
+_SHORT_BUSY = 0.9
+"""or when it runs for this part of it."""
+
+_LARGE_CHUNK_BYTES = 16 * 1024
+"""NATS has more for us than we take when so much is there each time that we look."""
+
+_LEAST_PART = 0.2
+"""Of the time, for consumers, however little the rest of the loop takes."""
+
+_RESUME_SECONDS = 0.002
+"""Those who were held up are resumed for so long before the loop gets to do something else."""
+
+
+class Usage(NamedTuple):
+    """Of the loop's thread, in seconds since it began."""
+
+    running: float
+    waiting: float
+    """For a processor."""
+
+
+class Ingested(NamedTuple):
+    """From NATS, since the daemon started."""
+
+    chunks: int
+    size_bytes: int
+
+
+class ThreadUsage:
+    """Of the thread that asks first, as the kernel counts; without /proc it never seems to wait."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+
+    def __call__(self) -> Usage:
+        if self._fd is None:
+            try:
+                self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                self._fd = -1
+        if self._fd < 0:
+            return Usage(time.thread_time(), 0.0)
+        running, waiting, _ = os.pread(self._fd, 128, 0).split()
+        return Usage(int(running) / 1e9, int(waiting) / 1e9)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd is not None and fd >= 0:
+            os.close(fd)
+
+
+class ReadShare:
+    """Of one event loop, the one that runs when it is first used. Costs nothing while nobody reads.
+
+    `with` around everything that is done for consumers counts the time of the processor that it
+    takes; it may be nested.
+    """
+
+    def __init__(
+        self,
+        usage: Callable[[], Usage],
+        ingested: Callable[[], Ingested],
+        get_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.get_running_loop,
+    ) -> None:
+        self._get_loop = get_loop
+        self._loop: asyncio.AbstractEventLoop
+        self._usage = usage
+        self._ingested = ingested
+        self._left = math.inf  # seconds
+        self._spent = 0.0  # since the last tick
+        self._depth = 0
+        self._entered = 0.0
+        self._waiting: dict[Callable[[], None], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = 0.0
+        self._used = Usage(0.0, 0.0)
+        self._got = Ingested(0, 0)
+        self._forget()
+        self.held_back_seconds = 0.0
+        """For so long somebody had to wait."""
+
+    def _forget(self) -> None:
+        self._others = self._busy = self._delay = 0.0  # parts of the time
+        self._chunks = self._chunk_bytes = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._left > 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._entered = time.thread_time()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._spend(time.thread_time() - self._entered)
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """`resume` runs, once, when there is something left. It has to look again."""
+        self._waiting[resume] = None
+
+    def leave(self, resume: Callable[[], None]) -> None:
+        self._waiting.pop(resume, None)
+
+    def _spend(self, seconds: float) -> None:
+        self._spent += seconds
+        self._left -= seconds
+        if self._timer is None:
+            self._loop = self._get_loop()
+            self._at, self._used, self._got = self._loop.time(), self._usage(), self._ingested()
+            self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._spent and not self._waiting and self._left > 0:
+            self._left = math.inf
+            self._forget()
+            return
+        passed = self._measure()
+        if self._waiting:
+            self.held_back_seconds += passed
+        if self._is_scarce():
+            granted = passed * max(self._others, _LEAST_PART)
+            self._left = min(self._left + granted, granted)  # debts stay, savings do not
+        else:
+            self._left = math.inf
+        self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+        self._resume()
+
+    def _measure(self) -> float:
+        """Returns the time since the last tick."""
+        at, used, got = self._loop.time(), self._usage(), self._ingested()
+        passed = at - self._at
+        running = used.running - self._used.running
+        weight = 1 - math.exp(-passed / _MEMORY_SECONDS)
+        self._busy += weight * (running / passed - self._busy)
+        self._others += weight * (max(running - self._spent, 0.0) / passed - self._others)
+        self._delay += weight * ((used.waiting - self._used.waiting) / passed - self._delay)
+        self._chunks += weight * (got.chunks - self._got.chunks - self._chunks)
+        self._chunk_bytes += weight * (got.size_bytes - self._got.size_bytes - self._chunk_bytes)
+        self._at, self._used, self._got, self._spent = at, used, got, 0.0
+        return passed
+
+    def _is_scarce(self) -> bool:
+        return self._chunk_bytes > _LARGE_CHUNK_BYTES * self._chunks and (
+            self._delay > _SHORT_DELAY or self._busy > _SHORT_BUSY
+        )
+
+    def _resume(self) -> None:
+        until = time.perf_counter() + _RESUME_SECONDS
+        while self._waiting and self._left > 0:
+            resume = next(iter(self._waiting))
+            del self._waiting[resume]
+            resume()
+            if time.perf_counter() > until:
+                self._loop.call_soon(self._resume)
+                return
