@@ -23,6 +23,7 @@ from liftlog.spark.columns import HEADERS, VALUE
 
 Places: TypeAlias = NDArray[np.intp]
 Flags: TypeAlias = NDArray[np.bool_]
+Offsets: TypeAlias = NDArray[np.int64]
 
 _SMALL_BATCH_BYTES = 2048
 """Batches below this mean size take more memory as objects than their records do as rows."""
@@ -31,10 +32,11 @@ _MOST_KEY_BYTES = 2**30
 """Arrow counts the bytes of a binary column in 31 bits; keys beyond this are counted in 63."""
 
 
-def newest_of_each(keys: Sequence[pa.Array]) -> Flags:
-    """Whether each record, in the order of their offsets, is the last one with its key.
+def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> Flags:
+    """Whether each record is the one with the largest offset of its key.
 
-    Keys are compared byte by byte. Records without a key are all wanted.
+    Without `offsets` the records are in their order. Keys are compared byte by byte. Records
+    without a key are all wanted.
     """
     together = pa.chunked_array(keys, pa.binary())
     if together.nbytes > _MOST_KEY_BYTES:
@@ -44,6 +46,8 @@ def newest_of_each(keys: Sequence[pa.Array]) -> Flags:
         return np.zeros(0, np.bool_)
     codes = np.concatenate([chunk.indices.fill_null(-1).to_numpy() for chunk in encoded])
     keyed = np.flatnonzero(codes >= 0)
+    if offsets is not None:
+        keyed = keyed[np.argsort(offsets[keyed], kind="stable")]
     last = np.empty(len(encoded[0].dictionary), np.intp)
     last[codes[keyed]] = keyed  # of several places for one code the last one stays
     wanted = codes < 0

@@ -23,12 +23,13 @@ MESSAGES = st.lists(
     min_size=1,
     max_size=8,
 )
+PARTITIONS = st.sampled_from([None, 6000])  # one task for all, or several and some buckets
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), MESSAGES),
         st.tuples(st.just("compact"), st.booleans()),
         st.tuples(st.just("truncate"), st.floats(0, 1)),
-        st.tuples(st.just("export"), st.integers(0, 60)),
+        st.tuples(st.just("export"), st.tuples(st.integers(0, 60), PARTITIONS)),
     ),
     min_size=2,
     max_size=8,
@@ -96,16 +97,16 @@ class History:
             self.model.log_start = start + round((self.model.end - start) * detail)
             self.streams.truncate(self.name, self.model.log_start)
         else:
-            self.export(detail)
+            self.export(*detail)
 
-    def export(self, stop_before: int) -> None:
+    def export(self, stop_before: int, partition_bytes: int | None = None) -> None:
         """A run that the machine stops at, and the one after it."""
         with disk(stop_before) as crashing:
             try:
-                self.lake()
+                self.lake(partition_bytes=partition_bytes)
             except Stopped:
                 crashing.cut_power()
-        self.lake()
+        self.lake(partition_bytes=partition_bytes)
         assert table(self.lake.to) == self.model.compacted()
         self.append(stop_before)
 

@@ -1,4 +1,4 @@
-"""Exports on Spark: what its merge does, what the session reads, and the command."""
+"""Exports on Spark: its tasks there, what the session reads, and the command."""
 
 from __future__ import annotations
 
@@ -111,18 +111,19 @@ def test_a_thread_that_made_no_session(
     assert done[0].table_rows == len(table(lake)) > 0
 
 
-def test_the_merge_on_spark_is_the_plain_one(
+def test_tasks_on_spark_do_what_they_do_here(
     spark: SparkSession, streams: ExportedStreams, tmp_path: Path
 ) -> None:
     from support.exporting import Export
 
     plain = Export(streams, "in", str(tmp_path / "plain"))
     lake = str(tmp_path / "lake")
-    for turn in range(2):
+    for turn, partition_bytes in enumerate((None, 4096, 2048)):
         fill(streams, turn)
-        export(spark, streams, lake)
+        export(spark, streams, lake, partition_bytes=partition_bytes)
         plain()
         assert table(lake) == table(plain.to)
+    assert len([file for file in newest(lake).files if file.kind == "keyed"]) > 2
     streams.truncate("in", 500)
     export(spark, streams, lake)
     plain()
@@ -165,41 +166,37 @@ def test_delta(spark: SparkSession, streams: ExportedStreams, tmp_path: Path) ->
     assert found == {key: value for key, value in expected.items() if value is not None}
 
 
-def test_a_task_that_fails_leaves_the_table_alone(
-    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
-) -> None:
-    """An error in the JVM or in a Python worker is told in one line."""
-    from liftlog.errors import LiftlogError
-    from liftlog.spark.export.engine import SparkEngine
-    from liftlog.spark.export.merging import MergeWork
+def test_a_task_that_fails(spark: SparkSession, tmp_path: Path) -> None:
+    """An error in a Python worker, and one in the JVM, is told in one line."""
+    from liftlog.errors import LiftlogError, StorageError
+    from liftlog.spark.export.buckets import ALL_KEYS
+    from liftlog.spark.export.engine import SparkEngine, as_liftlog_error, read_files
+    from liftlog.spark.export.merging import MergeTask, MergeWork
     from liftlog.spark.export.snapshot import DataFile
 
     bad = tmp_path / "keyed-bad.parquet"
     bad.write_bytes(b"PAR1 is not all that it takes PAR1")
-    work = MergeWork(
-        str(tmp_path),
-        "runs",
-        schema_of(("offset", "key", "value")).names,
-        0,
-        (DataFile(bad.name, "keyed", 1, 34, 1, 1),),
-    )
-    with pytest.raises(LiftlogError) as raised:
-        SparkEngine(spark).merge(work, lambda phase, done, total: None)
-    assert "\n" not in raised.value.message
-    assert "corrupted file" in raised.value.message  # the cause, not only what was called
+    work = MergeWork(str(tmp_path), "runs", ("offset", "key", "value"), 0)
+    file = DataFile(bad.name, "keyed", 1, 34, 1, 1)
+    gone = replace(file, path="no-such-file")
+    for found, said in ((file, "keyed-bad.parquet: Parquet"), (gone, "no-such-file is not there")):
+        tasks = [MergeTask(work, ALL_KEYS, (found,), ())] * 2
+        with pytest.raises(StorageError, match=said) as raised:
+            SparkEngine(spark).run("merge", tasks, lambda phase, done, total: None)
+        assert "\n" not in raised.value.message
     lenient = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
     for name in lenient:
         spark.conf.set(name, "true")
     try:
-        with pytest.raises(LiftlogError, match="corrupted file"):
-            again = replace(work, directory="lenient")
-            SparkEngine(spark).merge(again, lambda phase, done, total: None)
+        with pytest.raises(Exception, match="corrupted file") as corrupted:
+            read_files(spark, [str(bad)], work.columns).collect()
     finally:
         for name in lenient:
             spark.conf.unset(name)
-    gone = replace(work, inputs=(DataFile("no-such-file", "keyed", 1, 34, 1, 1),))
-    with pytest.raises(LiftlogError, match="no-such-file"):
-        SparkEngine(spark).merge(gone, lambda phase, done, total: None)
+    error = as_liftlog_error(corrupted.value)
+    assert isinstance(error, LiftlogError)
+    assert "\n" not in error.message
+    assert "corrupted file" in error.message  # the cause, not only what was called
 
 
 def test_the_how_to_page(
@@ -241,6 +238,7 @@ def test_kill_9_of_the_command(
     lake = str(tmp_path / "lake")
     fill(streams, 0)
     arguments = ["in", "--to", lake, "--server", f"tcp://{streams.server}", "--master", "local[1]"]
+    arguments += ["--partition-size", "1KiB"]  # many tasks, which Spark runs one after another
     process = subprocess.Popen(
         command(*arguments),
         env=environment(),
@@ -252,7 +250,7 @@ def test_kill_9_of_the_command(
     )
     try:
         deadline = time.monotonic() + 300
-        while not list(Path(lake).glob("_runs/*/staged/*.parquet")):
+        while not list(Path(lake).glob("_runs/*/staged/*.arrow")):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)

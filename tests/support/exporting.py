@@ -24,9 +24,8 @@ from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.pull import PullServer
 from liftlog.spark.export import paths
 from liftlog.spark.export.job import ExportJob, Summary
-from liftlog.spark.export.merging import MergeWork
 from liftlog.spark.export.request import ExportRequest
-from liftlog.spark.export.snapshot import DataFile, Snapshot
+from liftlog.spark.export.snapshot import Snapshot
 from liftlog.spark.export.table import open_table
 from liftlog.spark.options import parse_options
 from liftlog.stream import MessageRun
@@ -193,7 +192,6 @@ class Export:
         self.to = to
         self.under_lease: Callable[[], object] | None = None
         self.before_commit: Callable[[], object] | None = None
-        self.after_merge: Callable[[MergeWork], object] | None = None
         self._always = always
         self._stream = stream
         self._streams = streams
@@ -222,23 +220,11 @@ class Export:
         job = ExportJob(
             request,
             options,
-            lambda: _HookedEngine(owner),
+            LocalEngine,
             now_ns=lambda: time.time_ns() + round(now_ahead * 1e9),
             table=opened,
         )
         return job.run()
-
-
-class _HookedEngine(LocalEngine):
-    def __init__(self, owner: Export) -> None:
-        super().__init__()
-        self._owner = owner
-
-    def merge(self, work: MergeWork, tell: Any) -> list[DataFile]:
-        files = super().merge(work, tell)
-        if self._owner.after_merge is not None:
-            self._owner.after_merge(work)
-        return files
 
 
 def table(lake: str) -> list[tuple[int, bytes | None, bytes | None]]:

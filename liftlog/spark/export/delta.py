@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, get_args
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -25,7 +25,14 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from liftlog.errors import Conflict, CorruptMetadata, StorageError
 from liftlog.spark.columns import OFFSET, schema_of
-from liftlog.spark.export.snapshot import DataFile, Kind, Snapshot, from_content, to_content
+from liftlog.spark.export.buckets import ALL_KEYS
+from liftlog.spark.export.snapshot import (
+    DataFile,
+    Snapshot,
+    from_content,
+    parse_file_name,
+    to_content,
+)
 from liftlog.spark.export.store import Store, join
 from liftlog.spark.export.table import (
     DELTA_LOG,
@@ -198,17 +205,21 @@ def _files(table: DeltaTable) -> tuple[DataFile, ...]:
     """What the table consists of. Another tool may have rewritten our files."""
     found = []
     for one in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        kind = one["path"].rpartition("/")[2].partition("-")[0]
+        named = parse_file_name(one["path"].rpartition("/")[2])
         first, last = one.get("min.offset"), one.get("max.offset")
-        known = kind in get_args(Kind) and None not in (first, last)
+        if None in (named, first, last):
+            named, first, last = ("records", ALL_KEYS), 0, _UNKNOWN_OFFSET
+        assert named is not None
+        kind, bucket = named
         found.append(
             DataFile(
                 path=unquote(one["path"]),
-                kind=kind if known else "records",
+                kind=kind,
                 rows=one.get("num_records") or 0,
                 size_bytes=one["size_bytes"],
-                min_offset=first if known else 0,
-                max_offset=last if known else _UNKNOWN_OFFSET,
+                min_offset=first,
+                max_offset=last,
+                bucket=bucket,
             )
         )
     return tuple(sorted(found, key=lambda file: file.path))

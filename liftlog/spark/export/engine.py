@@ -11,21 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812  # what everyone calls it
 
 from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError, StreamNotFound
-from liftlog.spark.columns import KEY, OFFSET, VALUE
 from liftlog.spark.export.job import Tell
-from liftlog.spark.export.merging import MergeWork, adopt
 from liftlog.spark.export.reading import newest, paths_of
-from liftlog.spark.export.scanning import RangeResult, ScanWork, decode_result
-from liftlog.spark.export.snapshot import DataFile, Kind
-from liftlog.spark.export.source import RangesSource, pack
-from liftlog.spark.export.store import is_url, join, open_store
+from liftlog.spark.export.source import TasksSource, pack
+from liftlog.spark.export.store import is_url
+from liftlog.spark.export.tasks import Task, TaskResult, results
 from liftlog.spark.options import parse_options
 from liftlog.spark.source import spark_schema
-from liftlog.spark.transport import ScanRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,38 +38,14 @@ class SparkEngine:
         self._tag = f"liftlog-export-{uuid.uuid4().hex}"
         self._registered = False
 
-    def scan(self, work: ScanWork, ranges: Sequence[ScanRange], tell: Tell) -> list[RangeResult]:
-        with self._watched("scan", tell):
+    def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
+        with self._watched(phase, tell):
             if not self._registered:  # Spark starts Python processes for that
-                self._spark.dataSource.register(RangesSource)
+                self._spark.dataSource.register(TasksSource)
                 self._registered = True
-            frame = (
-                self._spark.read.format(RangesSource.name())
-                .options(work=pack(work), ranges=pack(list(ranges)))
-                .load()
-            )
-            return [decode_result(row[0]) for row in frame.collect()]
-
-    def merge(self, work: MergeWork, tell: Tell) -> list[DataFile]:
-        store = open_store(work.table)
-        names = [join(store.uri, file.path) for file in work.inputs]
-        # Most often all have keys; then it need not be asked.
-        kinds: list[Kind] = ["keyed"]
-        if any(file.kind != "keyed" for file in work.inputs):
-            kinds.append("keyless")
-        files: list[DataFile] = []
-        with self._watched("merge", tell), _microseconds(self._spark):
-            frame = newest_rows(read_files(self._spark, names, work.columns), work.log_start_offset)
-            for kind in kinds:
-                chosen = frame
-                if len(kinds) > 1:
-                    key = F.col(KEY)
-                    chosen = frame.where(key.isNull() if kind == "keyless" else key.isNotNull())
-                produced = join(work.directory, f"merged-{kind}")
-                path = hadoop_path(join(store.uri, produced), is_pattern=False)
-                chosen.write.option("compression", "zstd").parquet(path)
-                files += adopt(store, produced, work.directory, kind)
-        return files
+            reader = self._spark.read.format(TasksSource.name())
+            rows = reader.options(tasks=pack(tasks)).load().collect()
+        return results(tasks, [row[0] for row in rows])
 
     def cancel(self) -> None:
         self._spark.interruptTag(self._tag)
@@ -101,22 +72,6 @@ class SparkEngine:
             self._spark.removeTag(self._tag)
 
 
-def newest_rows(frame: DataFrame, log_start_offset: int) -> DataFrame:
-    """The newest row of each key unless it is a tombstone, and all rows without a key."""
-    from pyspark.sql import Window
-
-    # Rows without a key would all be one group, in one task; so each is a group of its own.
-    alone = F.when(F.col(KEY).isNull(), F.col(OFFSET))
-    window = Window.partitionBy(F.col(KEY), alone).orderBy(F.col(OFFSET).desc())
-    return (
-        frame.where(F.col(OFFSET) >= log_start_offset)
-        .withColumn("_place", F.row_number().over(window))
-        .where("_place = 1")
-        .drop("_place")
-        .where(F.col(KEY).isNull() | F.col(VALUE).isNotNull())
-    )
-
-
 def read_snapshot(spark: SparkSession, directory: str) -> DataFrame:
     """See `liftlog.spark.export.read`."""
     snapshot = newest(directory)
@@ -136,27 +91,13 @@ def read_files(spark: SparkSession, names: Sequence[str], columns: Sequence[str]
     return spark.read.schema(schema).options(**strict).parquet(*map(hadoop_path, names))
 
 
-def hadoop_path(name: str, *, is_pattern: bool = True) -> str:
+def hadoop_path(name: str) -> str:
     """Spark takes what it reads for patterns, and paths without a scheme for the cluster's file
     system."""
-    if is_pattern:
-        name = re.sub(r"([\\{}\[\]*?,])", r"\\\1", name)
+    name = re.sub(r"([\\{}\[\]*?,])", r"\\\1", name)
     if is_url(name):
         return re.sub("^s3://", "s3a://", name)
     return f"file://{name}"
-
-
-@contextmanager
-def _microseconds(spark: SparkSession) -> Iterator[None]:
-    """Stamps are written as everybody reads them, not as Hive once did."""
-    name = "spark.sql.parquet.outputTimestampType"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "TIMESTAMP_MICROS")
-    try:
-        yield
-    finally:
-        if before is not None:
-            spark.conf.set(name, before)
 
 
 def as_liftlog_error(error: Exception) -> LiftlogError:

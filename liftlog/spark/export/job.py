@@ -22,16 +22,18 @@ from liftlog.client import SyncClient
 from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, StorageError
 from liftlog.spark.daemon_transport import connect
 from liftlog.spark.export.beginning import Ground, look, take_ground
+from liftlog.spark.export.buckets import BUCKET_BYTES
 from liftlog.spark.export.holding import HeldRange
-from liftlog.spark.export.merging import MergeWork, sort_out
+from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
 from liftlog.spark.export.planning import is_up_to_date
 from liftlog.spark.export.request import ExportRequest
-from liftlog.spark.export.scanning import STAGED, RangeResult, ScanWork, scan_range
+from liftlog.spark.export.scanning import ScanTask, ScanWork
 from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot
+from liftlog.spark.export.staging import STAGED
 from liftlog.spark.export.store import join
 from liftlog.spark.export.table import Table, another_was_quicker, open_table
+from liftlog.spark.export.tasks import Task, TaskResult
 from liftlog.spark.options import COMPACT_PARTITION_BYTES, DEFAULT_PARTITION_BYTES, ReadOptions
-from liftlog.spark.transport import ScanRange
 
 logger = logging.getLogger("liftlog.spark.export")
 
@@ -42,11 +44,9 @@ Tell = Callable[[str, int, int], None]
 class Engine(Protocol):
     """Who does the work. Methods raise LiftlogError."""
 
-    def scan(self, work: ScanWork, ranges: Sequence[ScanRange], tell: Tell) -> list[RangeResult]:
-        """`scan_range` for each of them."""
+    def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
+        """All of them, each at least once; what they tell, in their order."""
         ...
-
-    def merge(self, work: MergeWork, tell: Tell) -> list[DataFile]: ...
 
     def cancel(self) -> None:
         """From another thread: let what runs fail soon."""
@@ -213,23 +213,24 @@ class ExportJob:
         request, beginning = self._request, ground.beginning
         compacted = beginning.mode == "compacted"
         default = COMPACT_PARTITION_BYTES if compacted else DEFAULT_PARTITION_BYTES
-        ranges = ground.ranges(request.partition_bytes or default)
+        range_bytes = request.partition_bytes or default
+        bucket_bytes = request.partition_bytes or BUCKET_BYTES
+        old = [] if previous is None or beginning.full else list(previous.files)
+        ranges = ground.ranges(range_bytes)
+        buckets = buckets_to_stage(old, len(ranges) * range_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
         where = self._table.store.uri  # absolute: tasks have a working directory of their own
-        work = ScanWork(where, directory, beginning.mode, options)
-        results = engine.scan(work, ranges, self._tell)
+        work = ScanWork(where, directory, beginning.mode, options, buckets)
+        scanned = engine.run("scan", [ScanTask(work, one) for one in ranges], self._tell)
         held.confirm(client)
-        check_complete(ranges, results)
-        new = [file for result in results for file in result.files]
-        staged = [file for result in results for file in result.staged]
-        old = [] if previous is None or beginning.full else list(previous.files)
+        new = [file for result in scanned for file in result.files]
         if compacted:
             start = ground.view.log_start_offset
-            old, inputs = sort_out(old, staged, start)
-            self._check_visible(staged)
-            if inputs:
-                merge = MergeWork(where, directory, request.columns, start, tuple(inputs))
-                new += engine.merge(merge, self._tell)
+            staged = [file for result in scanned for file in result.staged]
+            merge = MergeWork(where, directory, request.columns, start)
+            old, tasks = plan_merge(merge, old, staged, bucket_bytes)
+            merged = engine.run("merge", tasks, self._tell)
+            new += [file for result in merged for file in result.files]
         self._check_visible(new)
         return old + new
 
@@ -316,13 +317,10 @@ class _OnDemand:
         self._make = make
         self._engine: Engine | None = None
 
-    def scan(self, work: ScanWork, ranges: Sequence[ScanRange], tell: Tell) -> list[RangeResult]:
-        if len(ranges) < 2:
-            return [scan_range(work, wanted) for wanted in ranges]
-        return self._started().scan(work, ranges, tell)
-
-    def merge(self, work: MergeWork, tell: Tell) -> list[DataFile]:
-        return self._started().merge(work, tell)
+    def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
+        if len(tasks) < 2:
+            return [task.run() for task in tasks]
+        return self._started().run(phase, tasks, tell)
 
     def cancel(self) -> None:
         if self._engine is not None:
@@ -332,13 +330,3 @@ class _OnDemand:
         if self._engine is None:
             self._engine = self._make()
         return self._engine
-
-
-def check_complete(ranges: Sequence[ScanRange], results: Sequence[RangeResult]) -> None:
-    """Every range was written once, without error. Raises the first error."""
-    for result in sorted(results, key=lambda one: one.first_offset):
-        if result.error is not None:
-            raise result.error
-    wanted = sorted((one.first_offset, one.end_offset) for one in ranges)
-    if sorted((one.first_offset, one.end_offset) for one in results) != wanted:
-        raise StorageError("not every range of the stream came back from its task; run it again")

@@ -1,81 +1,157 @@
-"""What of a table is written anew when newer values come, and how. Knows nothing of Spark."""
+"""The second phase: of each key the newest of what was staged and of what was in the table. Knows
+nothing of Spark.
+
+A task has one bucket of the keys. It first reads keys and offsets and decides which rows win, then
+reads all columns in portions and writes those rows. So it needs memory for the keys of its bucket
+and for some portions, whatever the table holds. A bucket with more than its share, because many of
+its values are large, takes longer; one with more keys, which a checksum hardly makes, also memory.
+"""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import pyarrow.parquet as pq
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from liftlog.spark.columns import OFFSET
-from liftlog.spark.export.snapshot import DataFile, Kind
-from liftlog.spark.export.store import Store, join
+from liftlog.spark.columns import KEY, OFFSET, VALUE, schema_of
+from liftlog.spark.export.buckets import Bucket, buckets_for, numbers_of
+from liftlog.spark.export.inputs import read_rows
+from liftlog.spark.export.parquet import PartWriter, split_by_key
+from liftlog.spark.export.snapshot import DataFile
+from liftlog.spark.export.staging import StagedFile, StagedPart, read_part
+from liftlog.spark.export.store import Store, open_store
+from liftlog.spark.export.tasks import TaskResult
+from liftlog.spark.newest import Flags, newest_of_each
 
 
 @dataclass(frozen=True, slots=True)
 class MergeWork:
-    """Rows in, the newest of each key out, into new files in `directory`.
-
-    Of rows with the same key the one with the largest offset wins; tombstones that win, and rows
-    below `log_start_offset`, are left out. Rows without a key are all kept.
-    """
+    """What is the same for all buckets. `directory` is the run's own, below `table`."""
 
     table: str
     directory: str
     columns: tuple[str, ...]
     log_start_offset: int
-    inputs: tuple[DataFile, ...]
 
 
-def sort_out(
-    old: Sequence[DataFile], staged: Sequence[DataFile], log_start_offset: int
-) -> tuple[list[DataFile], list[DataFile]]:
-    """Of the files of the snapshot before, those that stay as they are, and what has to be merged.
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """Rows in, the newest of each key out, into a new file.
 
-    Keyed files are merged when there is anything to merge them with. What retention has reached
-    goes here as well, so that the result is what a full export would be.
+    Of rows with the same key the one with the largest offset wins; tombstones that win, and rows
+    below the log start, are left out. Rows without a key are all kept. Of files that hold more than
+    this bucket the rest is passed over.
     """
-    stay, merge = [], list(staged)
+
+    work: MergeWork
+    bucket: Bucket
+    files: tuple[DataFile, ...]
+    staged: tuple[StagedPart, ...]
+
+    def run(self) -> TaskResult:
+        """Raises LiftlogError."""
+        work, schema = self.work, schema_of(self.work.columns)
+        store = open_store(work.table)
+        wanted, at = self._wanted(store), 0
+        with (
+            PartWriter(store, work.directory, "keyed", schema, self.bucket) as keyed,
+            PartWriter(store, work.directory, "keyless", schema) as keyless,
+        ):
+            for batch, _ in self._rows(store, schema):
+                flags = wanted[at : at + batch.num_rows]
+                at += batch.num_rows
+                rows = batch.filter(pa.array(flags))
+                with_key, without_key = split_by_key(rows, rows.column(KEY))
+                keyed.add(with_key.filter(pc.is_valid(with_key.column(VALUE))))
+                keyless.add(without_key)
+            return TaskResult(keyed.finish() + keyless.finish())
+
+    def _wanted(self, store: Store) -> Flags:
+        """Of all rows in their order, whether they are this bucket's, and win."""
+        keys: list[pa.Array] = []
+        offsets = [np.zeros(0, np.int64)]
+        ours = [np.zeros(0, np.bool_)]
+        number, total = self.bucket
+        for batch, is_mixed in self._rows(store, schema_of((KEY, OFFSET))):
+            mask = np.ones(batch.num_rows, np.bool_)
+            if is_mixed:
+                mask = numbers_of(batch.column(KEY), total) == number
+                batch = batch.filter(pa.array(mask))
+            ours.append(mask)
+            keys.append(batch.column(KEY))
+            offsets.append(batch.column(OFFSET).to_numpy())
+        places = np.concatenate(offsets)
+        wins = newest_of_each(keys, places) & (places >= self.work.log_start_offset)
+        wanted = np.concatenate(ours)
+        wanted[wanted] = wins
+        return wanted
+
+    def _rows(self, store: Store, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bool]]:
+        """All that is read, and whether rows of other buckets are among it."""
+        for file in self.files:
+            for batch in read_rows(store, file, schema):
+                yield batch, file.bucket.total < self.bucket.total
+        for part in self.staged:
+            for batch in read_part(store, part, self.bucket, schema.names):
+                yield batch, False
+
+
+def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int) -> int:
+    """Into how many buckets the rows of a range of at most so many bytes are staged: as many as the
+    merge, which knows better how much there is, may want."""
+    kept = _keyed_bytes(old)
+    return max(_most_buckets(old), buckets_for(kept + most_bytes, bucket_bytes))
+
+
+def plan_merge(
+    work: MergeWork,
+    old: Sequence[DataFile],
+    staged: Sequence[StagedFile],
+    bucket_bytes: int,
+) -> tuple[list[DataFile], list[MergeTask]]:
+    """Of the files of the snapshot before, those that stay as they are; and what has to be merged.
+
+    As many buckets as there were, and more when one would have more than `bucket_bytes`. Files of
+    buckets into which nothing came stay. What retention has reached goes here as well, so that the
+    result is what a full export would be; and what other tools have written is brought in order.
+    """
+    start = work.log_start_offset
+    old = [file for file in old if file.max_offset >= start]
+    size_bytes = _keyed_bytes(old) + sum(file.size_bytes for file in staged)
+    total = max(_most_buckets(old), buckets_for(size_bytes, bucket_bytes))
+    total = min([total, *[len(file.rows) for file in staged]])
+    parts: dict[Bucket, list[StagedPart]] = {}
+    for bucket in [Bucket(number, total) for number in range(total)]:
+        found = [file.part(bucket) for file in staged]
+        parts[bucket] = [part for part in found if part.rows]
+    filled = [bucket for bucket, found in parts.items() if found]
+    stay: list[DataFile] = []
+    merged: list[DataFile] = []
     for file in old:
-        if file.max_offset < log_start_offset:
-            continue
-        reached = file.min_offset < log_start_offset
-        if reached or (file.kind != "keyless" and (staged or file.kind != "keyed")):
-            merge.append(file)
-        else:
-            stay.append(file)
-    return stay, merge
+        stays = file.min_offset >= start and (
+            file.kind == "keyless"
+            or (file.kind == "keyed" and not any(map(file.bucket.meets, filled)))
+        )
+        (stay if stays else merged).append(file)
+    tasks = []
+    for bucket, found in parts.items():
+        files = [file for file in merged if _concerns(file, bucket)]
+        if files or found:
+            tasks.append(MergeTask(work, bucket, tuple(files), tuple(found)))
+    return stay, tasks
 
 
-def adopt(store: Store, produced: str, directory: str, kind: Kind) -> list[DataFile]:
-    """Take over the Parquet files in `produced`, which others have written: durable, and under
-    names of ours. Files without rows stay behind."""
-    found = []
-    for name in store.names(produced):
-        if not name.endswith(".parquet") or name.startswith(("_", ".")):
-            continue  # checksums and marks of Hadoop's
-        source = join(produced, name)
-        with store.opened(source) as file:
-            described = pq.read_metadata(file)
-        if not described.num_rows:
-            continue
-        target = join(directory, f"{kind}-{uuid.uuid4().hex}.parquet")
-        store.adopt(source, target)
-        size = store.size(target)
-        assert size is not None
-        first, last = _offset_bounds(described)
-        found.append(DataFile(target, kind, described.num_rows, size, first, last))
-    return found
+def _concerns(file: DataFile, bucket: Bucket) -> bool:
+    """Rows without a key go with the empty key, which is in the first bucket."""
+    return bucket.number == 0 if file.kind == "keyless" else file.bucket.meets(bucket)
 
 
-def _offset_bounds(described: pq.FileMetaData) -> tuple[int, int]:
-    """From the statistics of the row groups; if there are none, what is safe."""
-    place = described.schema.names.index(OFFSET)
-    columns = [
-        described.row_group(number).column(place).statistics
-        for number in range(described.num_row_groups)
-    ]
-    if any(one is None or not one.has_min_max for one in columns):
-        return 0, 2**63 - 1
-    return min(one.min for one in columns), max(one.max for one in columns)
+def _keyed_bytes(files: Sequence[DataFile]) -> int:
+    return sum(file.size_bytes for file in files if file.kind != "keyless")
+
+
+def _most_buckets(files: Sequence[DataFile]) -> int:
+    return max([file.bucket.total for file in files], default=1)

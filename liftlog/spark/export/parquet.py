@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from liftlog.spark.columns import OFFSET, SUBJECT
-from liftlog.spark.export.snapshot import DataFile, Kind
+from liftlog.spark.export.buckets import ALL_KEYS, Bucket
+from liftlog.spark.export.snapshot import DataFile, Kind, file_name
 from liftlog.spark.export.store import Store, join
 
 _ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -22,11 +23,19 @@ _ROW_GROUP_ROWS = 1024 * 1024
 class PartWriter:
     """One file, begun with its first row; in `with`. `finish` says what it holds."""
 
-    def __init__(self, store: Store, directory: str, kind: Kind, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: str,
+        kind: Kind,
+        schema: pa.Schema,
+        bucket: Bucket = ALL_KEYS,
+    ) -> None:
         self._store = store
         # Another attempt of the same task may be writing too.
-        self._path = join(directory, f"{kind}-{uuid.uuid4().hex}.parquet")
+        self._path = join(directory, file_name(kind, bucket, uuid.uuid4().hex))
         self._kind = kind
+        self._bucket = bucket
         self._schema = schema
         self._stack = ExitStack()
         self._writer: Any = None
@@ -45,19 +54,18 @@ class PartWriter:
         if self._held_bytes >= _ROW_GROUP_BYTES or self._held_rows >= _ROW_GROUP_ROWS:
             self._flush()
 
-    def finish(self) -> DataFile | None:
-        """Durable on return; None, and no file, without rows."""
+    def finish(self) -> tuple[DataFile, ...]:
+        """The file, durable on return; without rows there is none."""
         self._flush()
         if self._writer is None:
-            return None
+            return ()
         self._writer.close()
         self._stack.close()
         size = self._store.size(self._path)
         assert size is not None
         assert self._min_offset is not None
-        return DataFile(
-            self._path, self._kind, self._rows, size, self._min_offset, self._max_offset
-        )
+        bounds = self._min_offset, self._max_offset
+        return (DataFile(self._path, self._kind, self._rows, size, *bounds, self._bucket),)
 
     def __enter__(self) -> Self:
         return self

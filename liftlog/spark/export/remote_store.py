@@ -50,10 +50,6 @@ class RemoteStore:
             with self._files.open_input_file(self._at(path)) as file:
                 yield file
 
-    def adopt(self, existing: str, new: str) -> None:
-        with storage_errors(f"writing {self.uri}/{new}"):
-            self._files.move(self._at(existing), self._at(new))
-
     def size(self, path: str) -> int | None:
         with storage_errors(f"looking at {self.uri}/{path}"):
             info = self._files.get_file_info(self._at(path))

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from crc32c import crc32c
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.spark.export.buckets import ALL_KEYS, Bucket
 
 FORMAT = "liftlog-export"
 VERSION = 1
@@ -30,7 +31,8 @@ class DataFile:
     """A Parquet file; `path` is relative to the table.
 
     `kind`: "keyed" holds the newest records of keys, "keyless" records without a key, "records"
-    every record of a range. `min_offset` and `max_offset` are those of its rows.
+    every record of a range. `min_offset` and `max_offset` are those of its rows. All of its keys
+    are in `bucket`.
     """
 
     path: str
@@ -39,6 +41,7 @@ class DataFile:
     size_bytes: int
     min_offset: int
     max_offset: int
+    bucket: Bucket = ALL_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +157,22 @@ def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
     columns = content["columns"]
     if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
         raise TypeError("columns")
-    files = tuple([DataFile(**_fields(DataFile, one)) for one in listed])
-    for file in files:
-        if file.kind not in get_args(Kind) or not is_safe_path(file.path):
-            raise ValueError(file.path)
+    files = tuple(map(file_from, listed))
     lost = tuple([Lost(**_fields(Lost, one)) for one in content["lost"]])
     return Snapshot(columns=tuple(columns), files=files, lost=lost, **plain)
+
+
+def file_from(content: Mapping[str, Any]) -> DataFile:
+    """Of `asdict`. Raises KeyError, TypeError, ValueError."""
+    number, total = content.get("bucket", ALL_KEYS)  # which the first manifests did not have
+    if type(number) is not int or type(total) is not int:
+        raise TypeError("bucket")
+    file = DataFile(**_fields(DataFile, content), bucket=Bucket(number, total))
+    if file.kind not in get_args(Kind) or not is_safe_path(file.path):
+        raise ValueError(file.path)
+    if total.bit_count() != 1 or not 0 <= number < total:
+        raise ValueError("bucket")
+    return file
 
 
 def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,3 +191,21 @@ def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
 def is_safe_path(path: str) -> bool:
     """Whether it stays below the table, and means the same everywhere."""
     return bool(re.fullmatch(r"(?!/)[A-Za-z0-9_./=-]+", path)) and ".." not in path.split("/")
+
+
+_FILE_NAME = re.compile(r"(keyed|keyless|records)-(?:(\d+)-(\d+)-)?[0-9a-f]{32}\.parquet")
+
+
+def file_name(kind: Kind, bucket: Bucket, unique: str) -> str:
+    """Of a data file; it tells what no Delta log does."""
+    place = f"{bucket.number}-{bucket.total}-" if bucket.total > 1 else ""
+    return f"{kind}-{place}{unique}.parquet"
+
+
+def parse_file_name(name: str) -> tuple[Kind, Bucket] | None:
+    """None for a file that another tool has written."""
+    found = _FILE_NAME.fullmatch(name)
+    if found is None:
+        return None
+    kind: Any = found[1]
+    return kind, Bucket(int(found[2]), int(found[3])) if found[2] else ALL_KEYS

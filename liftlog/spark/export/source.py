@@ -1,4 +1,4 @@
-"""What Spark runs to scan ranges: a source whose rows are the results of their tasks.
+"""What Spark runs to get tasks done: a source whose rows are what they tell.
 
 Spark pickles these classes by their names: every host of a cluster needs liftlog installed. What
 passes to them are options, which are text.
@@ -10,57 +10,58 @@ import pickle
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
-from liftlog.spark.export.scanning import ScanWork, encode_result, scan_range
-from liftlog.spark.transport import ScanRange
+from liftlog.spark.export.tasks import Task, perform
 
-RESULT = "result"
+TOLD = "told"
 
-_RESULTS = pa.schema([pa.field(RESULT, pa.utf8())])
+_ROWS = pa.schema([pa.field(TOLD, pa.utf8())])
 
 
-def pack(value: Any) -> str:
+def pack(tasks: Sequence[Task]) -> str:
     """For an option; unpacked by the same liftlog in the same job."""
-    return b64encode(pickle.dumps(value)).decode()
+    return b64encode(pickle.dumps(list(tasks))).decode()
 
 
-def unpack(text: str) -> Any:
-    return pickle.loads(b64decode(text))  # made by `pack`, on the driver of this job
-
-
-class RangesSource(DataSource):
-    """Scans ranges. Options: `work` and `ranges`, packed."""
+class TasksSource(DataSource):
+    """Runs each task of the option `tasks`, packed."""
 
     @classmethod
     def name(cls) -> str:
-        return "liftlog_export_ranges"
+        return "liftlog_export_tasks"
 
     def schema(self) -> StructType:
-        return StructType([StructField(RESULT, StringType())])
+        return StructType([StructField(TOLD, StringType())])
 
-    def reader(self, schema: StructType) -> RangesReader:
-        return RangesReader(unpack(self.options["work"]), unpack(self.options["ranges"]))
+    def reader(self, schema: StructType) -> TasksReader:
+        # Made by `pack`, on the driver of this job.
+        return TasksReader(pickle.loads(b64decode(self.options["tasks"])))
 
 
 @dataclass
-class OneRange(InputPartition):
-    wanted: ScanRange
+class OneTask(InputPartition):
+    number: int
+    task: Task
 
 
-class RangesReader(DataSourceReader):
-    def __init__(self, work: ScanWork, ranges: Sequence[ScanRange]) -> None:
-        self._work = work
-        self._ranges = ranges
+class TasksReader(DataSourceReader):
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._partitions: list[InputPartition] = [
+            OneTask(number, task) for number, task in enumerate(tasks)
+        ]
+
+    def __reduce__(self) -> tuple[type[TasksReader], tuple[Sequence[Task]]]:
+        """Without the tasks, of which Spark sends one beside it."""
+        return TasksReader, ((),)
 
     def partitions(self) -> list[InputPartition]:
-        return [OneRange(wanted) for wanted in self._ranges]
+        return self._partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, OneRange):
-            result = encode_result(scan_range(self._work, partition.wanted))
-            yield pa.RecordBatch.from_pydict({RESULT: [result]}, schema=_RESULTS)
+        if isinstance(partition, OneTask):
+            told = perform(partition.number, partition.task)
+            yield pa.RecordBatch.from_pydict({TOLD: [told]}, schema=_ROWS)

@@ -33,7 +33,7 @@ class Store(Protocol):
     """Paths are relative, with slashes. Methods raise StorageError and DiskFull."""
 
     uri: str
-    """As Spark and Delta write it."""
+    """As Delta writes it."""
 
     def make_directory(self, path: str) -> None: ...
 
@@ -47,10 +47,6 @@ class Store(Protocol):
 
     def opened(self, path: str) -> AbstractContextManager[Any]:
         """A context manager over a file to read, which can seek."""
-        ...
-
-    def adopt(self, existing: str, new: str) -> None:
-        """Rename a file that others have written, and make it durable."""
         ...
 
     def size(self, path: str) -> int | None:
@@ -172,13 +168,6 @@ class LocalStore:
         full = self.root / path
         with storage_errors(f"reading {full}"), full.open("rb") as file:
             yield file
-
-    def adopt(self, existing: str, new: str) -> None:
-        full = self.root / new
-        with storage_errors(f"writing {full}"):
-            self.disk.rename(self.root / existing, full)
-            self.disk.fsync(full)
-            self.disk.fsync(full.parent)
 
     def size(self, path: str) -> int | None:
         full = self.root / path

@@ -37,7 +37,6 @@ from liftlog.errors import (
 )
 from liftlog.spark.export import job, newest, paths
 from liftlog.spark.export.beginning import take_ground
-from liftlog.spark.export.scanning import ScanWork
 from liftlog.spark.export.snapshot import decode_manifest, encode_manifest
 from liftlog.spark.export.store import Disk, LocalStore
 
@@ -346,6 +345,37 @@ def test_the_manifest_as_its_page_says(streams: ExportedStreams, export: Export,
         decode_manifest(newer + b',\n"crc32c":"%08x"}\n' % crc32c(newer), "m")
 
 
+def test_a_manifest_from_before_there_were_buckets(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    streams.put("in", [Put(f"k{n}", b"1") for n in range(9)])
+    export()
+    path = Path(lake, "_manifest", f"{1:020d}.json")
+    body, _, _ = path.read_bytes().replace(b',"bucket":[0,1]', b"").partition(b',\n"crc32c"')
+    assert b"bucket" not in body
+    path.write_bytes(body + b',\n"crc32c":"%08x"}\n' % crc32c(body))
+    assert [file.bucket for file in newest(lake).files] == [(0, 1)]
+    streams.put("in", [Put("k3", b"2"), Put("k4", None)])
+    export(partition_bytes=1000)
+    assert len(newest(lake).files) > 1
+    assert [(offset, value) for offset, _, value in table(lake)] == [
+        *((n, b"1") for n in (1, 2, 3, 6, 7, 8, 9)),
+        (10, b"2"),
+    ]
+
+
+@pytest.mark.parametrize("bucket", [(0, 3), (2, 2), (-1, 2), (0, 0), (0, -4), ("0", 1), (0, True)])
+def test_buckets_that_make_no_sense(
+    streams: ExportedStreams, export: Export, lake: str, bucket: Any
+) -> None:
+    streams.put("in", [Put("a", b"1")])
+    export()
+    snapshot = newest(lake)
+    bad = encode_manifest(replace(snapshot, files=(replace(snapshot.files[0], bucket=bucket),)))
+    with pytest.raises(CorruptMetadata):
+        decode_manifest(bad, "m")
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x.parquet", "a/../../x", "a b", ""])
 def test_paths_that_lead_out_of_the_table(
     streams: ExportedStreams, export: Export, lake: str, path: str
@@ -387,31 +417,68 @@ def test_object_stores_are_for_delta(streams: ExportedStreams, url: str) -> None
         Export(streams, "in", url)()
 
 
-def test_a_directory_that_scans_do_not_share(
-    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(3):
-        streams.put("in", [Put("a", b"%d" % n * 100)])
-    scan = LocalEngine.scan
+def _tampered(monkeypatch: pytest.MonkeyPatch, after: str, change: Callable[[], object]) -> None:
+    """Between a phase and whoever needs its files."""
+    run = LocalEngine.run
 
-    def elsewhere(self: LocalEngine, work: ScanWork, *rest: Any) -> Any:
-        found = scan(self, work, *rest)
-        for path in Path(lake, work.directory, "staged").iterdir():
-            path.unlink()
+    def tampered(self: LocalEngine, phase: str, *rest: Any) -> Any:
+        found = run(self, phase, *rest)
+        if phase == after:
+            change()
         return found
 
-    monkeypatch.setattr(LocalEngine, "scan", elsewhere)
-    with pytest.raises(StorageError, match="that all hosts share"):
+    monkeypatch.setattr(LocalEngine, "run", tampered)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_staged_file_that_a_merge_does_not_find_whole(
+    streams: ExportedStreams,
+    export: Export,
+    lake: str,
+    monkeypatch: pytest.MonkeyPatch,
+    left: int,
+) -> None:
+    """As where not all hosts share the directory: gone, short, or another one of that size."""
+    for n in range(3):
+        streams.put("in", [Put("a", b"%d" % n * 100)])
+
+    def change() -> None:
+        for path in Path(lake).glob("_runs/*/staged/*"):
+            data = path.read_bytes()
+            path.unlink()
+            if left:
+                path.write_bytes(data[:-1] if left == 1 else bytes(len(data)))
+
+    _tampered(monkeypatch, "scan", change)
+    said = "that all hosts share" if left < 2 else "reading .*staged"
+    with pytest.raises(StorageError, match=said):
         export(partition_bytes=64)
+    assert newest(lake) is None
+    assert os.listdir(f"{lake}/_runs") == []
 
 
-def test_a_directory_that_not_all_hosts_share(
+def test_a_file_of_the_snapshot_that_is_gone(
     streams: ExportedStreams, export: Export, lake: str
 ) -> None:
     streams.put("in", [Put("a", b"1")])
-    export.after_merge = lambda work: shutil.rmtree(Path(lake, work.directory))
-    with pytest.raises(StorageError, match="that all hosts share"):
+    export()
+    Path(paths(lake)[0]).unlink()
+    streams.put("in", [Put("b", b"2")])
+    with pytest.raises(StorageError, match=r"is not there on the host of a task.*all hosts share"):
         export()
+    assert newest(lake).sequence == 1
+
+
+def test_a_directory_that_the_driver_does_not_share(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        streams.put("in", [Put(f"k{n}", b"%d" % n * 100)])
+    _tampered(
+        monkeypatch, "merge", lambda: [shutil.rmtree(one) for one in Path(lake).glob("_runs/*")]
+    )
+    with pytest.raises(StorageError, match="that all hosts share"):
+        export(partition_bytes=64)
 
 
 # --- two at once ---

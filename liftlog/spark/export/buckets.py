@@ -1,0 +1,52 @@
+"""Which task of a merge is concerned with a key. Pure.
+
+Keys are divided by their CRC-32C into a power of two of buckets. So two divisions never cut across
+each other: bucket b of B lies within each bucket of a coarser division that agrees with b, and
+holds whole buckets of a finer one. Files that were written with another number of buckets, when the
+table was smaller, are of use as they are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+BUCKET_BYTES = 32 * 1024 * 1024
+MOST_BUCKETS = 1024
+
+
+class Bucket(NamedTuple):
+    """One of `total` equal parts of all keys."""
+
+    number: int
+    total: int
+
+    def meets(self, other: Bucket) -> bool:
+        """Whether a key can be in both."""
+        common = min(self.total, other.total)
+        return self.number % common == other.number % common
+
+
+ALL_KEYS = Bucket(0, 1)
+
+
+def buckets_for(size_bytes: int, bucket_bytes: int) -> int:
+    """Into how many buckets so much is divided: the fewest of at most `bucket_bytes` each.
+
+    More than MOST_BUCKETS would be too many files; beyond that buckets grow with the table.
+    """
+    wanted = -(-size_bytes // bucket_bytes)
+    return min(1 << max(wanted - 1, 0).bit_length(), MOST_BUCKETS)
+
+
+def numbers_of(keys: pa.Array, total: int) -> NDArray[np.uint32]:
+    """The bucket of each key. Rows without a key go with the empty key."""
+    if total == 1:
+        return np.zeros(len(keys), np.uint32)
+    texts = keys.fill_null(b"").to_pylist()
+    sums = np.fromiter(map(crc32c, texts), np.uint32, len(texts))
+    return sums & np.uint32(total - 1)

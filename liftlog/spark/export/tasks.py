@@ -1,0 +1,69 @@
+"""What both phases of an export are made of: tasks that any host can run, in any order, and again.
+
+A task leaves files and says which. What it says comes to the driver as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from liftlog import errors
+from liftlog.errors import LiftlogError, StorageError
+from liftlog.spark.export.snapshot import DataFile, file_from
+from liftlog.spark.export.staging import StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """`files` belong into the table, `staged` waits for the merge."""
+
+    files: tuple[DataFile, ...] = ()
+    staged: tuple[StagedFile, ...] = ()
+
+
+class Task(Protocol):
+    """Can be pickled."""
+
+    def run(self) -> TaskResult:
+        """Raises LiftlogError."""
+        ...
+
+
+def perform(number: int, task: Task) -> str:
+    """Run the task with that number. Raises LiftlogError only where another attempt may help; else
+    it is in what is told, so that it arrives as it is and nothing is attempted again."""
+    content: dict[str, Any] = {"task": number}
+    try:
+        content |= asdict(task.run())
+    except LiftlogError as error:
+        if error.retriable:
+            raise
+        plain = {k: v for k, v in error.details.items() if isinstance(v, (int, str))}
+        content["error"] = [type(error).__name__, error.message, error.hint, plain]
+    return json.dumps(content)
+
+
+def results(tasks: Sequence[Task], told: Iterable[str]) -> list[TaskResult]:
+    """Of all tasks, in their order. Raises the first of their errors; StorageError unless each has
+    told once."""
+    found = sorted(map(json.loads, told), key=lambda content: content["task"])
+    for content in found:
+        if "error" in content:
+            raise _error(*content["error"])
+    if [content["task"] for content in found] != list(range(len(tasks))):
+        raise StorageError("not every task of the export came back; run it again")
+    return [
+        TaskResult(
+            tuple(map(file_from, content["files"])),
+            tuple([StagedFile(**one) for one in content["staged"]]),
+        )
+        for content in found
+    ]
+
+
+def _error(kind: str, message: str, hint: str, details: dict[str, Any]) -> LiftlogError:
+    found = getattr(errors, kind, LiftlogError)
+    return found(message, hint=hint, **details)
