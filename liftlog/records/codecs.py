@@ -64,8 +64,10 @@ class Codec:
 
 def codec_named(name: str) -> Codec | None:
     """None for "none". Raises UnsupportedFormat when its package is not installed."""
-    numbers = {known: number for number, known in CODEC_NAMES.items()}
-    return _codec(numbers[name]) if numbers[name] else None
+    return _codec(_NUMBERS[name]) if name != "none" else None
+
+
+_NUMBERS = {name: number for number, name in CODEC_NAMES.items()}
 
 
 @lru_cache
