@@ -5,7 +5,8 @@ record-granular. *Files* go segment by segment, the oldest first, once the log s
 all of a file; so the log start is the truth and the files follow when they can.
 
     max_age       by the largest timestamp in a segment: whole sealed segments, oldest first, up
-                  to the first one that is young enough
+                  to the first one that is young enough. One without records has no age, and goes
+                  with the next one that has
     max_bytes     a segment goes only if at least max_bytes remain without it, as in Kafka: the
                   limit is what is kept at least, and up to one segment more than it stays
     max_messages  exact: the log start moves into a segment, also into the active one. Where
@@ -134,6 +135,10 @@ def _start_by_age(segments: Sequence[SegmentView], oldest_ns: int, log_start: in
     for segment in segments:
         if segment.next_offset <= log_start:
             continue  # passed already, its file waits for something else
+        if segment.sealed and not segment.record_count:
+            # Compaction has emptied it, so it has no age. Whoever is in this hole reads on behind
+            # it: the log start passes it only together with records that are too old.
+            continue
         if not segment.sealed or segment.max_timestamp_ns >= oldest_ns:
             break
         start = segment.next_offset

@@ -115,6 +115,17 @@ def test_the_age_limit_goes_on_where_another_limit_led() -> None:
     assert run(segments, RetentionPolicy(max_bytes=150)) == (21, 2)
 
 
+def test_what_compaction_has_emptied_has_no_age() -> None:
+    """A consumer that stands in the hole goes on behind it, as long as that is young enough."""
+    holes = [Segment(1, 11, 88, 0, -1), Segment(11, 21, 88, 0, -1)]
+    kept = [Segment(21, 31, 90, 3, NOW - 2000), Segment(31, 41, 88, 0, -1)]
+    active = Segment(41, 46, 50, 5, NOW - 1000, sealed=False)
+    assert run([*holes, *kept, active], RetentionPolicy(max_age_ns=2000)) == (1, 0)
+    # With the records behind them the holes go; the one that follows waits for its neighbour.
+    assert run([*holes, *kept, active], RetentionPolicy(max_age_ns=1999)) == (31, 3)
+    assert run([*holes, active], RetentionPolicy(max_age_ns=1)) == (1, 0)
+
+
 def test_a_stamp_in_the_future_is_young() -> None:
     assert run(log((10, 100, -5000), (1, 1, 0)), RetentionPolicy(max_age_ns=1)) == (1, 0)
     # Without a dedupe window it protects nothing.
