@@ -119,7 +119,8 @@ class Health:
         state = await self._disk.state()
         if state.problem:
             return Check(False, state.problem)
-        return Check(True, f"writable, {state.free_bytes} of {state.size_bytes} bytes are free")
+        free, size = (f"{number / 2**30:,.1f}" for number in (state.free_bytes, state.size_bytes))
+        return Check(True, f"writable, {free} of {size} GiB are free")
 
     def _draining(self) -> Check:
         if self.phase is Phase.DRAINING:

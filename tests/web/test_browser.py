@@ -37,11 +37,13 @@ roles:
   reader: [{allow: [read], streams: ["orders"], subjects: ["orders.eu.>"]}]
 bindings: {ann: [owner], eve: [reader]}
 """
+LONG = "plant-eu-central-1-line-42-temperature-and-vibration-of-all"
 STREAMS: dict[str, Any] = {
     "orders": {"subject": "orders.>", "segment": {"max_bytes": "64KiB"},
                "compaction": {"min_lag": "0s"}},
     "hostile": {"subject": "hostile.>"},
     "large": {"subject": "large.>", "acks": "off"},
+    LONG: {"subject": "plant.eu-central-1.line-42.machine.*.temperature.and.vibration.>"},
 }  # fmt: skip
 
 NewWindow = Callable[..., Window]
@@ -154,6 +156,19 @@ def test_every_page_on_a_phone_and_on_a_desk(
             one.page.goto(path)
             check_accessible(one.page)
             assert is_as_wide_as_its_window(one.page), (path, width)
+
+
+@pytest.mark.parametrize("path", ["/ui/streams", "/ui/streams/orders/records"])
+def test_no_name_pushes_figures_out_of_sight(daemon: Daemon, window: NewWindow, path: str) -> None:
+    for width in (390, 1280):
+        page = window(daemon, viewport={"width": width, "height": 800}).page
+        page.goto(path)
+        table = page.locator(".scroll").first
+        assert table.evaluate("one => one.scrollWidth <= one.clientWidth"), width
+    # On a desk the form stands on two lines.
+    fields = page.locator("form.filters input, form.filters select, form.filters button")
+    tops = fields.evaluate_all("all => all.map((one) => one.getBoundingClientRect().top)")
+    assert len({round(top / 20) for top in tops}) <= 2
 
 
 def test_from_the_overview_to_a_record(daemon: Daemon, window: NewWindow) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from liftlog.errors import LiftlogError, StreamUnavailable
+from liftlog.errors import (
+    CheckpointUncertain,
+    Diverged,
+    LiftlogError,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    StreamUnavailable,
+)
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.picture import segment_parts
@@ -58,6 +65,7 @@ async def stream(asked: Asked) -> Shown:
             "settings": _flat(described),
             "done": done if done in DONE else "",
             "done_text": DONE.get(done, ""),
+            "problems": PROBLEMS,
         },
     )
 
@@ -67,6 +75,15 @@ DONE = {
     "resume": "Resumed: messages are stored again.",
     "compact": "A compaction pass is asked for; it begins as soon as the cleaner is free.",
 }
+
+
+PROBLEMS = {
+    OffsetOutOfRange.name: "what followed is gone",
+    StaleIncarnation.name: "of another stream",
+    Diverged.name: "of another history",
+    CheckpointUncertain.name: "not known",
+}
+"""Why a consumer cannot go on where it was. Others are shown by their names."""
 
 
 def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
