@@ -10,6 +10,9 @@ import pytest
 from support.served_logs import ServedLogs
 from support.spark import REPOSITORY, patiently
 
+from acl.policy import Policy
+from acl.tokens import hash_token, new_secret
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -190,3 +193,45 @@ def test_the_how_to_page(
     assert "4 orders in the lake" in told
     for example in examples[3:]:  # other hosts
         compile(example, "example", "exec")
+
+
+ACL = """
+principals:
+  bob: {{token_hash: "{}"}}
+roles:
+  reader:
+    - {{allow: [read], streams: ["orders"]}}
+bindings:
+  bob: [reader]
+"""
+
+
+def test_a_refusal_says_who_may_not_do_what(spark: SparkSession, tmp_path: Path) -> None:
+    """In one line of what Spark tells."""
+    from pyspark.errors import AnalysisException
+
+    secret = new_secret()
+    token = tmp_path / "bob.token"
+    token.write_text(f"bob.{secret}\n")
+    policy = Policy.load(ACL.format(hash_token(secret)))
+    with ServedLogs(tmp_path / "streams", policy=policy) as logs:
+        for name in ("orders", "wages"):
+            logs.add(name)
+            logs.append(name, [b"1"])
+
+        def told(**options: Any) -> list[str]:
+            frame = spark.read.format("liftlog").options(server=logs.server, **options).load()
+            with pytest.raises(AnalysisException) as raised:
+                frame.collect()
+            return [line for line in str(raised.value).splitlines() if "liftlog.errors." in line]
+
+        mine = {"server": logs.server, "stream": "orders", "tokenFile": str(token)}
+        assert spark.read.format("liftlog").options(**mine).load().count() == 1
+        (line,) = told(stream="wages", tokenFile=str(token))
+        assert "Forbidden: 'bob' may not read the stream 'wages'" in line
+        (line,) = told(stream="orders")
+        assert "Unauthenticated: " in line
+        token.write_text("bob.wrong\n")
+        (line,) = told(stream="orders", tokenFile=str(token))
+        assert "Unauthenticated: " in line
+        assert "bob.wrong" not in line
