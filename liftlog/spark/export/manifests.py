@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from itertools import pairwise
 
-from liftlog.errors import Conflict, CorruptMetadata
+from liftlog.errors import Conflict, CorruptMetadata, StorageError
 from liftlog.spark.export.snapshot import Snapshot, decode_manifest, encode_manifest
 from liftlog.spark.export.store import Store, join, no_atomic_manifest
 from liftlog.spark.export.table import (
@@ -29,6 +29,7 @@ from liftlog.spark.export.table import (
 RUNS = "_runs"
 
 _MANIFEST = re.compile(r"(\d{20})\.json")
+_TEMPORARY = re.compile(r"\.{1,2}(\d{20})\.(?:json|probe).*")
 
 
 class ManifestTable:
@@ -62,7 +63,13 @@ class ManifestTable:
     def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
         self._check_format()  # once more: another run may have begun one since
         data = encode_manifest(snapshot)
-        if not self.store.put_if_absent(_manifest_path(snapshot.sequence), data):
+        try:
+            is_first = self.store.put_if_absent(_manifest_path(snapshot.sequence), data)
+        except StorageError as error:
+            if self.next_sequence() > snapshot.sequence:  # whoever was has tidied up after us
+                raise another_was_quicker(self._where, self.newest()) from error
+            raise
+        if not is_first:
             raise another_was_quicker(self._where, self.newest())
         following = [number for number in self._numbers() if number > snapshot.sequence]
         if following and not self._was_built_on(snapshot, following):
@@ -72,7 +79,7 @@ class ManifestTable:
 
     def vacuum(self, now_ns: int, keep_seconds: float) -> int:
         found = list(self._all())
-        removed = 0
+        removed = self._remove_temporary(found[-1][0]) if found else 0
         kept = [snapshot for _, snapshot in found[-2:]]
         for (number, snapshot), (_, following) in pairwise(found[:-1]):
             if following is not None and now_ns - following.created_ns > keep_seconds * 1e9:
@@ -115,12 +122,27 @@ class ManifestTable:
                 continue
 
     def _check_put_if_absent(self) -> None:
-        probe = join(MANIFESTS, f".probe-{uuid.uuid4().hex}")
+        number = self.next_sequence()
+        probe = join(MANIFESTS, f".{number:020d}.probe-{uuid.uuid4().hex}")
         try:
-            if not self.store.put_if_absent(probe, b"1") or self.store.put_if_absent(probe, b"2"):
-                raise no_atomic_manifest(self._where, "its hard links replace what is there")
+            works = self.store.put_if_absent(probe, b"1")
+            works = works and not self.store.put_if_absent(probe, b"2")
+        except StorageError:
+            if self.next_sequence() == number:
+                raise
+            return  # whoever has committed meanwhile has removed it, and has shown that it works
         finally:
             self.store.remove(probe)
+        if not works and self.next_sequence() == number:
+            raise no_atomic_manifest(self._where, "its hard links replace what is there")
+
+    def _remove_temporary(self, newest: int) -> int:
+        """What was to become a manifest, or probed that, and was left by a run that was killed."""
+        found = map(_TEMPORARY.fullmatch, self.store.names(MANIFESTS))
+        dead = [one[0] for one in found if one and int(one[1]) <= newest]
+        for name in dead:
+            self.store.remove(join(MANIFESTS, name))
+        return len(dead)
 
     def _was_built_on(self, snapshot: Snapshot, following: list[int]) -> bool:
         if following[0] != snapshot.sequence + 1:

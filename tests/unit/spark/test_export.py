@@ -651,6 +651,64 @@ def test_a_later_run_under_way_is_left_alone(
     assert (dead.exists(), live.exists()) == (False, True)
 
 
+def test_what_killed_runs_leave_goes(streams: ExportedStreams, export: Export, lake: str) -> None:
+    """Killed while the power stays: all that was written lies there."""
+    streams.put("in", [Put("a", b"1")])
+    left: set[str] = set()
+    step = 0
+    while newest(lake) is None:
+        with disk(stop_before=step), pytest.raises(Stopped):
+            export()
+        step += 1
+        hidden = [path.name for path in Path(lake, "_manifest").glob(".*")]
+        left |= {re.sub("[0-9a-f]{20,}", "", name) for name in hidden}
+    assert left == {"..probe-", "...probe-..tmp", "..json..tmp"}
+    streams.put("in", [Put("a", b"2")])
+    export()
+    assert [path.name[20:] for path in Path(lake, "_manifest").iterdir()] == [".json"] * 2
+    assert len(os.listdir(f"{lake}/_runs")) == 2
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_probe_that_another_run_has_removed(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    streams.put("in", [Put("a", b"1")])
+    link, probes = Disk.link, 0
+
+    def late(self: Disk, existing: Path, new: Path) -> None:
+        nonlocal probes
+        probes += "probe" in new.name
+        if probes == at:
+            monkeypatch.undo()
+            Export(streams, "in", lake)()
+            assert not existing.exists()
+        link(self, existing, new)
+
+    monkeypatch.setattr(Disk, "link", late)
+    assert not export().committed
+    assert table(lake) == [(1, b"a", b"1")]
+
+
+def test_a_temporary_manifest_that_another_run_has_removed(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams.put("in", [Put("a", b"1")])
+    link = Disk.link
+
+    def late(self: Disk, existing: Path, new: Path) -> None:
+        if new.suffix == ".json":
+            monkeypatch.undo()
+            Export(streams, "in", lake)()
+            assert not existing.exists()
+        link(self, existing, new)
+
+    monkeypatch.setattr(Disk, "link", late)
+    with pytest.raises(Conflict, match="was quicker"):
+        export()
+    assert table(lake) == [(1, b"a", b"1")]
+
+
 # --- a crash between every two steps ---
 
 
