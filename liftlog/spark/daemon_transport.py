@@ -15,7 +15,13 @@ from liftlog.records.decode import RecordBatch
 from liftlog.spark.holding import HOLDER, Hold
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions
-from liftlog.spark.transport import Extent, ScanRange, StreamState, is_compacted
+from liftlog.spark.transport import (
+    Extent,
+    ScanRange,
+    StreamState,
+    compacted_meanwhile,
+    is_compacted,
+)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -28,6 +34,7 @@ class DaemonTransport:
         self._lease_seconds = options.lease_seconds
         self._lease: LeaseInfo | None = None
         self._compacted = False
+        self._cleaned_below = 0
         # The daemon sends only what matches; columns are left out here, where it costs it nothing.
         wanted = Filter(subject=options.subject, key=options.narrowing.key)
         self._filter = wanted if wanted != Filter() else None
@@ -41,6 +48,7 @@ class DaemonTransport:
                 f"{self._client.address} has no stream {self._stream!r} that may be read"
             ) from error
         self._compacted = is_compacted(info.settings)
+        self._cleaned_below = info.compaction.get("cleaned_below", 0)
         whole = Extent(info.log_start_offset, info.log_end_offset, info.size_bytes)
         return StreamState(
             stream=self._stream,
@@ -80,15 +88,26 @@ class DaemonTransport:
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
         if self._lease is None:
-            return planned
+            return [replace(one, cleaned_below=self._cleaned_below) for one in planned]
         return [replace(one, lease_id=self._lease.lease_id) for one in planned]
 
     def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
         batches = self._batches(wanted, Losses(self._stream, fail=fail_on_data_loss))
-        if wanted.lease_id is None:
-            return batches
-        hold = Hold(self._client, self._stream, wanted.lease_id, self._lease_seconds)
-        return hold.over(batches)
+        if wanted.lease_id is not None:
+            hold = Hold(self._client, self._stream, wanted.lease_id, self._lease_seconds)
+            return hold.over(batches)
+        if wanted.cleaned_below is not None:
+            return self._without_compaction(batches, wanted.cleaned_below)
+        return batches
+
+    def _without_compaction(
+        self, batches: Iterator[RecordBatch], cleaned_below: int
+    ) -> Iterator[RecordBatch]:
+        """The same batches. Raises SegmentsChanged when compaction was switched on meanwhile."""
+        yield from batches
+        found = self._client.describe_stream(self._stream).compaction
+        if found.get("state", "off") != "off" or found.get("cleaned_below", 0) > cleaned_below:
+            raise compacted_meanwhile(self._stream)
 
     def _batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
         reached = wanted.first_offset

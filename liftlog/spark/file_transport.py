@@ -18,7 +18,6 @@ from liftlog.errors import (
     CorruptMetadata,
     CorruptRange,
     InvalidArgument,
-    SegmentsChanged,
     StaleIncarnation,
     StorageError,
 )
@@ -29,7 +28,13 @@ from liftlog.log.repair.walk import Found, walk
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions
-from liftlog.spark.transport import Extent, ScanRange, StreamState, is_compacted
+from liftlog.spark.transport import (
+    Extent,
+    ScanRange,
+    StreamState,
+    compacted_meanwhile,
+    is_compacted,
+)
 
 _WINDOW_BYTES = 1024 * 1024
 _STREAMS = "streams"
@@ -90,7 +95,7 @@ class FileTransport:
         same."""
         manifest = self._manifest()
         if not is_compacted(manifest.metadata.get("settings")):
-            return planned
+            return [replace(one, cleaned_below=manifest.cleaned_below) for one in planned]
         return [replace(one, files=_files(manifest, one)) for one in planned]
 
     def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
@@ -155,12 +160,14 @@ class FileTransport:
                 f"{self._stream!r} was created anew or truncated since the read was planned",
                 hint="read again",
             )
-        if wanted.files is not None and _files(manifest, wanted) != wanted.files:
-            raise SegmentsChanged(
-                f"{self._stream!r} was compacted since the read was planned: the newest value of a "
-                "key may have moved behind the end of the read",
-                hint="read again; read a copy of the directory; or use server=",
+        changed = wanted.files is not None and _files(manifest, wanted) != wanted.files
+        if wanted.cleaned_below is not None:
+            changed = manifest.cleaned_below > wanted.cleaned_below or is_compacted(
+                manifest.metadata.get("settings")
             )
+        if changed:
+            hint = "read again; read a copy of the directory; or use server="
+            raise compacted_meanwhile(self._stream, hint)
 
     @contextmanager
     def _opened(self, entry: SegmentEntry) -> Iterator[tuple[OsFile, SparseIndex | None]]:

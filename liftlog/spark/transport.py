@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from liftlog.errors import SegmentsChanged
 from liftlog.records.decode import RecordBatch
 
 
@@ -52,6 +53,8 @@ class ScanRange:
     """Of a compacted stream that is read from files: those that hold the range."""
     lease_id: str | None = None
     """Of a compacted stream that is read from a daemon."""
+    cleaned_below: int | None = None
+    """Of a stream without compaction: how far it was compacted, if ever, before that ended."""
 
 
 class Transport(Protocol):
@@ -95,6 +98,14 @@ class Transport(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+def compacted_meanwhile(stream: str, hint: str = "read again") -> SegmentsChanged:
+    return SegmentsChanged(
+        f"{stream!r} was compacted since the read was planned: the newest value of a key may have "
+        "moved behind the end of the read",
+        hint=hint,
+    )
 
 
 def is_compacted(settings: Mapping[str, Any] | None) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from support.local_cleaning import Cleaning
 
 from liftlog.client import connect_sync
-from liftlog.errors import LeaseGone
+from liftlog.errors import LeaseGone, SegmentsChanged
 from liftlog.server.pull import PullServer
 from liftlog.spark import decoder
 from liftlog.spark.options import ReadOptions, parse_options
@@ -146,3 +146,31 @@ async def test_append_streams_need_none(cleaning: Cleaning, options: ReadOptions
     chosen = parse_options({"server": options.server, "stream": "plain"})
     assert [one.lease_id for one in await planned(chosen)] == [None]
     assert cleaning.running.broker.administration.leases.live("plain") == []
+
+
+@pytest.mark.parametrize("transport", ["server", "path"])
+@pytest.mark.parametrize("off_again", [False, True])
+async def test_compaction_that_is_switched_on_meanwhile(
+    cleaning: Cleaning, options: ReadOptions, tmp_path: Path, transport: str, off_again: bool
+) -> None:
+    """The read has no lease: so it is told, also where compaction is off again by then."""
+    await cleaning.stream("plain", RECORDS, KEYS, compaction=None)
+    host = cleaning.running.broker.hosts["plain"]
+    where = {"server": options.server, "path": str(host.log.directory)}[transport]
+    given = {transport: where, "stream": "plain", "targetPartitionBytes": "4096"}
+    chosen = parse_options(given)
+    ranges = await planned(chosen)
+    assert len(ranges) > 3
+    await rows(chosen, ranges[0])
+    update = cleaning.running.broker.administration.update_stream
+    await update("plain", {"compaction": {"tombstone_retention": "1h"}})
+    await cleaning.running.put("plain", [(f"key-{n}", b"newer") for n in range(KEYS)])
+    cleaning.cleaner.request(host)
+    await cleaning.cleaner._round()
+    if off_again:
+        await update("plain", {"compaction": None})
+    with pytest.raises(SegmentsChanged, match="read again"):
+        await rows(chosen, ranges[1])
+    if off_again:  # and one that begins by now has nothing to fear
+        found = [row for wanted in await planned(chosen) for row in await rows(chosen, wanted)]
+        assert keys_of(found) == {b"key-%d" % n for n in range(KEYS)}
