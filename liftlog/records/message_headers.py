@@ -29,14 +29,6 @@ def build_block(lines: list[tuple[bytes, bytes]]) -> bytes:
     return PREAMBLE + _CRLF + body + _CRLF
 
 
-def extend_block(block: bytes, lines: list[tuple[bytes, bytes]]) -> bytes:
-    """`block` with `lines` added at its end, otherwise verbatim."""
-    if not block:
-        return build_block(lines)
-    stem = block[:-2] if block.endswith(b"\r\n\r\n") else block + _CRLF
-    return stem + b"".join(b"%b: %b\r\n" % line for line in lines) + _CRLF
-
-
 class MessageHeaders(Mapping[str, str]):
     """Headers by name, ignoring case; the first of several equal names wins, as in nats-py.
 

@@ -46,10 +46,6 @@ class ServiceManager:
             address = None
         return cls(address, watchdog)
 
-    @property
-    def listens(self) -> bool:
-        return self._socket is not None
-
     def status(self, text: str) -> None:
         """One line for `systemctl status`."""
         self._tell(f"STATUS={_one_line(text)}")

@@ -27,7 +27,6 @@ class DemoDaemon:
         self._addresses_path = data_dir / "addresses.json"
         self._log_path = config.with_name("daemon.log")
         self._process: asyncio.subprocess.Process | None = None
-        self._http = ""
         self.pull_address = ""
 
     @property

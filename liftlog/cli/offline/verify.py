@@ -6,7 +6,7 @@ never acked are not damage: a running daemon is just writing them, or the next s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -270,8 +270,3 @@ def _covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> 
         if bad.first_offset <= first < bad.next_offset:
             first = bad.next_offset
     return first >= following
-
-
-def verify_all(streams: Iterable[StreamDirectory]) -> Iterator[StreamReport]:
-    for stream in streams:
-        yield verify_stream(stream)

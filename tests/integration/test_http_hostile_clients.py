@@ -1,0 +1,170 @@
+"""The log API against clients that are slow, deaf, many or broken."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, records_of
+from support.log_api import HTTP, STREAMS, Caller
+from support.nats_server import NatsServer
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    with Daemon(server.url, {"streams": STREAMS, "http": HTTP}) as daemon:
+        yield daemon
+        assert daemon.running
+        assert_no_traceback(daemon)
+
+
+@pytest.fixture
+def call(daemon: Daemon) -> Iterator[Caller]:
+    with Caller(daemon) as caller:
+        yield caller
+
+
+# --- slow and hostile clients ---
+
+
+def raw_http(daemon: Daemon, data: bytes) -> socket.socket:
+    host, port = daemon.http_address.rsplit(":", 1)
+    sock = socket.create_connection((host, int(port)), timeout=10)
+    sock.sendall(data)
+    return sock
+
+
+def everything(sock: socket.socket) -> bytes:
+    found = b""
+    with sock:
+        try:
+            while part := sock.recv(65_536):
+                found += part
+        except ConnectionResetError:
+            pass
+    return found
+
+
+HEAD = b"POST /api/v1/streams/single/records HTTP/1.1\r\nHost: localhost\r\n"
+OCTETS = HEAD + b"Content-Type: application/octet-stream\r\n"
+
+
+def test_a_body_that_does_not_arrive(daemon: Daemon) -> None:
+    answer = everything(raw_http(daemon, OCTETS + b"Content-Length: 10\r\n\r\nx"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_chunked_body_that_is_too_large(daemon: Daemon) -> None:
+    body = (b"1000\r\n" + b"x" * 4096 + b"\r\n") * 20
+    sock = raw_http(daemon, OCTETS + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+    assert sock.recv(12) == b"HTTP/1.1 413"
+    sock.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"GET /livez", HEAD, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET /l"],
+    ids=["nothing", "half a line", "half a head", "half of a second"],
+)
+def test_a_head_that_does_not_arrive(daemon: Daemon, data: bytes) -> None:
+    answer = everything(raw_http(daemon, data))
+    assert answer.count(b"HTTP/1.1 200") == data.count(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
+        b"\xff" * 10_000 + b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 5_000 + b"\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
+        OCTETS + b"Content-Length: -1\r\n\r\n",
+        OCTETS + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        OCTETS + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        OCTETS + b"Content-Length: 99999999999999999999\r\n\r\n",
+    ],
+    ids=["TLS", "bytes", "version", "many headers", "long line", "long header", "negative length",
+         "two lengths", "no chunk", "huge length"],
+)  # fmt: skip
+def test_broken_http(daemon: Daemon, call: Caller, data: bytes) -> None:
+    end = call("GET", "single/bounds").json["log_end_offset"]
+    answer = everything(raw_http(daemon, data))
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    assert call("GET", "single/bounds").json["log_end_offset"] == end
+
+
+def test_an_append_whose_sender_has_gone_is_not_half_stored(daemon: Daemon, call: Caller) -> None:
+    end = call("GET", "single/bounds").json["log_end_offset"]
+    with raw_http(daemon, OCTETS + b"Content-Length: 10\r\n\r\nhalf"):
+        pass
+    call.append("single", value="whole")
+    (record,) = records_of(daemon, "single", end)
+    assert record.value == b"whole"
+
+
+# --- many and deaf clients ---
+
+
+@pytest.fixture(scope="module")
+def narrow(server: NatsServer) -> Iterator[Daemon]:
+    """A daemon with few places, and a record of 512 KiB at offset 1."""
+    settings = {
+        "streams": {"large": {"subject": "large"}},
+        "http": {**HTTP, "max_connections": 8, "max_body": "1MiB"},
+    }
+    with Daemon(server.url, settings) as daemon:
+        with Caller(daemon) as caller:
+            assert caller.append_raw("large", b"x" * 524_288).json["offset"] == 1
+        yield daemon
+        assert daemon.running
+        assert_no_traceback(daemon)
+
+
+def test_idle_connections_make_room(narrow: Daemon) -> None:
+    idle = [raw_http(narrow, b"") for _ in range(64)]
+    assert narrow.get("/livez")[0] == 200
+    with Caller(narrow) as caller:
+        assert caller("GET", "large/bounds").json["high_watermark"] == 2
+    for sock in idle:
+        assert everything(sock) == b""
+
+
+def test_a_client_that_takes_no_answers_is_cut_off_and_costs_little(narrow: Daemon) -> None:
+    narrow.reset_peak_rss()
+    before = narrow.rss_bytes
+    get = b"GET /api/v1/streams/large/records/1?format=raw HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    deaf = []
+    for _ in range(7):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = narrow.http_address.rsplit(":", 1)
+        sock.connect((host, int(port)))
+        sock.settimeout(10)
+        sock.sendall(get * 50)
+        deaf.append(sock)
+    with Caller(narrow) as caller:
+        assert caller("GET", "large/bounds").json["high_watermark"] == 2
+    for sock in deaf:
+        _wait_for_reset(sock)
+        sock.close()
+    assert narrow.peak_rss_bytes - before < 64 << 20
+
+
+def _wait_for_reset(sock: socket.socket) -> None:
+    """Without taking anything of what has arrived."""
+    poll = select.poll()
+    poll.register(sock, select.POLLHUP | select.POLLERR)
+    assert poll.poll(10_000), "it is still connected"
