@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -62,6 +62,10 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, str]
+
+
+_NO_HEADERS = MessageHeaders(b"")
+_new_tuple: Callable[[type[Record], Iterable[Any]], Record] = tuple.__new__
 
 
 class RecordBatch:
@@ -223,19 +227,22 @@ class RecordBatch:
 
     def records(self) -> list[Record]:
         """One object per record: the convenient way, and the slowest."""
-        raw = self.headers()
-        parsed = [MessageHeaders(block) for block in raw]
-        return list(
-            map(
-                Record,
-                self.offsets(),
-                self.timestamps_ns(),
-                self.subjects(),
-                self.keys(),
-                self.values(),
-                parsed,
-            )
+        headers: Iterable[MessageHeaders]
+        if self.header.attributes & HEADERS:
+            headers = map(MessageHeaders, self.headers())
+        else:
+            headers = repeat(_NO_HEADERS, len(self))
+        fields = zip(
+            self.offsets(),
+            self.timestamps_ns(),
+            self.subjects(),
+            self.keys(),
+            self.values(),
+            headers,
+            strict=True,
         )
+        # As `Record._make` does, without a call of Python for each.
+        return list(map(_new_tuple, repeat(Record), fields))
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records())
