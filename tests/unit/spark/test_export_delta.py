@@ -13,7 +13,8 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from support.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument
-from liftlog.spark.export import newest
+from liftlog.spark.export import merging, newest, scanning
+from liftlog.spark.export import table as export_table
 from liftlog.spark.export.remote_store import RemoteStore
 from liftlog.spark.export.store import Disk, LocalStore
 
@@ -221,3 +222,22 @@ def test_a_url(streams: ExportedStreams, tmp_path: Path) -> None:
     assert store.names("a") == []
     with pytest.raises(InvalidArgument, match="use a directory, or a URL"):
         RemoteStore("nothing://there")
+
+
+def test_tasks_over_a_url(
+    streams: ExportedStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are staged and merged through the store for URLs: no connector of Spark's is asked."""
+    for module in (merging, scanning, export_table):
+        monkeypatch.setattr(module, "open_store", lambda where: RemoteStore(_uri(where)))
+    lake = str(tmp_path / "lake")
+    export = Export(streams, "in", lake, format="delta", name="remote")
+    for turn in range(2):
+        streams.put("in", [Put(f"k{n}", b"%d" % turn * 100) for n in range(turn, 60)])
+        export(partition_bytes=4096)
+    assert [value[:1] for _, _, value in rows(lake)] == [b"0"] + [b"1"] * 59
+    assert len({file.bucket for file in newest(lake).files}) > 1
+
+
+def _uri(where: str) -> str:
+    return where if "://" in where else Path(where).as_uri()
