@@ -18,6 +18,10 @@ class ClientEvents(logging.Handler):
             return  # `consume` is told by its callback, and says so itself
         if event == "connection-lost":
             warn(f"{arguments[1]}; trying again")
+        elif event == "token-unencrypted":
+            warn(
+                f"the token passes {arguments[0]} unencrypted: use tls://, a Unix socket or --nkey"
+            )
         elif event == "connected-again":
             note(f"connected again after {arguments[1]:.1f} s")
         elif record.levelno >= logging.WARNING:

@@ -13,11 +13,12 @@ from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import print_table, to_json, write_object, write_objects, write_text
-from liftlog.cli.problems import Problem, note
+from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.text import plural, printable
 
 if TYPE_CHECKING:
     from liftlog.settings import Settings
+    from liftlog.settings.cautions import Caution
     from liftlog.settings.sources import Sources
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -80,7 +81,8 @@ def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Check file, environment and --set as `liftlog serve` does.
 
     Also the ACL file that they name. Everything that is wrong is told at once, each with its path
-    and where it stands; the exit code is then 3.
+    and where it stands; the exit code is then 3. What is allowed and hardly meant, such as tokens
+    on a network without TLS, is a warning.
 
     \b
     Examples:
@@ -92,19 +94,21 @@ def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     style = output_format()
     try:
         settings, _ = _load(config, overrides)
-        _check_acl(settings)
+        warnings = list(map(str, _cautions(settings)))
     except ConfigError as error:
         if style == "table":
             raise
         findings = error.details.get("findings")
         listed = findings if isinstance(findings, list) else [error.message]
-        write_object({"ok": False, "findings": _plain(listed)}, style)
+        write_object({"ok": False, "findings": _plain(listed), "warnings": []}, style)
         return ExitCode.CONFIG
     if style == "table":
         names = ", ".join(settings.streams) or "none"
+        for one in warnings:
+            warn(one)
         click.echo(f"ok: {plural(len(settings.streams), 'stream')} configured ({names})")
     else:
-        write_object({"ok": True, "findings": []}, style)
+        write_object({"ok": True, "findings": [], "warnings": warnings}, style)
     return ExitCode.OK
 
 
@@ -113,11 +117,12 @@ def _plain(findings: list[Any]) -> list[Any]:
     return [one if isinstance(one, (dict, str)) else str(one) for one in findings]
 
 
-def _check_acl(settings: Settings) -> None:
+def _cautions(settings: Settings) -> Iterator[Caution]:
+    """Raises ConfigError for an ACL file that is wrong."""
     from liftlog.settings.acl_file import load_policy
+    from liftlog.settings.cautions import cautions
 
-    if settings.acl.file is not None:
-        load_policy(settings.acl.file)
+    return cautions(settings, load_policy(settings.acl.file) if settings.acl.file else None)
 
 
 @config_commands.command()

@@ -46,9 +46,14 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
     It then stops taking messages, commits and acks what it has, and ends. Ctrl-C twice ends it
     at once; what was acked is on disk.
     """
-    from liftlog.settings import load_settings
+    from liftlog.settings import Settings, load_settings
 
-    settings = load_settings(config, os.environ, overrides)
+    environ = dict(os.environ)
+
+    def load() -> Settings:
+        return load_settings(config, environ, overrides)
+
+    settings = load()
 
     from liftlog.server.daemon import run
     from liftlog.server.logs import configure_logging
@@ -56,7 +61,9 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
     logging_ = settings.logging
     configure_logging(logging_.level, logging_.format, path=logging_.file)
     try:
-        return run(settings, assume_yes=assume_yes)
+        # A pipe can be read once only.
+        again = load if config is None or config.is_file() else None
+        return run(settings, assume_yes=assume_yes, load_again=again)
     except Exception as error:
         if not isinstance(unwrapped(error), LiftlogError):
             # A defect: whoever reads the logs of a daemon needs more than a sentence.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -21,6 +22,16 @@ class Address:
     port: int = 0
     path: str = ""
     tls: bool = False
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether others on the network can read what is sent there."""
+        if self.path or self.tls or self.host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+        except ValueError:
+            return True  # a name may resolve to anything
 
     @classmethod
     def parse(cls, text: str) -> Address:

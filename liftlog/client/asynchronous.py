@@ -278,17 +278,18 @@ def connect(
 ) -> Connecting:
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
-    `token` is sent only if the daemon asks for one. `nkey` is a file with the seed of a user's
-    nkey, alone or as `.creds`; it signs what the daemon asks for, and is never sent. `tls` is for
-    an address `tls://host:port`: a file of CA certificates or an `ssl.SSLContext`, else the CAs of
-    the system. Timeouts are in seconds. Raises ConnectionLost when the daemon cannot be reached,
-    Unauthenticated, UnsupportedVersion.
+    `token` is sent only if the daemon asks for one; without TLS everybody on the way can read it,
+    which is a warning in the log unless the address is this machine's. `nkey` is a file with the
+    seed of a user's nkey, alone or as `.creds`; it signs what the daemon asks for, and is never
+    sent. `tls` is for an address `tls://host:port`: a file of CA certificates or an
+    `ssl.SSLContext`, else the CAs of the system. Timeouts are in seconds. Raises
+    ConnectionLost when the daemon cannot be reached, Unauthenticated, UnsupportedVersion.
 
     `reconnect_for` is how long reads, and calls within their `request_timeout`, try to connect
     again once the connection is lost: None for ever, 0 not at all.
     """
     where = Address.parse(address)
     context = context_for(where, tls)
-    credentials = credentials_of(token, nkey)
+    credentials = credentials_of(token, nkey, where)
     target = Target(where, credentials, context, connect_timeout, request_timeout, reconnect_for)
     return Connecting(target)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path
 
+from liftlog.client.address import Address
 from liftlog.errors import InvalidArgument
 from liftlog.protocol.proofs import Credentials, Signer
 
@@ -13,10 +16,19 @@ NkeyFile = str | PathLike[str]
 
 _MAX_FILE_BYTES = 64 * 1024
 
+logger = logging.getLogger("liftlog.client")
 
-def credentials_of(token: str | None, nkey: NkeyFile | None) -> Credentials:
+
+def credentials_of(token: str | None, nkey: NkeyFile | None, address: Address) -> Credentials:
     """Reads the file, once. Raises InvalidArgument, which never shows what is in it."""
+    if token is not None and address.is_exposed:
+        _warn(address.text)
     return Credentials(token, None if nkey is None else _signer_in(nkey))
+
+
+@lru_cache(maxsize=64)  # once for each address, however many clients there are
+def _warn(address: str) -> None:
+    logger.warning("token-unencrypted address=%s", address)
 
 
 def _signer_in(file: NkeyFile) -> Signer:

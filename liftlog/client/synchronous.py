@@ -221,6 +221,6 @@ def connect_sync(
     """Connect to a daemon, blocking; usable in `with`. Arguments and errors as for `connect`."""
     where = Address.parse(address)
     context = context_for(where, tls)
-    credentials = credentials_of(token, nkey)
+    credentials = credentials_of(token, nkey, where)
     target = Target(where, credentials, context, connect_timeout, request_timeout, reconnect_for)
     return SyncClient(SyncSession(target))

@@ -11,6 +11,7 @@ import os
 import resource
 import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -29,6 +30,7 @@ from liftlog.server.embedded import EmbeddedNats
 from liftlog.server.health import Health, Phase
 from liftlog.server.housekeeping import Housekeeping
 from liftlog.server.http.assembly import make_http_server
+from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
@@ -43,8 +45,11 @@ from liftlog.server.schedule import keep_house
 from liftlog.server.service_manager import ServiceManager
 from liftlog.server.signals import Signals
 from liftlog.server.sync_times import SyncTimes
+from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
 from liftlog.settings.acl_file import load_policy
+from liftlog.settings.cautions import cautions
+from liftlog.settings.differences import differing_keys
 
 logger = logging.getLogger("liftlog.server")
 
@@ -55,8 +60,14 @@ _EXIT_OK = 0
 _EXIT_NOT_DRAINED = 1
 
 
-def run(settings: Settings, *, assume_yes: bool = False) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code.
+def run(
+    settings: Settings,
+    *,
+    assume_yes: bool = False,
+    load_again: Callable[[], Settings] | None = None,
+) -> int:
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code. `load_again` reads the
+    settings from where they came, to tell after a SIGHUP what would need a restart.
 
     Raises LiftlogError when it cannot start: ConfigError, DataDirLocked, StorageError.
     """
@@ -64,14 +75,17 @@ def run(settings: Settings, *, assume_yes: bool = False) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     raise_open_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(settings).run(assume_yes=assume_yes))
+        return runner.run(Daemon(settings, load_again).run(assume_yes=assume_yes))
 
 
 class Daemon:
     """One daemon; `run` is its whole life."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, load_again: Callable[[], Settings] | None = None
+    ) -> None:
         self.settings = settings
+        self._load_again = load_again
         self.reloads = Reloads()
         self._clock = clock = SystemClock()
         self._sync_times = SyncTimes()
@@ -102,6 +116,8 @@ class Daemon:
         await asyncio.to_thread(self._data_dir.open)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._manager.close)
+            watchdog = asyncio.create_task(self._manager.keep_watchdog(), name="watchdog")
+            stack.callback(watchdog.cancel)
             broker = Broker(self.settings, self._data_dir, self._clock)
             stack.push_async_callback(broker.close)
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
@@ -133,7 +149,7 @@ class Daemon:
             self._manager.status("recovering the streams")
             await broker.open_streams(assume_yes=assume_yes, is_stopping=self._stop.is_set)
             if self._stop.is_set():
-                self._manager.stopping()
+                self._manager.stopping(self.settings.drain_timeout_seconds)
                 return _EXIT_OK
             await self._open_checkpoints(broker)
             broker.set_link(link)
@@ -152,6 +168,14 @@ class Daemon:
             self.reloads.add("acl", lambda: _load_policy(self.settings), pull.set_policy)
         if self.settings.pull.tls.cert is not None:
             self.reloads.add("tls", self._load_tls, pull.set_tls)
+        if self._load_again is not None:
+            self.reloads.add("settings", self._load_again, self._compare_settings)
+
+    def _compare_settings(self, written: Settings) -> None:
+        """They hold from the start to the end; whoever has changed some is told so."""
+        self.reloads.restart_needed = differing_keys(self.settings, written)
+        if self.reloads.restart_needed:
+            logger.warning("restart-needed changed=%s", ",".join(self.reloads.restart_needed))
 
     def _load_tls(self) -> ssl.SSLContext:
         context = load_pull_tls(self.settings.pull.tls)
@@ -173,8 +197,20 @@ class Daemon:
             max_connections=self.settings.http.max_connections,
             timeout_seconds=self.settings.http.timeout_seconds,
         )
+        counters, sessions = HttpCounters(), Sessions()
         sources = Sources(
-            broker, link, pull, cleaner, health, disk, self.reloads, watch, self._sync_times, guard
+            broker,
+            link,
+            pull,
+            cleaner,
+            health,
+            disk,
+            self.reloads,
+            watch,
+            self._sync_times,
+            guard,
+            counters,
+            sessions,
         )
         http = make_http_server(
             self.settings,
@@ -184,6 +220,8 @@ class Daemon:
             pull=pull,
             link=link,
             guard=guard,
+            counters=counters,
+            sessions=sessions,
         )
         stack.push_async_callback(http.close)
         if self.settings.http.listen is None:
@@ -200,7 +238,6 @@ class Daemon:
                 "housekeeping": keep_house(housekeeping, broker),
                 "cleaner": cleaner.run(),
                 "loop-watch": self._loop_watch.run(),
-                "watchdog": self._manager.keep_watchdog(),
                 "reloads": self.reloads.serve_requests(
                     before=self._manager.reloading,
                     after=lambda: self._manager.ready(self._serving_status(broker)),
@@ -211,7 +248,7 @@ class Daemon:
             keepers = [group.create_task(one, name=name) for name, one in work.items()]
             await self._stop.wait()
             health.phase = Phase.DRAINING
-            self._manager.stopping()
+            self._manager.stopping(self.settings.drain_timeout_seconds)
             for keeper in keepers:
                 keeper.cancel()
 
@@ -281,7 +318,12 @@ def _calm_garbage_collector() -> None:
 
 
 def _load_policy(settings: Settings) -> Policy | None:
-    return None if settings.acl.file is None else load_policy(settings.acl.file)
+    policy = None if settings.acl.file is None else load_policy(settings.acl.file)
+    for one in cautions(settings, policy):
+        logger.warning(
+            "caution setting=%s problem=%s advice=%s", one.setting, one.problem, one.advice
+        )
+    return policy
 
 
 def _pull_limits(settings: Settings) -> PullLimits:

@@ -139,6 +139,8 @@ class Health:
                 f"{part} is older than its file: {problem}"
                 for part, problem in self._reloads.problems.items()
             )
+        if self._reloads.restart_needed:
+            found["restart"] = f"changed since the start: {_named(self._reloads.restart_needed)}"
         return found
 
 

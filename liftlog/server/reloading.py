@@ -31,6 +31,8 @@ class Reloads:
     last_succeeded: bool = True
     problems: dict[str, str] = field(default_factory=dict)
     """By part, what was wrong at the last reload: what holds there is older than the file."""
+    restart_needed: list[str] = field(default_factory=list)
+    """Settings that were changed since the start and cannot be reloaded."""
     _parts: list[_Part] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -18,6 +18,8 @@ logger = logging.getLogger("liftlog.server")
 
 _MICROSECONDS = 1_000_000
 _PINGS_PER_DEADLINE = 3
+_CLOSING_SECONDS = 20.0
+"""Beside the drain: answers leave, files are closed, a nats-server of our own ends."""
 
 
 class ServiceManager:
@@ -59,12 +61,17 @@ class ServiceManager:
         micros = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
 
-    def stopping(self) -> None:
-        self._tell("STOPPING=1\nSTATUS=committing and acking what has arrived")
+    def stopping(self, drain_seconds: float) -> None:
+        """`drain_seconds` is what the settings allow: a longer time than that of the unit
+        (TimeoutStopSec) must not end in a kill."""
+        micros = round((drain_seconds + _CLOSING_SECONDS) * _MICROSECONDS)
+        status = "committing and acking what has arrived"
+        self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}")
 
     async def keep_watchdog(self) -> None:
         """Say that the event loop turns, as often as the service manager wants to hear it; until
-        it is cancelled. Who asks for no watchdog gets none."""
+        it is cancelled, which is to be the last thing of all: a drain is watched like everything
+        before it. Who asks for no watchdog gets none."""
         if self.watchdog_seconds is None:
             return
         while True:

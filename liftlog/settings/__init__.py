@@ -4,6 +4,7 @@ units      durations and sizes        base       what all models share, stream n
 addresses  listen and server URLs     stream     the settings of one stream
 daemon     the settings of the daemon checks     checks across fields
 sources    file < environment < --set findings   what is wrong, in words
+cautions   allowed and hardly meant   differences  between two configurations
 load       `load_settings`, `parse_stream_settings`
 reference  writes docs/reference/settings.md (`python -m liftlog.settings.reference`)
 """

@@ -33,4 +33,8 @@ def load_policy(file: Path) -> Policy:
     except UnicodeDecodeError:
         raise ConfigError(f"acl.file: {file} is not UTF-8 text") from None
     except AclError as error:
-        raise ConfigError(f"acl.file: {file}: {error}", findings=list(error.findings)) from error
+        raise ConfigError(
+            f"acl.file: {file}: {error}",
+            hint="docs/reference/acl.md has the format",
+            findings=list(error.findings),
+        ) from error

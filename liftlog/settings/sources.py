@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from acl.document import read_document
+from acl.document import MAX_CHARACTERS, read_document
 from liftlog.errors import ConfigError
 
 from .findings import Finding, Path, is_text_field, known_keys
 
 ENV_PREFIX = "LIFTLOG_"
+_MAX_BYTES = 4 * MAX_CHARACTERS
 
 # Read by the command line, not settings of the daemon.
 _CLIENT_VARIABLES = frozenset(
@@ -62,9 +63,14 @@ class Sources:
     def add_file(self, file: FilePath) -> None:
         """Raises ConfigError when the file cannot be read."""
         try:
-            text = file.read_text(encoding="utf-8")
+            with file.open("rb") as opened:
+                content = opened.read(_MAX_BYTES + 1)
         except OSError as error:
             raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(f"{file} is longer than {_MAX_BYTES} bytes")
+        try:
+            text = content.decode()
         except UnicodeDecodeError as error:
             raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error
         document = read_document(text)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from support.daemon import Daemon
 from support.ingesting import AckedPublisher, assert_all_stored, assert_no_traceback, until
 from support.nats_server import NatsServer
@@ -78,6 +79,27 @@ def test_systemd_is_told(server: NatsServer) -> None:
     heard.close()
 
 
+def test_a_long_drain_is_no_hang_for_systemd(server: NatsServer) -> None:
+    """The watchdog hears of it like of everything before, and the time to stop is as long as the
+    settings say."""
+    heard = Heard()
+    environ = {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "300000"}
+    settings = {"streams": {"s": {"subject": "long.>"}}, "drain_timeout": "4s"}
+    with Daemon(server.url, settings, environ=environ) as daemon:
+        server.pause()  # the drain waits for an answer
+        try:
+            os.kill(daemon.pid, signal.SIGTERM)
+            assert "EXTEND_TIMEOUT_USEC=24000000" in heard.until("STOPPING=1")
+            for _ in range(6):  # twice the deadline of 0.3 s
+                heard.until("WATCHDOG=1")
+            assert daemon.running
+        finally:
+            server.resume()
+        assert daemon.wait(15).exit_code in (0, 1)
+        assert_no_traceback(daemon)
+    heard.close()
+
+
 def test_quit_shows_stacks_and_usr1_opens_the_log_anew(server: NatsServer, tmp_path: Path) -> None:
     own, rotated = tmp_path / "own.log", tmp_path / "own.log.1"
     settings = {"logging": {"file": str(own), "format": "json"}}
@@ -131,6 +153,29 @@ def test_reloads_under_load_drop_nothing(server: NatsServer, tmp_path: Path) -> 
         records.close()
         assert_all_stored(daemon, "s", publisher)
         assert_no_traceback(daemon)
+
+
+def test_a_reload_tells_what_needs_a_restart(server: NatsServer) -> None:
+    """Only the ACL and certificates are reloaded; nobody is left to believe more."""
+    with Daemon(server.url, {"streams": {"s": {"subject": "restart.>"}}}) as daemon:
+
+        def reload(**changes: object) -> dict[str, str]:
+            text = yaml.safe_dump({**daemon.settings, **changes}, sort_keys=False)
+            daemon.config_path.write_text(text)
+            before = reloads(daemon)
+            daemon.process.send_signal(signal.SIGHUP)
+            until(lambda: reloads(daemon) > before)
+            warnings: dict[str, str] = json.loads(daemon.get("/readyz")[1])["warnings"]
+            return warnings
+
+        assert reload() == {}
+        changed = {"s": {"subject": "restart.>", "retention": {"max_age": "7d"}}}
+        assert reload(streams=changed, name="other") == {
+            "restart": "changed since the start: name, streams.s.retention.max_age"
+        }
+        assert '"event": "restart-needed"' in daemon.log
+        assert "settings is older than its file" in reload(drain_timeout="soon")["reload"]
+        assert reload() == {}, "changed back"
 
 
 def test_term_under_full_load(server: NatsServer) -> None:
@@ -262,6 +307,10 @@ def test_alive_but_not_ready_while_it_recovers(server: NatsServer, tmp_path: Pat
         daemon.wait_ready()
         assert json.loads(daemon.get("/livez")[1])["phase"] == "serving"
         assert daemon.get("/api/v1/streams/c/bounds")[0] == 200
+
+
+def reloads(daemon: Daemon) -> float:
+    return sum(daemon.metric("liftlog_reloads_total", result=one) for one in ("ok", "refused"))
 
 
 def answers(daemon: Daemon) -> bool:

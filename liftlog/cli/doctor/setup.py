@@ -93,28 +93,24 @@ def check_access(settings: Settings) -> Iterator[Checkup]:
     from liftlog.errors import ConfigError
     from liftlog.settings import parse_listen
     from liftlog.settings.acl_file import load_policy
+    from liftlog.settings.cautions import cautions
 
+    policy = None
     if settings.acl.file is not None:
         try:
-            load_policy(settings.acl.file)
+            policy = load_policy(settings.acl.file)
         except ConfigError as error:
             yield Checkup("acl", FAILED, error.message, "liftlog acl check FILE")
             return
     remote = [url for url in settings.pull.listen if not parse_listen(url).is_local]
-    plain = [url for url in remote if not parse_listen(url).tls]
-    if remote and settings.acl.file is None:
+    found = [Checkup("acl", WARNING, one.problem, one.advice) for one in cautions(settings, policy)]
+    if remote and policy is None:
         yield Checkup(
             "acl",
             WARNING,
             f"everybody who reaches {', '.join(remote)} may read and delete",
             "write an ACL file and name it in acl.file",
         )
-    elif plain:
-        yield Checkup(
-            "acl",
-            WARNING,
-            f"tokens and records pass {', '.join(plain)} unencrypted",
-            "listen on tls://HOST:PORT and set pull.tls",
-        )
-    else:
-        yield Checkup("acl", OK, "by ACL file" if settings.acl.file else "this machine only")
+    yield from found
+    if not found and (policy is not None or not remote):
+        yield Checkup("acl", OK, "by ACL file" if policy is not None else "this machine only")

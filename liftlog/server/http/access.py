@@ -13,7 +13,7 @@ from liftlog.protocol.messages import ANONYMOUS
 from liftlog.server.pull.audit import Audit
 from liftlog.server.pull.authentication import Authenticator, Identity
 from liftlog.server.pull.gate import Gate
-from liftlog.server.pull.origins import place_of
+from liftlog.server.pull.origins import http_peer, place_of
 from liftlog.server.pull.seams import Policy
 
 _BEARER = "bearer "
@@ -110,7 +110,7 @@ def is_navigation(request: web.Request) -> bool:
 
 def peer_of(request: web.Request) -> str:
     """For logs."""
-    return f"http:{request.remote}"
+    return http_peer(request.remote)
 
 
 def _bearer_token(request: web.Request) -> str | None:

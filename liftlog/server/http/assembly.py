@@ -5,6 +5,7 @@ from __future__ import annotations
 from liftlog.server.broker import Broker
 from liftlog.server.http.access import Access
 from liftlog.server.http.appending import Appender
+from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi, LogApiLimits
 from liftlog.server.http.server import Health, HttpServer, Metrics, Mounted
@@ -28,6 +29,8 @@ def make_http_server(
     pull: PullServer,
     link: NatsLink,
     guard: ConnectionGuard,
+    counters: HttpCounters,
+    sessions: Sessions,
 ) -> HttpServer:
     """Not listening yet; belongs to the running event loop. Requests pass the gate of `pull`, its
     policy of the moment."""
@@ -42,8 +45,8 @@ def make_http_server(
         if http.log_api:
             mounted.append(_log_api(settings, broker, link, access))
         if http.web:
-            mounted.append(_web_site(broker, health, pull, access))
-    return HttpServer(health, exposition, mounted=mounted, guard=guard)
+            mounted.append(_web_site(broker, health, pull, access, sessions))
+    return HttpServer(health, exposition, mounted=mounted, guard=guard, counters=counters)
 
 
 def _log_api(settings: Settings, broker: Broker, link: NatsLink, access: Access) -> LogApi:
@@ -60,11 +63,13 @@ def _log_api(settings: Settings, broker: Broker, link: NatsLink, access: Access)
     return LogApi(broker, broker.administration.truncate_prefix, appender, access, limits)
 
 
-def _web_site(broker: Broker, health: Health, pull: PullServer, access: Access) -> WebSite:
+def _web_site(
+    broker: Broker, health: Health, pull: PullServer, access: Access, sessions: Sessions
+) -> WebSite:
     def counters() -> list[Counted]:
         hosts = broker.hosts.values()
         return [Counted(host.name, host.records, host.received_bytes) for host in hosts]
 
     rates = Rates(counters)
     rates.start()
-    return WebSite(Parts(broker, health, pull, rates, Descriptions(broker), Sessions()), access)
+    return WebSite(Parts(broker, health, pull, rates, Descriptions(broker), sessions), access)

@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from liftlog.errors import ConfigError, StreamUnavailable
+from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.metrics.text_format import CONTENT_TYPE
@@ -95,13 +96,20 @@ class HttpServer:
         *,
         mounted: Sequence[Mounted] = (),
         guard: ConnectionGuard | None = None,
+        counters: HttpCounters | None = None,
     ) -> None:
         self._health = health
         self._exposition = metrics
         self._mounted = mounted
         self.guard = guard or ConnectionGuard()
+        self.counters = counters or HttpCounters()
         app = web.Application(
-            middlewares=[self.guard.middleware, _plain_headers, self._when_serving]
+            middlewares=[
+                self.counters.middleware,
+                self.guard.middleware,
+                _plain_headers,
+                self._when_serving,
+            ]
         )
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)

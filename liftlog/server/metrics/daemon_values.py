@@ -6,19 +6,26 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from acl.rules import OPERATIONS
 from liftlog import __version__
 from liftlog.server.broker import Broker
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.disk_probe import DiskProbe
 from liftlog.server.health import Health, Phase
+from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.loop_watch import LoopWatch
 from liftlog.server.metrics.histogram import Histogram
 from liftlog.server.metrics.process_values import process_values
 from liftlog.server.pull import PullServer
+from liftlog.server.pull.audit import LOGIN
 from liftlog.server.reloading import Reloads
 from liftlog.server.sync_times import SyncTimes
+from liftlog.server.web.sessions import Sessions
+
+_DENIABLE = {(what, way): 0 for what in (*OPERATIONS, LOGIN) for way in ("http", "pull")}
+"""There from the start: the first denial would else be no increase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Sources:
     loop_watch: LoopWatch
     sync_times: SyncTimes
     http: ConnectionGuard
+    requests: HttpCounters
+    sessions: Sessions
 
 
 async def daemon_values(sources: Sources) -> dict[str, float]:
@@ -47,6 +56,7 @@ async def daemon_values(sources: Sources) -> dict[str, float]:
         **_link_values(sources.link),
         **_pull_values(sources.pull),
         **_http_values(sources.http),
+        "liftlog_web_sessions": sources.sessions.count(sources.pull.gate.policy),
         **_disk_values(sources.disk),
         "liftlog_last_reload_successful": int(sources.reloads.last_succeeded),
         **process_values(),
@@ -57,6 +67,14 @@ def daemon_histograms(sources: Sources) -> dict[str, Histogram]:
     return {
         "liftlog_fsync_seconds": sources.sync_times.snapshot(),
         "liftlog_event_loop_lag_seconds": sources.loop_watch.lag,
+    }
+
+
+def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], Histogram]]:
+    """By name and label values."""
+    seconds = sources.requests.seconds
+    return {
+        "liftlog_http_request_seconds": {(route,): found for route, found in seconds.items()},
     }
 
 
@@ -71,6 +89,8 @@ def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]
         "liftlog_reloads_total": {("ok",): reloads.succeeded, ("refused",): reloads.failed},
         "liftlog_pull_refusals_total": _by_error(sources.pull.counters.refusals_total),
         "liftlog_checkpoint_refusals_total": _by_error(refused),
+        "liftlog_http_requests_total": dict(sources.requests.requests_total.items()),
+        "liftlog_denied_total": dict((_DENIABLE | sources.pull.audit.denied_total).items()),
     }
 
 

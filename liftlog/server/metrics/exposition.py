@@ -16,6 +16,7 @@ from liftlog.server.metrics.daemon_values import (
     Sources,
     daemon_histograms,
     daemon_values,
+    labelled_histograms,
     labelled_values,
 )
 from liftlog.server.metrics.stream_values import (
@@ -59,6 +60,10 @@ class Exposition:
             for name, histogram in daemon_histograms(self._sources).items():
                 page.begin(METRICS[name])
                 page.histogram(name, "", histogram)
+            for name, histograms in labelled_histograms(self._sources).items():
+                page.begin(METRICS[name])
+                for labels, histogram in histograms.items():
+                    page.histogram(name, labels_text(METRICS[name].labels, labels), histogram)
             for name, samples in labelled_values(self._sources).items():
                 page.begin(METRICS[name])
                 for labels, number in samples.items():

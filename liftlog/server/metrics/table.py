@@ -168,6 +168,25 @@ HTTP = (
     _counter("http_connections_refused", "Connections refused while all others were being served"),
     _counter("http_connections_evicted", "Idle or unknown connections that made room for others"),
     _counter("http_connections_timed_out", "Connections that were too slow"),
+    _counter(
+        "http_requests",
+        "Requests, by route (`none`: there is no such) and status (`cut off`: it had none)",
+        "route",
+        "code",
+    ),
+    _histogram(
+        "http_request_seconds", "From a request to its answer, by route", LATENCY_BOUNDS, "route"
+    ),
+    _gauge("web_sessions", "Browsers that are signed in to the web page"),
+)
+
+ACCESS = (
+    _counter(
+        "denied",
+        "What the ACL denied, by operation (or `login`: refused) and way in (`pull`, `http`)",
+        "operation",
+        "way_in",
+    ),
 )
 
 DAEMON = (
@@ -211,6 +230,7 @@ SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Pull socket", PULL),
     ("NATS", NATS),
     ("HTTP port", HTTP),
+    ("Access", ACCESS),
     ("Daemon", DAEMON),
     ("Process", PROCESS),
 )

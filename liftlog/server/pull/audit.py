@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from liftlog.server.pull.guessing import Buckets, Rate
+from liftlog.server.pull.origins import way_in
 
 AUDIT_LOGGER = "liftlog.audit"
+LOGIN = "login"
 
 log = logging.getLogger(AUDIT_LOGGER)
 
@@ -33,13 +35,13 @@ class Audit:
         self._buckets: Buckets[str] = Buckets(_PER_PRINCIPAL, now, _MAX_PRINCIPALS)
         self._whole: Buckets[str] = Buckets(_ALTOGETHER, now)
         self._suppressed: Counter[str] = Counter()
-        self.denied_total: Counter[str] = Counter()
-        """By operation."""
+        self.denied_total: Counter[tuple[str, str]] = Counter()
+        """By operation, or `login`, and way in."""
 
     def denied(
         self, principal: str | None, peer: str, operation: str, stream: str, explanation: str
     ) -> None:
-        self.denied_total[operation] += 1
+        self.denied_total[operation, way_in(peer)] += 1
         if self._may_tell(principal):
             log.warning(
                 "denied principal=%s peer=%s operation=%s stream=%s reason=%s suppressed=%d",
@@ -69,7 +71,7 @@ class Audit:
     def login_refused(self, claimed: str | None, peer: str, method: str, reason: str) -> None:
         """`claimed` is a principal that there is, or None: a name that nobody has may be the
         secret of somebody who mixed the two up."""
-        self.denied_total["login"] += 1
+        self.denied_total[LOGIN, way_in(peer)] += 1
         if self._may_tell(None):
             log.warning(
                 "login-refused principal=%s peer=%s method=%s reason=%s suppressed=%d",

@@ -7,6 +7,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
+_HTTP = "http:"
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _IPV6_PREFIX = 64
 """Bits of an IPv6 address that one customer of a provider cannot choose."""
@@ -35,6 +36,16 @@ def origin_of(
     assert isinstance(where, tuple)
     host, port = where[:2]
     return Origin(f"{host}:{port}", place_of(host), certificate=certificate)
+
+
+def http_peer(host: str | None) -> str:
+    """Who asks over HTTP, for logs; the port says nothing, as a proxy may share it."""
+    return f"{_HTTP}{host}"
+
+
+def way_in(peer: str) -> str:
+    """By which of our sockets somebody came, by the name in logs: `http` or `pull`."""
+    return "http" if peer.startswith(_HTTP) else "pull"
 
 
 def place_of(host: str | None) -> str:

@@ -29,6 +29,13 @@ class Session:
     began: float
     used: float
 
+    def holds(self, now: float, policy: Policy | None) -> bool:
+        return (
+            now - self.used <= MAX_IDLE_SECONDS
+            and now - self.began <= MAX_AGE_SECONDS
+            and self.identity.holds_in(policy)
+        )
+
 
 class Sessions:
     """Belongs to one event loop. Cookies are kept as hashes: nothing that is here is a way in."""
@@ -66,16 +73,17 @@ class Sessions:
         if session is None:
             return None
         now = self._now()
-        if (
-            now - session.used > MAX_IDLE_SECONDS
-            or now - session.began > MAX_AGE_SECONDS
-            or not session.identity.holds_in(policy)
-        ):
+        if not session.holds(now, policy):
             del self._sessions[key]
             return None
         session.used = now
         self._sessions.move_to_end(key)
         return session
+
+    def count(self, policy: Policy | None) -> int:
+        """How many hold; others are kept until somebody comes back with them."""
+        now = self._now()
+        return sum([one.holds(now, policy) for one in self._sessions.values()])
 
     def end(self, cookie: str | None) -> None:
         if cookie:

@@ -354,6 +354,15 @@ ROWS = (
         unit=" ms",
     ),
     Row(
+        "reload",
+        "messages and answers that reloads under load cost",
+        ((LIFTLOG, "reload-dropped"),),
+        lambda measured: max(measured.samples[LIFTLOG, "reload-dropped"]),
+        0,
+        0,
+        lower_is_better=True,
+    ),
+    Row(
         "term",
         "kill -TERM under full load until it has ended with 0",
         ((LIFTLOG, "term"),),

@@ -111,6 +111,8 @@ def measure(
         deciding.decisions(measured, progress, rounds=options.rounds)
     if wanted & {(LIFTLOG, "scrape"), (LIFTLOG, "scrape-ping-p99")}:
         operating.scrapes(directory, measured, progress, rounds=min(options.rounds, 3))
+    if (LIFTLOG, "reload-dropped") in wanted:
+        operating.reloads(directory, measured, progress, rounds=min(options.rounds, 3))
     if (LIFTLOG, "term") in wanted:
         operating.terminations(directory, measured, progress, rounds=options.rounds)
     if (LIFTLOG, "idle") in wanted:

@@ -1,14 +1,15 @@
-"""What running it costs: a scrape of many streams, and the end of a daemon at full load."""
+"""What running it costs: a scrape of many streams, reloads and the end of a daemon at full load."""
 
 from __future__ import annotations
 
+import signal
 import statistics
 import threading
 import time
 from pathlib import Path
 
 from support.daemon import Stopped
-from support.ingesting import AckedPublisher
+from support.ingesting import AckedPublisher, until
 
 from liftlog.client import SyncClient, connect_sync
 
@@ -19,8 +20,14 @@ from .systems import LIFTLOG, Liftlog
 
 _SCRAPED_STREAMS = 500
 _SCRAPES = 10
+_RELOADS = 50
 _TERM_SECONDS = 3.0
 _PAYLOAD_BYTES = 256
+_OPEN_ACL = """\
+principals: {anonymous: {}}
+roles: {all: [{allow: [read, commit, admin, create, delete], streams: ["*"], attach: [">"]}]}
+bindings: {anonymous: [all]}
+"""
 
 
 class _Pinger(threading.Thread):
@@ -70,6 +77,39 @@ def scrapes(directory: Path, measured: Measurements, progress: Progress, *, roun
                 f"{max(times):.0f} ms at most for {len(page) / 1e6:.1f} MB, a ping beside it "
                 f"{waited:.1f} ms (p99)"
             )
+
+
+def reloads(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    """An ACL file read again and again while messages are published and read: refusals, missing
+    acks, records that do not come, connections that end."""
+    acl = directory / "acl.yaml"
+    for number in range(rounds):
+        acl.write_text(_OPEN_ACL)
+        with Liftlog(directory / f"reloads-{number}", acl=acl) as system:
+            system.create("acked", "bench.acked")
+            acked = AckedPublisher(system.port, "bench.acked", in_flight=256, pad=_PAYLOAD_BYTES)
+            with connect_sync(system.daemon.pull_address, reconnect_for=0) as client:
+                acked.start()
+                records = client.read("acked", start="earliest")
+                for count in range(1, _RELOADS + 1):
+                    acl.write_text(f"# {count}\n{_OPEN_ACL}")
+                    system.daemon.process.send_signal(signal.SIGHUP)
+                    until(lambda n=count: _reloaded(system) >= n)
+                    next(records)
+                acked.finish()
+                missing = acked.published - len(acked.acked)
+                offsets = {next(records).offset for _ in range(len(acked.acked) - _RELOADS)}
+            lost = system.daemon.metric("liftlog_nats_disconnects_total")
+            dropped = missing + len(acked.acked) - _RELOADS - len(offsets) + lost
+        measured.add(LIFTLOG, "reload-dropped", dropped)
+        progress.say(
+            f"round {number + 1}/{rounds} {_RELOADS} reloads under load: {dropped:.0f} lost of "
+            f"{acked.published:,} published, each acked and read"
+        )
+
+
+def _reloaded(system: Liftlog) -> float:
+    return system.daemon.metric("liftlog_reloads_total", result="ok")
 
 
 def terminations(

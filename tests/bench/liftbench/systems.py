@@ -126,16 +126,19 @@ class Liftlog(System):
         *,
         wrapper: Sequence[str] = (),
         streams: dict[str, dict[str, Any]] | None = None,
+        acl: Path | None = None,
     ) -> None:
         super().__init__(directory, wrapper=wrapper)
-        self._streams = streams or {}
+        self._settings: dict[str, Any] = {"streams": streams or {}}
+        if acl is not None:
+            self._settings["acl"] = {"file": str(acl)}
 
     def _start(self) -> None:
         self.nats = self._stack.enter_context(NatsServer(self.directory / "nats"))
         self.daemon = self._stack.enter_context(
             Daemon(
                 self.nats.url,
-                {"streams": self._streams},
+                self._settings,
                 directory=self.directory / "liftlog",
                 wrapper=self.wrapper,
             )

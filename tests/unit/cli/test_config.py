@@ -84,6 +84,18 @@ def test_check_looks_into_the_acl_file(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["findings"]
 
 
+def test_check_warns_of_tokens_on_a_network_without_tls(tmp_path: Path) -> None:
+    acl = tmp_path / "acl.yaml"
+    acl.write_text(f"principals: {{a: {{token_hash: 'sha256:{'0' * 64}'}}}}\n")
+    arguments = ["check", "--set", f"acl.file={acl}", "--set", "pull.listen=tcp://0.0.0.0:9292"]
+    done = run(*arguments)
+    assert done.exit_code == 0
+    assert "pull.listen[0]: tokens and records pass tcp://0.0.0.0:9292 unencrypted" in done.stderr
+    (warning,) = json.loads(run(*arguments, "-o", "json").stdout)["warnings"]
+    assert warning.endswith("listen on tls://HOST:PORT and set pull.tls")
+    assert "warning" not in run(*arguments[:3]).stderr
+
+
 def test_check_is_content() -> None:
     done = run("check", "-c", str(ROOT / "config" / "liftlog.yaml"))
     assert (done.exit_code, done.stdout) == (0, "ok: 1 stream configured (orders)\n")

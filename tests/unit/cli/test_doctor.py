@@ -63,7 +63,11 @@ def test_who_may_connect(tmp_path: Path) -> None:
     principal = f"{{a: {{token_hash: '{hash_token(new_secret())}'}}}}"
     acl.write_text(f"principals: {principal}\nroles: {{}}\nbindings: {{}}\n")
     guarded = settings(*everywhere, f"acl.file={acl}")
-    assert "unencrypted" in only(setup.check_access(guarded)).detail
+    pull, http = setup.check_access(settings(*everywhere, f"acl.file={acl}", "http.listen=:8292"))
+    assert (pull.status, http.status) == (WARNING, WARNING)
+    assert pull.detail == "tokens and records pass tcp://0.0.0.0:9292 unencrypted"
+    assert http.detail == "tokens pass http://:8292 unencrypted"
+    assert only(setup.check_access(guarded)).detail == pull.detail
     acl.write_text("nonsense: 1\n")
     assert only(setup.check_access(guarded)).status == FAILED
 

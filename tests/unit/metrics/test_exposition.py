@@ -19,6 +19,7 @@ from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.cleaning.state import StreamCleaning
 from liftlog.server.disk_probe import DiskProbe
 from liftlog.server.health import Health, Phase
+from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.ingest.nats_link import LinkCounters
 from liftlog.server.loop_watch import LoopWatch
@@ -26,9 +27,12 @@ from liftlog.server.metrics import exposition as module
 from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS, Exposition
 from liftlog.server.metrics.table import METRICS
+from liftlog.server.pull.audit import Audit
 from liftlog.server.pull.counters import PullCounters
+from liftlog.server.pull.gate import Gate
 from liftlog.server.reloading import Reloads
 from liftlog.server.sync_times import SyncTimes
+from liftlog.server.web.sessions import Sessions
 
 STREAMS = 500
 
@@ -53,6 +57,8 @@ def exposition_of(running: Running) -> Exposition:
         connection_count=0,
         memory=SimpleNamespace(used_bytes=0),
         read_share=SimpleNamespace(held_back_seconds=0.0),
+        gate=Gate(None),
+        audit=Audit(),
     )
     cleaning = StreamCleaning()
     disk = DiskProbe(running.data_dir.path)
@@ -73,6 +79,8 @@ def exposition_of(running: Running) -> Exposition:
             watch,
             SyncTimes(),
             ConnectionGuard(),
+            HttpCounters(),
+            Sessions(),
         )
     )
 

@@ -46,8 +46,10 @@ def test_the_whole_life(address: str) -> None:
         told, moment, _ = lines(heard)
         assert told == "RELOADING=1"
         assert moment.removeprefix("MONOTONIC_USEC=").isdecimal()
-        manager.stopping()
-        assert lines(heard)[0] == "STOPPING=1"
+        manager.stopping(120.0)
+        told, more_time, _ = lines(heard)
+        assert told == "STOPPING=1"
+        assert more_time == "EXTEND_TIMEOUT_USEC=140000000"
         manager.close()
         manager.ready("again")
         heard.setblocking(False)

@@ -354,3 +354,8 @@ def test_an_unreadable_file(tmp_path: Path, content: bytes) -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().name = "other"  # type: ignore[misc]
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="longer than"):
+        load_settings(Path("/dev/zero"), {})

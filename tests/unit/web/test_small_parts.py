@@ -42,9 +42,11 @@ def test_a_session_ends_when_unused_too_old_or_withdrawn() -> None:
     clock, policy = Clock(), Known()
     kept: Any = Sessions(clock)
     cookie = kept.begin(identity("ann"))
+    assert (kept.count(policy), kept.count(Known("changed"))) == (1, 0)
     assert kept.find(cookie, policy).identity.principal == "ann"
     assert kept.find(cookie + "x", policy) is kept.find(None, policy) is kept.find("", policy)
     clock.now += sessions.MAX_IDLE_SECONDS + 1
+    assert (len(kept), kept.count(policy)) == (1, 0), "nobody comes back with it"
     assert kept.find(cookie, policy) is None
     assert len(kept) == 0
 
