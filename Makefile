@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster torture fuzz lint type bench bench-spark docs ci clean
+.PHONY: help setup demo demo-spark test test-cluster torture fuzz lint type bench bench-spark docs screenshot ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+
+screenshot: setup ## Take the picture of the web page for README and docs (needs Chromium)
+	PYTHONPATH=tests $(BIN)/python tests/web/screenshot.py
 
 ci: ## Run what CI runs
 	.ci/run

@@ -59,3 +59,15 @@ def test_hostile_details_cannot_break_the_client() -> None:
         exception_from(ErrorAnswer(11, "CONFLICT", "x", details={"self": 1, "hint": 2})),
         errors.Conflict,
     )
+
+
+def test_every_class_with_a_code_is_known_to_clients() -> None:
+    """Also one that stands below the place where they are gathered."""
+    declared = {
+        cls.code: cls
+        for cls in vars(errors).values()
+        if isinstance(cls, type) and issubclass(cls, errors.LiftlogError) and "code" in vars(cls)
+    }
+    declared.pop(errors.LiftlogError.code, None)
+    assert declared == {code: errors.WIRE_ERRORS.get(code) for code in declared}
+    assert set(errors.WIRE_ERRORS) <= set(declared)
