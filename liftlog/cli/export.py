@@ -95,7 +95,8 @@ if TYPE_CHECKING:
 @click.option(
     "--partition-size",
     metavar="SIZE",
-    help="About so much of the log is read by one task, such as 128MiB.",
+    help="About so much of the log is read by one task, and so much of the table merged by one, "
+    "such as 128MiB. Default: 256MiB (64MiB to append) and 32MiB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 @server_options

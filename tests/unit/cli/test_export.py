@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -113,18 +114,20 @@ def test_another_export_was_quicker(
     streams: ExportedStreams, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams.put("in", [Put("a", b"1")])
+    streams.put("in", [Put("b", b"2" * 100)])
 
     class Slow(LocalEngine):
-        def merge(self, *arguments: object) -> object:
-            Export(streams, "in", lake)()
-            return super().merge(*arguments)  # type: ignore[arg-type]
+        def run(self, phase: str, *arguments: Any) -> Any:
+            if phase == "scan":
+                Export(streams, "in", lake)()
+            return super().run(phase, *arguments)
 
     import liftlog.spark.export.engine as engine
 
     monkeypatch.setattr(engine, "SparkEngine", lambda spark: Slow())
-    lost = run(streams, lake)
+    lost = run(streams, lake, "--partition-size", "64")
     assert lost.exit_code == ExitCode.CONFLICT
-    assert "was quicker: the table ends at offset 2 now (sequence 1)" in lost.stderr
+    assert "was quicker: the table ends at offset 3 now (sequence 1)" in lost.stderr
     assert "nothing of this run was kept" in lost.stderr
     assert newest(lake).sequence == 1
 
