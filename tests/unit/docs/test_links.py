@@ -14,7 +14,9 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 PLACES = ("", "liftlog", "tests")
 """Where the pages begin paths of this repository."""
-TOPS = {path.name for place in PLACES for path in (ROOT / place).iterdir() if path.is_dir()}
+MADE = {"build", "data", "dist", "site"}
+"""By the Makefile and by users: what pages name there may not be there yet."""
+TOPS = {path.name for place in PLACES for path in (ROOT / place).iterdir() if path.is_dir()} - MADE
 
 
 def ids(path: Path) -> str:
