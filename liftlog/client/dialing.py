@@ -18,6 +18,17 @@ from liftlog.tls.sockets import TlsSocket
 
 _RECEIVE_BYTES = 64 * 1024
 
+_UNKNOWN_CA = (
+    "give the CA that signed the daemon's certificate as tls= (on the command line --tls-ca)"
+)
+_OTHER_NAME = "connect by a name or address that the daemon's certificate is for"
+_NOT_ACCEPTED = {  # by OpenSSL's X509_V_ERR_...
+    9: "the clock of this machine may be wrong: the daemon's certificate begins later",
+    10: "give the daemon a new certificate and a HUP, unless the clock of this machine is wrong",
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+
 
 class Channel(Protocol):
     """A connected socket that does not block: methods raise BlockingIOError, or another OSError.
@@ -136,10 +147,7 @@ def _refused(
         pass
     lost = unreachable(address.text, problem(error))
     if isinstance(error, ssl.SSLCertVerificationError):
-        lost.hint = (
-            "give the CA that signed the daemon's certificate as tls= (on the command line "
-            "--tls-ca), and use the name that the certificate is for"
-        )
+        lost.hint = _NOT_ACCEPTED.get(error.verify_code, _UNKNOWN_CA)
     elif error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
         lost.hint = "there may be no TLS at this address: try tcp://"
     return lost
