@@ -40,6 +40,10 @@ def check(file: Path) -> ExitCode:
     """Say whether the daemon would take this ACL file, and what is odd about it.
 
     Exit code 3 when it would not; every finding is listed with its line.
+
+    \b
+    Example:
+      liftlog acl check acl.yaml && systemctl reload liftlog
     """
     from liftlog.errors import ConfigError
     from liftlog.settings.acl_file import load_policy
@@ -156,6 +160,11 @@ def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) 
 
     The token of PRINCIPAL, for its clients, is then PRINCIPAL.SECRET. It is shown this once and
     stored nowhere. No secret is taken from the command line, where other users could see it.
+
+    \b
+    Examples:
+      liftlog acl hash-token billing
+      pass show liftlog/billing | liftlog acl hash-token --stdin
     """
     from acl.rules import is_name
     from acl.tokens import hash_token, new_secret
@@ -192,6 +201,10 @@ def new_nkey(file: Path) -> None:
 
     The public key is what the ACL file names. FILE must not exist. Nkeys made by `nk` or `nsc` for
     users are as good.
+
+    \b
+    Example:
+      liftlog acl new-nkey ops.nk
     """
     import os
 

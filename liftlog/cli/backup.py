@@ -129,7 +129,12 @@ def _no_halves(backup: Path) -> Iterator[None]:
 @output_option
 @debug_option
 def info(backup: Path) -> None:
-    """Show what BACKUP holds, without reading all of it."""
+    """Show what BACKUP holds, without reading all of it.
+
+    \b
+    Example:
+      liftlog backup info /backup/liftlog-2026-01-31
+    """
     from liftlog.log.backup import read_backup
     from liftlog.log.read_only import ReadOnlyFileSystem
 
@@ -149,6 +154,10 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 
     Whether all files are there as they were written, and then, as `liftlog log verify` does, every
     record batch in them. Exit code 8 if anything is wrong.
+
+    \b
+    Example:
+      liftlog backup verify /backup/liftlog-2026-01-31
     """
     from liftlog.log.backup import read_backup, verify_backup
     from liftlog.log.read_only import ReadOnlyFileSystem

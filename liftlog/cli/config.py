@@ -58,6 +58,10 @@ def init(file: Path | None) -> None:
 
     It holds every setting with its meaning and default, commented out. Without FILE it is printed.
     A file that exists is never overwritten.
+
+    \b
+    Example:
+      liftlog config init liftlog.yaml
     """
     from liftlog.settings.template import render_template
 
@@ -137,6 +141,11 @@ def show(origin: bool, show_all: bool, config: Path | None, overrides: tuple[str
     As YAML, unless --output says otherwise. Passwords, tokens and the credentials in URLs are
     masked. --origin tells the line of the file, the variable or the option that each value is
     from, and `default`.
+
+    \b
+    Examples:
+      liftlog config show -c /etc/liftlog/liftlog.yaml
+      liftlog config show --origin --set nats.servers=nats://a:4222
     """
     style = output_format()
     settings, sources = _load(config, overrides)

@@ -27,7 +27,13 @@ def errors_commands() -> None:
 @output_option
 @debug_option
 def list_errors() -> None:
-    """List the errors of daemon, clients and commands."""
+    """List the errors of daemon, clients and commands.
+
+    \b
+    Examples:
+      liftlog errors ls
+      liftlog errors ls -o jsonl | jq -r 'select(.exit_code == 11).name'
+    """
     from liftlog.cli.error_table import all_errors
 
     style, found = output_format(), all_errors()

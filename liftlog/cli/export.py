@@ -125,6 +125,12 @@ def export(
     Needs Spark: pip install 'liftlog[spark]', and Java 17 or newer. What is exported ends at the
     high watermark of the start. A run either adds all of it to the table or nothing; run it again
     after a failure. If another export into the same directory was quicker, the exit code is 6.
+
+    \b
+    Examples:
+      liftlog export orders --to /lake/orders
+      liftlog export orders --to /lake/history --mode append --dry-run
+      liftlog export orders --to s3a://lake/orders --format delta --master spark://spark:7077
     """
     if as_json:
         want_json()

@@ -13,7 +13,13 @@ from liftlog.cli.text import printable, show_time
 @server_options
 @debug_option
 def info() -> None:
-    """Show the daemon: name, version, uptime, NATS, limits."""
+    """Show the daemon: name, version, uptime, NATS, limits.
+
+    \b
+    Examples:
+      liftlog info
+      liftlog info --server tls://logs.example:9292 --tls-ca ca.pem
+    """
     style = output_format()
     with connect_to_server() as client:
         address, found = client.address, client.metadata()

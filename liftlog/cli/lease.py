@@ -35,7 +35,12 @@ def lease_commands() -> None:
 @server_options
 @debug_option
 def list_leases(name: str) -> None:
-    """List the leases on the stream NAME."""
+    """List the leases on the stream NAME.
+
+    \b
+    Example:
+      liftlog stream lease ls orders
+    """
     style = output_format()
     with connect_to_server() as client:
         found = client.list_leases(name)
@@ -74,6 +79,11 @@ def acquire(name: str, start: str, ttl: str, holder: str) -> None:
     """Hold the stream NAME from an offset to its end.
 
     The end is that of this moment. Prints the id of the lease.
+
+    \b
+    Examples:
+      liftlog stream lease acquire orders --ttl 10m --holder 'nightly copy'
+      liftlog stream lease acquire orders --from 120000 -o json | jq -r .lease_id
     """
     if start != "earliest" and not (start.isascii() and start.isdigit()):
         raise InvalidArgument(f"--from {start}: expected an offset or earliest")
@@ -96,7 +106,12 @@ def acquire(name: str, start: str, ttl: str, holder: str) -> None:
 @server_options
 @debug_option
 def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
-    """Let a lease on the stream NAME last on."""
+    """Let a lease on the stream NAME last on.
+
+    \b
+    Example:
+      liftlog stream lease renew orders "$LEASE" --ttl 10m --from 150000
+    """
     with connect_to_server() as client:
         _show(client.renew_lease(name, lease_id, ttl=_seconds(ttl), low=low))
 
@@ -110,6 +125,10 @@ def release(name: str, lease_id: str) -> None:
     """Give back a lease on the stream NAME.
 
     One that has ended is no error.
+
+    \b
+    Example:
+      liftlog stream lease release orders "$LEASE"
     """
     style = output_format()
     with connect_to_server() as client:

@@ -53,6 +53,11 @@ def list_offsets(consumer: str | None, stream: str | None) -> None:
     """List checkpoints.
 
     The lag is how many offsets are left to read. PROBLEM is the error that the consumer gets.
+
+    \b
+    Examples:
+      liftlog offsets ls
+      liftlog offsets ls --stream orders -o wide
     """
     style = output_format()
     with connect_to_server() as client:
@@ -76,6 +81,11 @@ def get(consumer: str, stream: str) -> ExitCode:
     """Show the checkpoint of CONSUMER in STREAM.
 
     Exit code 5 if there is none.
+
+    \b
+    Examples:
+      liftlog offsets get billing orders
+      liftlog offsets get billing orders -o json | jq .lag
     """
     style = output_format()
     with connect_to_server() as client:
@@ -104,11 +114,16 @@ def seek(
     """Let CONSUMER go on at POSITION in STREAM.
 
     A POSITION is an offset, start, end, +100 (behind the first 100), @TIME as in `liftlog consume
-    --from`, or -100 (before the last 100), which needs -- before it: `liftlog offsets seek billing
-    orders --yes -- -100`.
+    --from`, or -100 (before the last 100), which needs -- before it.
 
     Stop the consumer first: one that runs does not look, and commits its own position again. What
     is committed between the preview and the change is not overwritten: the change is refused.
+
+    \b
+    Examples:
+      liftlog offsets seek billing orders start --dry-run
+      liftlog offsets seek billing orders @-1h --yes
+      liftlog offsets seek billing orders --yes -- -100
     """
     style = output_format()
     with connect_to_server() as client:
@@ -140,6 +155,11 @@ def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Delete the checkpoint of CONSUMER in STREAM.
 
     The stream itself may be gone. Exit code 5 if there is no checkpoint.
+
+    \b
+    Examples:
+      liftlog offsets rm billing orders --dry-run
+      liftlog offsets rm billing orders --yes
     """
     style = output_format()
     with connect_to_server() as client:

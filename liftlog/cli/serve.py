@@ -45,6 +45,11 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
 
     It then stops taking messages, commits and acks what it has, and ends. Ctrl-C twice ends it
     at once; what was acked is on disk.
+
+    \b
+    Examples:
+      liftlog serve -c /etc/liftlog/liftlog.yaml
+      liftlog serve --set nats.servers=nats://a:4222 --set 'streams={orders: {subject: "orders.>"}}'
     """
     from liftlog.settings import Settings, load_settings
 

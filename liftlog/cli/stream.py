@@ -80,7 +80,13 @@ def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None
 @server_options
 @debug_option
 def list_streams() -> None:
-    """List the streams."""
+    """List the streams.
+
+    \b
+    Examples:
+      liftlog stream ls
+      liftlog stream ls -o jsonl | jq -r 'select(.state != "attached").name'
+    """
     style = output_format()
     with connect_to_server() as client:
         infos = client.list_streams()
@@ -97,7 +103,13 @@ def list_streams() -> None:
 @server_options
 @debug_option
 def info(name: str) -> None:
-    """Show one stream: offsets, settings, losses, compaction."""
+    """Show one stream: offsets, settings, losses, compaction.
+
+    \b
+    Examples:
+      liftlog stream info orders
+      liftlog stream info orders -o json | jq .high_watermark
+    """
     style = output_format()
     with connect_to_server() as client:
         found = client.describe_stream(name)
@@ -117,6 +129,11 @@ def streams_for(subject: str) -> None:
     """List the streams that record SUBJECT.
 
     For a pattern: the streams that record any part of it.
+
+    \b
+    Examples:
+      liftlog stream for orders.eu.new
+      liftlog stream for 'orders.*.new'
     """
     style = output_format()
     with connect_to_server() as client:
@@ -143,6 +160,10 @@ def compact(name: str, wait: bool) -> None:
 
     The active segment is rolled first. What is younger than the stream's dedupe_window or min_lag
     stays as it is.
+
+    \b
+    Example:
+      liftlog stream compact state --wait
     """
     style = output_format()
     with connect_to_server() as client:
@@ -162,7 +183,13 @@ def compact(name: str, wait: bool) -> None:
 @server_options
 @debug_option
 def rm(name: str, dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Delete the stream NAME and all its records, for ever."""
+    """Delete the stream NAME and all its records, for ever.
+
+    \b
+    Examples:
+      liftlog stream rm orders --dry-run
+      liftlog stream rm orders --yes
+    """
     style = output_format()
     with connect_to_server() as client:
         found = client.describe_stream(name)

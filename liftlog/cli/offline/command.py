@@ -52,6 +52,11 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
 
     Manifest, segments, batch headers, checksums, offsets. Exits with 8 if offsets are lost or
     files are damaged, and says which. What a running daemon is just writing is not damage.
+
+    \b
+    Examples:
+      liftlog log verify /var/lib/liftlog
+      liftlog log verify /var/lib/liftlog/streams/orders -o json
     """
     from liftlog.cli.offline.files import find_streams, stored_bytes
     from liftlog.cli.offline.verify import DAMAGE, KNOWN, verify_stream
@@ -130,6 +135,11 @@ def dump(directory: Path, values: bool, first_offset: int, limit: int | None) ->
     Everything that is whole is printed, also what is not committed yet or lies below the log's
     start. With `--output jsonl` every line is a batch, with --values a record as `consume` prints
     it and its stream. Damage is told on stderr, and the exit code is 8.
+
+    \b
+    Examples:
+      liftlog log dump /var/lib/liftlog/streams/orders
+      liftlog log dump /var/lib/liftlog --values -o jsonl | jq -r .subject
     """
     from liftlog.cli.offline.dump import dump_stream, stream_lines
     from liftlog.cli.offline.files import find_streams, read_facts

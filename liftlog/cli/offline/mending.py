@@ -83,6 +83,11 @@ def repair(
 
     A copy of all that is changed or removed is kept in `repaired/` of the data directory. With
     --dry-run nothing is written, and the exit code is 8 if there is something to repair.
+
+    \b
+    Examples:
+      liftlog log repair /var/lib/liftlog --dry-run
+      liftlog log repair /var/lib/liftlog/streams/orders --subject 'orders.>' --yes
     """
     from liftlog.cli.offline.files import find_streams
     from liftlog.log.repair.repairing import exclusive
@@ -249,6 +254,10 @@ def reindex(directory: Path, dry_run: bool) -> ExitCode:
     the segment does not, so no copy is kept. A daemon makes an index that is missing or fails its
     check anew by itself; this finds those too that are intact and wrong. Refused beside a running
     daemon.
+
+    \b
+    Example:
+      liftlog log reindex /var/lib/liftlog --dry-run
     """
     from liftlog.cli.offline.files import find_streams
     from liftlog.log.filesystem import OsFileSystem

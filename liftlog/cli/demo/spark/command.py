@@ -34,6 +34,10 @@ def demo_spark(orders: int, chart: Path | None, keep: bool) -> ExitCode:
     queried with Spark SQL; the end is a chart. Starts a nats-server, a daemon and a local Spark of
     its own and ends them again. Needs Java 17 or newer and pip install 'liftlog[demo]'. Exits with
     0 if the lake has exactly what the shop's books have, else names what differs.
+
+    \b
+    Example:
+      liftlog demo-spark --chart orders.png
     """
     from liftlog.cli.demo.spark.chart import check_matplotlib
     from liftlog.spark.export.session import check_installed
