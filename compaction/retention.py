@@ -9,8 +9,9 @@ all of a file; so the log start is the truth and the files follow when they can.
                   with the next one that has
     max_bytes     a segment goes only if at least max_bytes remain without it, as in Kafka: the
                   limit is what is kept at least, and up to one segment more than it stays
-    max_messages  exact: the log start moves into a segment, also into the active one. Where
-                  compaction left holes, somebody who can look into that segment must say where
+    max_messages  exact: the log start moves into a segment, also into the active one, to right
+                  behind the newest record that goes. Where compaction left holes, somebody who
+                  can look into that segment must say where
 
 Never deleted: the active segment, the last segment, and a file whose newest record is younger
 than the dedupe window, because after a crash the remembered message ids are rebuilt from it. The
@@ -168,15 +169,20 @@ def _start_by_messages(
     for segment in reversed(segments):
         # Of what lies at or past the end at most that many records; counting too few of the
         # others keeps too much rather than too little.
-        count = segment.record_count - max(0, segment.next_offset - log_end)
-        if count >= missing:
-            gone = count - missing  # of its oldest records
-            has_holes = segment.record_count < segment.next_offset - segment.base_offset
-            if gone and has_holes and offset_of_record is not None:
-                return offset_of_record(segment, gone)
-            # Exact without holes; with holes fewer records lie below, so none too many goes.
-            return segment.base_offset + gone
-        missing -= max(0, count)
+        count = max(0, segment.record_count - max(0, segment.next_offset - log_end))
+        if count <= missing:
+            missing -= count
+            continue
+        # The start is right behind the newest record that goes, not at the oldest that stays:
+        # whoever is in the hole between them has lost nothing.
+        if not missing:
+            return segment.next_offset
+        gone = count - missing  # of its oldest records
+        has_holes = segment.record_count < segment.next_offset - segment.base_offset
+        if has_holes and offset_of_record is not None:
+            return offset_of_record(segment, gone - 1) + 1
+        # Exact without holes; with holes fewer records lie below, so none too many goes.
+        return segment.base_offset + gone
     return segments[0].base_offset if segments else 0
 
 

@@ -179,6 +179,37 @@ def test_holes_never_cost_a_record_too_many() -> None:
     assert run(segments, RetentionPolicy(max_messages=5)) == (11, 1)
 
 
+def test_the_count_passes_holes_only_with_records() -> None:
+    """Whoever is in a hole at the beginning has lost nothing while exactly the limit is there."""
+    hole = Segment(1, 11, 88, 0, -1)
+    kept = [Segment(11, 21, 90, 3, NOW), Segment(21, 31, 88, 0, -1)]
+    active = Segment(31, 36, 50, 5, NOW, sealed=False)
+    segments = [hole, *kept, active]
+    assert run(segments, RetentionPolicy(max_messages=9)) == (1, 0)
+    assert run(segments, RetentionPolicy(max_messages=8)) == (1, 0)
+    assert run(segments, RetentionPolicy(max_messages=7)) == (12, 1)
+    # All three go; the hole behind them waits for the next record that does.
+    assert run(segments, RetentionPolicy(max_messages=5)) == (21, 2)
+    assert run(segments, RetentionPolicy(max_messages=4)) == (32, 3)
+
+
+def test_the_count_goes_to_right_behind_what_goes() -> None:
+    segment = Segment(1, 11, 30, 3, NOW)
+    active = Segment(11, 16, 50, 5, NOW, sealed=False)
+
+    def start(limit: int) -> int:
+        return decide(
+            [segment, active],
+            RetentionPolicy(max_messages=limit),
+            log_start_offset=1,
+            log_end_offset=16,
+            now_ns=NOW,
+            offset_of_record=lambda _, number: (2, 5, 9)[number],
+        ).log_start_offset
+
+    assert [start(limit) for limit in (8, 7, 6, 5)] == [1, 3, 6, 11]
+
+
 def test_reasons_say_which_limit_and_how_far() -> None:
     policy = RetentionPolicy(max_age_ns=3_500, max_bytes=350, max_messages=6)
     assert decide(
