@@ -63,7 +63,8 @@ class Removal(Described):
 class DaemonInfo(Described):
     """What a daemon says of itself. `nats` holds `connected` and `server_version`; `limits` are
     those of its connections; `features` are the kinds of request that it answers and what else a
-    client may want to know before it asks. `stream_count` counts what the principal may read."""
+    client may want to know before it asks. `stream_count` counts what the principal may read,
+    failed streams too."""
 
     name: str = ""
     version: str = ""

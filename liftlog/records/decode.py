@@ -198,10 +198,11 @@ class RecordBatch:
         return self._nullable(column)
 
     def value_column(self) -> tuple[memoryview, list[int]]:
-        """The value column itself: its bytes, and where each value ends in them.
+        """The value column itself: its bytes, and the `len + 1` places in them
+        between which the values lie.
 
-        Value i lies at `ends[i]` to `ends[i + 1]`; a tombstone takes no bytes. For those who work
-        on columns: no object is made per value.
+        Value i lies at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For those who
+        work on columns: no object is made per value.
         """
         column = self._values or self._value_column()
         ends = column.ends.tolist()

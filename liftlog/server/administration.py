@@ -86,6 +86,10 @@ class Streams(Protocol):
         """Raises StreamNotFound, StreamUnavailable."""
         ...
 
+    def stream_names(self) -> list[str]:
+        """Also of those that could not be opened; without the system's own."""
+        ...
+
     def describe(self, host: StreamHost) -> StreamInfo: ...
     def metadata_of(self, host: StreamHost) -> dict[str, Any]: ...
     def streams_changed(self) -> None:
@@ -266,7 +270,7 @@ class Administration:
         ]
 
     def daemon_info(self, may_read: Callable[[str], bool] = lambda name: True) -> DaemonInfo:
-        """`may_read` tells which streams are counted."""
+        """`may_read` tells which streams are counted; they are those that `stream ls` lists."""
         streams = self._streams
         pull = streams.settings.pull
         return DaemonInfo(
@@ -290,7 +294,7 @@ class Administration:
                 "max_leases": MAX_LEASES,
                 "max_lease_ms": MAX_DURATION_NS // _MS_NS,
             },
-            stream_count=sum(may_read(name) for name in streams.hosts if not name.startswith("_")),
+            stream_count=sum(map(may_read, streams.stream_names())),
             features=sorted(REQUESTS),
         )
 

@@ -98,9 +98,10 @@ class Health:
         }
 
     def _recovery(self) -> Check:
+        count = sum(not name.startswith("_") for name in self._broker.hosts)
         if self.phase is Phase.RECOVERING:
-            return Check(False, f"recovering, {len(self._broker.hosts)} streams are open")
-        return Check(True, f"{len(self._broker.hosts)} streams are open")
+            return Check(False, f"recovering, {count} streams are open")
+        return Check(True, f"{count} streams are open")
 
     def _nats(self) -> Check:
         if not self._link.connected:

@@ -184,6 +184,8 @@ async def test_the_daemon_tells_what_it_is(running: Running, admin: Administrati
     assert (info.name, info.server_id) == ("liftlog", running.broker.server_id)
     assert (info.stream_count, info.nats["connected"]) == (2, False)
     assert admin.daemon_info(lambda name: name == "b").stream_count == 1
+    running.broker.broken["lost"] = "its manifest is damaged"
+    assert admin.daemon_info().stream_count == len(await running.broker.list_streams()) == 3
     assert {"fetch", "lease", "update"} <= set(info.features)
     assert info.limits["max_in_flight"] == running.broker.settings.pull.max_in_flight
     assert type(info).from_wire(info.to_wire()) == info

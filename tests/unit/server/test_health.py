@@ -21,7 +21,7 @@ class Parts:
         self.failed: list[str] = []
         self.stalled: list[str] = []
         self.broker: Any = SimpleNamespace(
-            hosts={"a": None, "b": None},
+            hosts={"a": None, "b": None, "_offsets": None},
             attached=True,
             has_checkpoints=True,
             failed_streams=lambda: self.failed,
@@ -49,6 +49,7 @@ async def problems(parts: Parts) -> dict[str, str]:
             assert not check["ok"]
             assert check["detail"] == found[name]
     assert set(body["checks"]) == {"recovery", "nats", "streams", "disk", "draining"}
+    assert body["checks"]["recovery"]["detail"].endswith("2 streams are open")
     return found
 
 
