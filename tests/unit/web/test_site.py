@@ -85,6 +85,16 @@ async def test_static_files_are_a_few(site: Any) -> None:
 # --- records ---
 
 
+async def test_a_tombstone_has_no_size_and_text_is_wrapped(site: Any, orders: Any) -> None:
+    async with site() as browser:
+        _, text, _ = await browser.get("/ui/streams/orders/records/3")
+        assert re.search(r"Size of the value</dt><dd><span [^>]*>none<", text)
+        _, text, _ = await browser.get("/ui/streams/orders/records/1")
+        assert 'class="content content-wrapped"' in text
+        _, text, _ = await browser.get("/ui/streams/orders/records/1?view=hex")
+        assert 'class="content"' in text
+
+
 @pytest.mark.parametrize(
     ("question", "offsets"),
     [("", [1, 2, 3, 4, 5]), ("offset=4", [4, 5]), ("offset=99", []), ("offset=0", [1, 2, 3, 4, 5]),

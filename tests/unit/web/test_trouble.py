@@ -81,3 +81,12 @@ async def test_long_pages_can_be_turned_at_both_ends(site: Any, broker: Any) -> 
         assert text.count('rel="prev"') == 2
         _, text, _ = await browser.get("/ui/streams/many/records?offset=55")
         assert text.count('rel="prev"') == 1
+
+
+async def test_an_offset_that_is_not_there(site: Any, orders: Any) -> None:
+    """The advice is a sentence, as all else on a page."""
+    async with site() as browser:
+        status, text, _ = await browser.get("/ui/streams/orders/records/99")
+    assert status == 404
+    assert '<p class="muted">Start at <code>earliest</code> or <code>latest</code>' in text
+    assert "inside the range.</p>" in text
