@@ -22,9 +22,9 @@ from pyspark.sql.datasource import (
 )
 
 from acl import subjects as patterns
+from liftlog.spark.batch_reader import BatchReader
 from liftlog.spark.columns import KEY, OFFSET, SUBJECT, TIMESTAMP
 from liftlog.spark.options import Narrowing, ReadOptions
-from liftlog.spark.source import BatchReader
 
 _EQUAL = (EqualTo, EqualNullSafe)
 _FROM = (*_EQUAL, GreaterThan, GreaterThanOrEqual)

@@ -1,14 +1,11 @@
-"""What Spark calls: the data source and its batch reader.
+"""What Spark calls: the data source.
 
 Spark pickles these classes by their names: every host of a cluster needs liftlog installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -21,10 +18,10 @@ from pyspark.sql.types import (
 )
 
 from liftlog.errors import InvalidArgument
+from liftlog.spark.batch_reader import BatchReader
 from liftlog.spark.columns import HEADERS, KEY, OFFSET, STREAM, SUBJECT, TIMESTAMP, VALUE
 from liftlog.spark.options import ReadOptions, parse_options
-from liftlog.spark.partitions import RangePartition, read_partition
-from liftlog.spark.scan import plan
+from liftlog.spark.pushdown import PushdownReader
 from liftlog.spark.streaming import StreamReader
 
 _TYPES: dict[str, DataType] = {
@@ -59,11 +56,7 @@ class LiftlogSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         options = parse_options(self.options)
         _check_schema(schema, options)
-        if options.pushdown:
-            from liftlog.spark.pushdown import PushdownReader
-
-            return PushdownReader(options)
-        return BatchReader(options)
+        return PushdownReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         options = parse_options(self.options, streaming=True)
@@ -81,14 +74,3 @@ def _check_schema(schema: StructType, options: ReadOptions) -> None:
             "the schema of a stream is given; .schema(...) cannot change it",
             hint="choose columns with the option columns",
         )
-
-
-class BatchReader(DataSourceReader):
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-
-    def partitions(self) -> list[InputPartition]:
-        return [RangePartition(wanted) for wanted in plan(self._options)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(self._options, partition)

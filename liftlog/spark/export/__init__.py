@@ -5,6 +5,7 @@
     store, remote_store    files in a directory, and behind a URL
     table, manifests       snapshots that become real by one link()
     delta                  the same over a Delta table
+    opening                which of them a place and a format ask for
     beginning              where a run begins, under a lease
     parquet, scanning      one range of the log -> Parquet files, in a task
     merging                which files are written anew, and what is taken over from Spark

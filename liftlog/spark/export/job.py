@@ -25,13 +25,14 @@ from liftlog.spark.export.beginning import Ground, look, take_ground
 from liftlog.spark.export.buckets import BUCKET_BYTES
 from liftlog.spark.export.holding import HeldRange
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
+from liftlog.spark.export.opening import open_table
 from liftlog.spark.export.planning import is_up_to_date
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.scanning import ScanTask, ScanWork
 from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot
 from liftlog.spark.export.staging import STAGED
 from liftlog.spark.export.store import join
-from liftlog.spark.export.table import Table, another_was_quicker, open_table
+from liftlog.spark.export.table import Table, another_was_quicker
 from liftlog.spark.export.tasks import Task, TaskResult
 from liftlog.spark.options import COMPACT_PARTITION_BYTES, DEFAULT_PARTITION_BYTES, ReadOptions
 

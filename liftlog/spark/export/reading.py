@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from liftlog.spark.export.manifests import ManifestTable
+from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.snapshot import Snapshot
-from liftlog.spark.export.store import is_url, join, open_store
+from liftlog.spark.export.store import is_url, join
 from liftlog.spark.export.table import DELTA_LOG
 
 

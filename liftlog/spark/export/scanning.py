@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from liftlog.spark.columns import KEY, schema_of
+from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.parquet import PartWriter, split_by_key
 from liftlog.spark.export.snapshot import Mode
 from liftlog.spark.export.staging import STAGED, StagedWriter
-from liftlog.spark.export.store import join, open_store
+from liftlog.spark.export.store import join
 from liftlog.spark.export.tasks import TaskResult
 from liftlog.spark.options import ReadOptions
 from liftlog.spark.scan import read

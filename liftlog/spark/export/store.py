@@ -74,15 +74,6 @@ class Store(Protocol):
         ...
 
 
-def open_store(where: str) -> Store:
-    """For a directory or a URL. Raises InvalidArgument."""
-    if is_url(where):
-        from liftlog.spark.export.remote_store import RemoteStore
-
-        return RemoteStore(where)
-    return LocalStore(local_path(where))
-
-
 def is_url(where: str) -> bool:
     return "://" in where and urlsplit(where).scheme != "file"
 

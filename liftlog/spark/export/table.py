@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from liftlog.errors import Conflict
-from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.snapshot import Snapshot
-from liftlog.spark.export.store import Store, is_url, join, no_atomic_manifest, open_store
+from liftlog.spark.export.store import Store, join
 
 MANIFESTS = "_manifest"
 DELTA_LOG = "_delta_log"
@@ -41,19 +40,6 @@ class Table(Protocol):
     def vacuum(self, now_ns: int, keep_seconds: float) -> int:
         """Remove what no snapshot needs that readers may be at; how many files and directories."""
         ...
-
-
-def open_table(request: ExportRequest) -> Table:
-    """Raises LiftlogError."""
-    if request.format == "delta":
-        from liftlog.spark.export.delta import DeltaLakeTable
-
-        return DeltaLakeTable(request.to, open_store(request.to), request.stream, request.columns)
-    from liftlog.spark.export.manifests import ManifestTable
-
-    if is_url(request.to):
-        raise no_atomic_manifest(request.to, "an object store has no hard links")
-    return ManifestTable(request.to, open_store(request.to))
 
 
 def run_name(sequence: int, run: str) -> str:

@@ -13,8 +13,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from support.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument
-from liftlog.spark.export import merging, newest, scanning
-from liftlog.spark.export import table as export_table
+from liftlog.spark.export import merging, newest, opening, scanning
 from liftlog.spark.export.remote_store import RemoteStore
 from liftlog.spark.export.store import Disk, LocalStore
 
@@ -228,7 +227,7 @@ def test_tasks_over_a_url(
     streams: ExportedStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are staged and merged through the store for URLs: no connector of Spark's is asked."""
-    for module in (merging, scanning, export_table):
+    for module in (merging, scanning, opening):
         monkeypatch.setattr(module, "open_store", lambda where: RemoteStore(_uri(where)))
     lake = str(tmp_path / "lake")
     export = Export(streams, "in", lake, format="delta", name="remote")
