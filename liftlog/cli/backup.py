@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 _DIRECTORY = click.Path(path_type=Path)
 _streams_option = click.option(
-    "--stream", "-s", "names", multiple=True, metavar="NAME", help="Only this stream. Repeatable."
+    "--stream",
+    "-s",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this stream. Can be repeated.",
 )
 
 

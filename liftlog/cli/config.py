@@ -91,7 +91,7 @@ def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     \b
     Examples:
       liftlog config check -c /etc/liftlog/liftlog.yaml
-      liftlog config check -c new.yaml -o json && systemctl reload liftlog
+      liftlog config check -c /etc/liftlog/liftlog.yaml && systemctl restart liftlog
     """
     from liftlog.errors import ConfigError
 

@@ -207,7 +207,7 @@ class PullSettings(SettingsModel):
 class HttpSettings(SettingsModel):
     listen: HostPort | None = Field(
         default="127.0.0.1:8292",
-        description="`HOST:PORT` for /livez, /readyz and /metrics; `null` switches it off.",
+        description="`HOST:PORT` for health, metrics and the web page; `null` switches it off.",
     )
     log_api: Flag = Field(
         default=False,
@@ -293,7 +293,7 @@ class LogSettings(SettingsModel):
     retention_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="retention_interval",
-        description="How often retention and rolls are checked.",
+        description="How often retention is applied and old segments are rolled, also idle ones.",
     )
 
 

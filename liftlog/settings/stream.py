@@ -76,7 +76,9 @@ class DedupeSettings(SettingsModel):
 
 class RetentionSettings(SettingsModel):
     max_age_seconds: PositiveDuration | None = Field(
-        default=None, alias="max_age", description="Records older than this go. `null`: no limit."
+        default=None,
+        alias="max_age",
+        description="Sealed segments go whose newest record is older. `null`: no limit.",
     )
     max_bytes: Size | None = Field(
         default=None, description="The oldest segments go while at least this much remains."

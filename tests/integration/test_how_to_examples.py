@@ -88,4 +88,8 @@ def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_pat
     size = len('{"total": 12}') + numbers + len("{}")
     assert printed_of_all[0] == f"1003 records, {size} bytes of values"
     assert "'offset': 1003, " in printed_of_all[1]
+    [told] = run(examples("tls-and-compression.md")[-1], servers, tmp_path)
+    leaves = re.fullmatch(r"lz4 leaves (\d+)%, zstd (\d+)% of (\d+) bytes", told)
+    assert leaves is not None
+    assert 0 < int(leaves[2]) < int(leaves[1]) < 100
     assert "'value': b'{}'" in printed_of_all[1]

@@ -126,7 +126,7 @@ def test_alerts(alert: dict[str, Any]) -> None:
     assert re.fullmatch(r"Liftlog[A-Z][A-Za-z]+", alert["alert"])
     assert alert["labels"]["severity"] in ("critical", "warning")
     notes = alert["annotations"]
-    assert set(notes) == {"summary", "description", "runbook_url"}
+    assert set(notes) == {"summary", "description", "runbook"}
     # What a text names has survived the aggregation.
     shown = set(re.findall(r"\$labels\.(\w+)", " ".join(notes.values())))
     kept = (
@@ -148,7 +148,7 @@ def test_every_alert_has_its_chapter() -> None:
     headings = re.findall(r"^#+ (Liftlog\w+)$", RUNBOOK, re.MULTILINE)
     assert headings == [alert["alert"] for alert in ALERTS]
     for alert in ALERTS:
-        anchor = alert["annotations"]["runbook_url"].rpartition("#")[2]
+        anchor = alert["annotations"]["runbook"].rpartition("#")[2]
         assert anchor == alert["alert"].lower()
 
 
