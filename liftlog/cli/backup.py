@@ -140,10 +140,7 @@ def info(backup: Path) -> None:
     Example:
       liftlog backup info /backup/liftlog-2026-01-31
     """
-    from liftlog.log.backup import read_backup
-    from liftlog.log.read_only import ReadOnlyFileSystem
-
-    found = read_backup(ReadOnlyFileSystem(), backup)
+    found = _read(backup)
     created = show_time(found.created_ns)
     _show(found, f"made {created} by liftlog {found.version}: {_summary(found)}")
     _tell_damage(found)
@@ -164,11 +161,11 @@ def verify(backup: Path, quick: bool) -> ExitCode:
     Example:
       liftlog backup verify /backup/liftlog-2026-01-31
     """
-    from liftlog.log.backup import read_backup, verify_backup
+    from liftlog.log.backup import verify_backup
     from liftlog.log.read_only import ReadOnlyFileSystem
 
     style, fs = output_format(), ReadOnlyFileSystem()
-    with byte_progress(read_backup(fs, backup).size_bytes) as advance:
+    with byte_progress(_read(backup).size_bytes) as advance:
         found, findings = verify_backup(backup, fs=fs, read=partial(advance, "checking"))
     problems = [{"stream": f.stream, "file": f.file, "problem": f.problem} for f in findings]
     if not problems and not quick:
@@ -219,7 +216,7 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     Example:
       liftlog backup restore /backup/liftlog-2026-01-31 /var/lib/liftlog
     """
-    from liftlog.log.backup import read_backup, restore_backup, verify_backup
+    from liftlog.log.backup import restore_backup, verify_backup
     from liftlog.log.backup.restoring import check_target
     from liftlog.log.data_dir import make_durable_directory
     from liftlog.log.filesystem import OsFileSystem
@@ -227,7 +224,7 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     from liftlog.log.repair.repairing import exclusive
 
     fs = ReadOnlyFileSystem()
-    content = read_backup(fs, backup)
+    content = _read(backup)
     wanted = _known_names(names, [one.name for one in content.streams])
     chosen = [one for one in content.streams if wanted is None or one.name in wanted]
     total = sum(one.size_bytes for one in chosen)
@@ -266,6 +263,19 @@ def _give_to_owner(data_dir: Path) -> None:
     owner = data_dir.stat()
     for path in data_dir.rglob("*"):
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def _read(backup: Path) -> Backup:
+    from liftlog.log.backup import read_backup
+    from liftlog.log.read_only import ReadOnlyFileSystem
+
+    if not backup.is_dir():
+        raise Problem(
+            f"{backup} is not a directory",
+            ExitCode.NOT_FOUND,
+            hint="give what `liftlog backup create` has made",
+        )
+    return read_backup(ReadOnlyFileSystem(), backup)
 
 
 def _summary(found: Backup) -> str:

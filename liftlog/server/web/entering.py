@@ -30,7 +30,8 @@ MAX_FORM_BYTES = 16 * 1024
 _MAX_FIELDS = 16
 _FORM_SECONDS = 10.0
 _FORM_TYPE = "application/x-www-form-urlencoded"
-_OWN_PATH = re.compile(r"/ui/[A-Za-z0-9_./-]*(\?[A-Za-z0-9_.~%&=+*-]*)?", re.ASCII)
+_OWN_PATH = re.compile(r"/ui(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+(\?[A-Za-z0-9_.~%&=+*-]*)?", re.ASCII)
+"""No part is empty or begins with a dot: `/ui/..//evil.example` leads out of here."""
 
 
 class Entering:

@@ -81,3 +81,12 @@ def test_the_code_of_other_exceptions() -> None:
     assert exit_code_of(FileNotFoundError(2, "no such file")) is ExitCode.NOT_FOUND
     assert exit_code_of(PermissionError(13, "denied")) is ExitCode.FAILED
     assert exit_code_of(KeyError("x")) is ExitCode.FAILED
+
+
+@pytest.mark.parametrize("call", ["info {0}", "verify {0}", "restore {0} {1} --dry-run"])
+def test_a_backup_that_is_not_there_is_not_a_damaged_one(tmp_path: Path, call: str) -> None:
+    backup = tmp_path / "backup"
+    arguments = ["backup", *call.format(backup, tmp_path / "data").split()]
+    assert CliRunner().invoke(cli, arguments).exit_code == ExitCode.NOT_FOUND
+    backup.mkdir()  # as one is that was not finished
+    assert CliRunner().invoke(cli, arguments).exit_code == ExitCode.DAMAGED

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -57,10 +58,20 @@ async def test_the_cookie_is_secure_behind_tls(site: Any, policy: Policy) -> Non
         assert "Secure" in answer.headers["Set-Cookie"]
 
 
-async def test_a_login_leads_nowhere_else(site: Any, policy: Policy) -> None:
+@pytest.mark.parametrize(
+    "wanted",
+    ["//evil.example/ui/", "https://evil.example/ui/", "/ui/..//evil.example", "/ui//evil.example",
+     "/ui/streams/../../metrics", "/ui/./streams", "/ui/@evil.example", "/metrics", "/ui",
+     "/ui/streams\r\nSet-Cookie: a=b", "/ui/streams?x=\r\nX-A: b", "/\\evil.example",
+     "javascript:alert(1)"],
+)  # fmt: skip
+async def test_a_login_leads_nowhere_else(site: Any, policy: Policy, wanted: str) -> None:
     async with site(policy) as browser:
-        _, _, answer = await browser.sign_in("ann", next_path="?next=//evil.example/ui/")
-        assert answer.headers["Location"] == "/ui/streams"
+        next_path = f"?next={quote(wanted, safe='')}"
+        status, _, answer = await browser.sign_in("ann", next_path=next_path)
+        assert (status, answer.headers["Location"]) == (303, "/ui/streams")
+        assert "X-A" not in answer.headers
+        assert len(answer.headers.getall("Set-Cookie")) == 1
 
 
 async def test_a_session_of_before_is_ended_and_a_stolen_form_is_none(
