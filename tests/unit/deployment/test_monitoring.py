@@ -171,7 +171,7 @@ def test_refusals_that_somebody_is_woken_for_are_exported_from_the_start() -> No
 )
 def test_promtool(command: list[str]) -> None:
     assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, *command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([PROMTOOL, *command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
