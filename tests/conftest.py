@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so would everything
+# that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a helper asserts is told as in a test: with the values.
 pytest.register_assert_rewrite("support")

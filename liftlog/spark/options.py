@@ -51,7 +51,7 @@ NAMES = (
 )
 
 DEFAULT_ROWS_PER_BATCH = 10_000
-DEFAULT_PARTITION_BYTES = 64 * 1024 * 1024
+DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # as Spark's own, of files
 COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
 """The default with `compact`. A larger part leaves out more, and a task holds all of its part."""
 

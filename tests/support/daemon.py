@@ -23,7 +23,7 @@ from support.processes import cpu_seconds, status_bytes, wrapped_pid
 from liftlog.server.child_processes import tied_to_parent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-READY_TIMEOUT_SECONDS = 60.0
+READY_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 30.0
 
 

@@ -14,10 +14,11 @@ import math
 import os
 import time
 from collections.abc import Callable
+from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple
 
-_TICK_SECONDS = 0.01
+_TICK_SECONDS = 0.02
 _MEMORY_SECONDS = 0.1
 """Over about how long measurements are averaged: single time slices tell nothing."""
 
@@ -77,8 +78,8 @@ class ThreadUsage:
 class ReadShare:
     """Of one event loop, the one that runs when it is first used. Costs nothing while nobody reads.
 
-    `with` around everything that is done for consumers counts the time of the processor that it
-    takes; it may be nested.
+    `with` around everything that is done for consumers counts the time that it takes; it may be
+    nested.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class ReadShare:
     def _forget(self) -> None:
         self._others = self._busy = self._delay = 0.0  # parts of the time
         self._chunks = self._chunk_bytes = 0.0
+        self._pace = 1.0  # seconds of the processor per second of the clock
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +117,7 @@ class ReadShare:
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._entered = time.thread_time()
+            self._entered = perf_counter()
 
     def __exit__(
         self,
@@ -125,7 +127,7 @@ class ReadShare:
     ) -> None:
         self._depth -= 1
         if not self._depth:
-            self._spend(time.thread_time() - self._entered)
+            self._spend(perf_counter() - self._entered)
 
     def wait(self, resume: Callable[[], None]) -> None:
         """`resume` runs, once, when there is something left. It has to look again."""
@@ -135,6 +137,7 @@ class ReadShare:
         self._waiting.pop(resume, None)
 
     def _spend(self, seconds: float) -> None:
+        seconds *= self._pace
         self._spent += seconds
         self._left -= seconds
         if self._timer is None:
@@ -164,10 +167,13 @@ class ReadShare:
         at, used, got = self._loop.time(), self._usage(), self._ingested()
         passed = at - self._at
         running = used.running - self._used.running
+        waiting = used.waiting - self._used.waiting
         weight = 1 - math.exp(-passed / _MEMORY_SECONDS)
         self._busy += weight * (running / passed - self._busy)
         self._others += weight * (max(running - self._spent, 0.0) / passed - self._others)
-        self._delay += weight * ((used.waiting - self._used.waiting) / passed - self._delay)
+        self._delay += weight * (waiting / passed - self._delay)
+        # The clock also goes on while the thread waits for a processor.
+        self._pace = self._busy / max(self._busy + self._delay, 1e-9)
         self._chunks += weight * (got.chunks - self._got.chunks - self._chunks)
         self._chunk_bytes += weight * (got.size_bytes - self._got.size_bytes - self._chunk_bytes)
         self._at, self._used, self._got, self._spent = at, used, got, 0.0
@@ -179,11 +185,11 @@ class ReadShare:
         )
 
     def _resume(self) -> None:
-        until = time.perf_counter() + _RESUME_SECONDS
+        until = perf_counter() + _RESUME_SECONDS
         while self._waiting and self._left > 0:
             resume = next(iter(self._waiting))
             del self._waiting[resume]
             resume()
-            if time.perf_counter() > until:
+            if perf_counter() > until:
                 self._loop.call_soon(self._resume)
                 return
