@@ -209,7 +209,7 @@ def test_what_is_left_out_is_superseded(orders: Any, subject: str | None) -> Non
 def test_parts_are_larger_by_default() -> None:
     given = {"stream": "orders"}
     plain = parse_options(given).target_partition_bytes
-    assert parse_options(given | {"compact": "true"}).target_partition_bytes == 4 * plain
+    assert parse_options(given | {"compact": "true"}).target_partition_bytes == 2 * plain
     chosen = parse_options(given | {"compact": "true", "targetPartitionBytes": "7"})
     assert chosen.target_partition_bytes == 7
 

@@ -21,7 +21,7 @@ def test_defaults() -> None:
     assert found.server == "tcp://127.0.0.1:9292"
     assert (found.start, found.end, found.path, found.subject) == ("earliest", "latest", None, None)
     assert found.columns == ("offset", "timestamp", "subject", "key", "value")
-    assert (found.rows_per_batch, found.target_partition_bytes) == (10_000, 64 << 20)
+    assert (found.rows_per_batch, found.target_partition_bytes) == (10_000, 128 << 20)
     assert found.fail_on_data_loss
 
 
