@@ -37,6 +37,9 @@ class LoseFsHandle:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # A signal that ends the tests does not end it: it has to unmount first, and does so
+            # when its input ends. A dead mount would break the clean-up of every later run.
+            start_new_session=True,
         )
 
     def _ask(self, command: str, **arguments: Any) -> dict[str, Any]:
