@@ -99,7 +99,26 @@ class Fleet:
         may_lose_from: dict[str, int] | None = None,
         disk_died: bool = False,
     ) -> None:
-        """Every stream against its books; what was lost rightly once may stay lost."""
+        """Every stream against its books; what was lost rightly once may stay lost.
+
+        Publishers take it easy meanwhile: what they publish is read in all rounds that follow, and
+        a campaign whose rounds get longer the longer they get does not end.
+        """
+        for ledger in self.ledgers.values():
+            ledger.ease(True)
+        try:
+            self._compare(daemon, acked, may_lose_from, disk_died)
+        finally:
+            for ledger in self.ledgers.values():
+                ledger.ease(False)
+
+    def _compare(
+        self,
+        daemon: Daemon,
+        acked: dict[str, set[int]] | None,
+        may_lose_from: dict[str, int] | None,
+        disk_died: bool,
+    ) -> None:
         for name, ledger in self.ledgers.items():
             found = read_back(daemon, name)
             lost = ledger.check(

@@ -65,6 +65,10 @@ def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str)
     return ack_of(client.request(subject, payload, headers=block if headers else b""))
 
 
+_EASE = 0.1
+"""Seconds between two volleys of a publisher that takes it easy."""
+
+
 class AckedPublisher(threading.Thread):
     """Publishes numbered messages, many in flight, and keeps the books.
 
@@ -85,6 +89,8 @@ class AckedPublisher(threading.Thread):
         self._port = port
         self._in_flight, self._pad, self._keys = in_flight, pad, keys
         self._stop_asked = threading.Event()
+        self.easy = False
+        """Some hundred messages a second instead of as many as can be."""
         self.unheard = 0
         """How often NATS said that nobody subscribes."""
 
@@ -100,6 +106,8 @@ class AckedPublisher(threading.Thread):
         waiting: set[int] = set()
         unheard = 0
         while not self._stop_asked.is_set():
+            if self.easy:
+                self._stop_asked.wait(_EASE)
             frames = []
             while len(waiting) < self._in_flight:
                 number = self.published

@@ -44,6 +44,10 @@ class Ledger:
         for publisher in self._publishers.values():
             publisher.start()
 
+    def ease(self, easy: bool) -> None:
+        for publisher in self._publishers.values():
+            publisher.easy = easy
+
     def finish(self) -> None:
         for publisher in self._publishers.values():
             publisher.finish()
