@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import click
 
 from liftlog.cli.exit_codes import MEANINGS
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 
 _HEAD = """\
 # Command line
@@ -79,7 +79,7 @@ stay.
 | `log dump` | a record batch: its header and where it lies |
 | `log verify` | what was found in one stream |
 | `log repair` | the steps that one stream needs or needed; `done` says whether they were taken |
-| `log reindex` | an index that is made anew |
+| `log reindex` | an index that is missing or wrong; `entries` is null until it is made anew |
 | `backup create`, `info` | the backup, with its `streams` |
 | `backup verify` | the same, with `ok` and `problems` |
 | `backup restore` | `data_dir`, and `streams`, each with its new `leader_epoch` and bounds |

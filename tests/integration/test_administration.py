@@ -19,7 +19,7 @@ from support.daemon import REPOSITORY, Daemon
 from support.nats_server import NatsServer
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.client import connect
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from support.raw_nats import RawNats
 from support.stored_logs import batch_positions, flip
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.client import connect, connect_sync
 from liftlog.errors import CorruptRange
 from liftlog.records.format import HEADER_SIZE

@@ -152,7 +152,7 @@ def test_without_a_nats_server_it_says_what_to_install(
     code = (
         "import shutil, sys; from pathlib import Path; from liftlog.server import embedded;"
         "sys.executable = '/nonexistent/python'; shutil.which = lambda name: None;"
-        "from liftlog.cli.main import cli; cli.main(['demo'])"
+        "from liftlog.cli.root import cli; cli.main(['demo'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60

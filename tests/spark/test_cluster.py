@@ -20,7 +20,7 @@ from support.spark import REPOSITORY, patiently, require_spark
 from support.spark_cluster import Done, SparkCluster
 
 from acl.tokens import hash_token, new_secret
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.spark.export import newest, read
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from support.daemon import REPOSITORY, Daemon
 from support.nats_server import NatsServer
 
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 
 COMMAND = [sys.executable, "-m", "liftlog"]
 

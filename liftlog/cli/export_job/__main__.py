@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from liftlog.cli.main import cli
+from liftlog.cli import main as command
 
 
 def main() -> None:
     if sys.argv[1:] == ["--path"]:
         print(__file__)
         return
-    cli.main(["export", *sys.argv[1:]], prog_name="liftlog")
+    command.main(["export", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.errors import ConfigError
 from liftlog.settings.acl_file import load_policy
 

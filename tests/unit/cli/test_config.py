@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.settings import Settings, StreamSettings, load_settings
 from liftlog.settings.schema import json_schema
 from liftlog.settings.template import render_template

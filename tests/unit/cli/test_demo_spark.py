@@ -162,7 +162,7 @@ def test_what_is_not_installed_is_told(hidden: str, told: str) -> None:
         "import sys, importlib.util as u; find = u.find_spec; sys.modules[sys.argv[1]] = None;"
         "u.find_spec = lambda name, *rest: None if name == sys.argv[1] else find(name, *rest);"
         "from liftlog.spark.export import session; session._check_java = lambda: None;"
-        "from liftlog.cli.main import cli; cli.main(['demo-spark'])"
+        "from liftlog.cli.root import cli; cli.main(['demo-spark'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, hidden], capture_output=True, text=True, timeout=60

@@ -14,7 +14,7 @@ from acl.tokens import hash_token, new_secret
 from liftlog.cli.doctor import machine, network, setup
 from liftlog.cli.doctor.findings import FAILED, OK, WARNING, Checkup
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.settings import Settings, load_settings
 
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from liftlog.cli.error_table import all_errors, all_refusals
 from liftlog.cli.exit_codes import MEANINGS, ExitCode
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.errors import WIRE_ERRORS
 
 

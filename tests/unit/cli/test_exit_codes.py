@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from liftlog import errors
 from liftlog.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 
 ROOT = Path(__file__).parents[3]
 

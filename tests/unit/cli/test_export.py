@@ -15,7 +15,7 @@ from support.local_engine import LocalEngine
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.export import _token_file
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import InvalidArgument
 from liftlog.spark.export import newest, session

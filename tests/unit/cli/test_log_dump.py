@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from support.stored_logs import FIRST_SEGMENT, STAMP_NS, StoredLog, flip
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.records.format import HEADER_SIZE
 
 HEADER_BLOCK = b"NATS/1.0\r\nTrace: 1\r\n\r\n"

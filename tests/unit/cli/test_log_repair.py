@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.main import cli
+from liftlog.cli.root import cli
 from liftlog.errors import CorruptRange
 from liftlog.log.index import SparseIndex
 from liftlog.records import iter_batches

@@ -1,19 +1,22 @@
 """The command itself: names, endings, what it imports."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from support.daemon import REPOSITORY
 
 from liftlog.cli import consume as consume_module
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.main import Root, cli
 from liftlog.cli.options import output_format, server_options
+from liftlog.cli.root import Root, cli
 from liftlog.errors import StreamNotFound
 
 
@@ -148,7 +151,7 @@ def test_a_daemon_that_fails_leaves_a_traceback_in_its_log() -> None:
         "from liftlog.server import daemon\n"
         "def run(*a, **k): raise ExceptionGroup('group', [ZeroDivisionError('boom')])\n"
         "daemon.run = run\n"
-        "from liftlog.cli.main import cli; cli.main(['serve'])"
+        "from liftlog.cli.root import cli; cli.main(['serve'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == ExitCode.FAILED
@@ -166,17 +169,30 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+def test_ctrl_c_while_the_command_is_loaded_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    done = subprocess.run(
+        [sys.executable, "-m", "liftlog", "--help"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")
+
+
 HEAVY = {"numpy", "pydantic", "aiohttp", "nats", "uvloop", "prometheus_client", "yaml"}
 
 
 def test_help_loads_nothing_heavy() -> None:
-    loaded = modules_after("import liftlog.cli.main")
+    loaded = modules_after("import liftlog.cli.root")
     assert not loaded & (HEAVY | {"asyncio", "rich"})
 
 
 def test_consume_loads_no_server() -> None:
     loaded = modules_after(
-        "import liftlog.cli.main, liftlog.cli.record_output, liftlog.client.synchronous"
+        "import liftlog.cli.root, liftlog.cli.record_output, liftlog.client.synchronous"
     )
     assert not loaded & HEAVY
     assert not {name for name in loaded if name.startswith("liftlog.server")}

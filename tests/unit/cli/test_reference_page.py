@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from liftlog.cli.main import cli
 from liftlog.cli.reference import commands, render
+from liftlog.cli.root import cli
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 
