@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -216,6 +215,7 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     Example:
       liftlog backup restore /backup/liftlog-2026-01-31 /var/lib/liftlog
     """
+    from liftlog.cli.offline.files import give_to_owner
     from liftlog.log.backup import restore_backup, verify_backup
     from liftlog.log.backup.restoring import check_target
     from liftlog.log.data_dir import make_durable_directory
@@ -245,7 +245,7 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
             streams=wanted,
             copied=partial(advance, "restoring"),
         )
-        _give_to_owner(data_dir)
+        give_to_owner(data_dir)
     if output_format() != "table":
         rows = [{name: getattr(one, name) for name in one.__slots__} for one in restored]
         write_object({"data_dir": str(data_dir), "streams": rows}, output_format())
@@ -254,15 +254,6 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
             records = plural(max(line.end_offset - line.log_start_offset, 0), "offset")
             click.echo(f"{line.name}: {records}, goes on at {line.end_offset} in a new epoch")
     return ExitCode.OK
-
-
-def _give_to_owner(data_dir: Path) -> None:
-    """Root restores for the user to whom the directory belongs."""
-    if os.geteuid():
-        return
-    owner = data_dir.stat()
-    for path in data_dir.rglob("*"):
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _read(backup: Path) -> Backup:

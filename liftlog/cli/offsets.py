@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ from liftlog.cli.options import (
 from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
 from liftlog.cli.positions import Position, position_of
 from liftlog.cli.problems import note
+from liftlog.cli.questions import confirmed
 from liftlog.cli.suggestions import complete_consumer, complete_stream
 from liftlog.cli.text import plural, printable, show_time
 
@@ -213,14 +213,7 @@ def _words(preview: dict[str, Any]) -> str:
 
 
 def _agreed(preview: dict[str, Any], *, assume_yes: bool) -> bool:
-    if assume_yes:
-        return True
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "There is no terminal to ask on; say --yes to do it, or --dry-run to see what it does.",
-            click.get_current_context(),
-        )
-    return click.confirm(f"{_words(preview)}. Do it?", err=True)
+    return assume_yes or confirmed(f"{_words(preview)}. Do it?")
 
 
 def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> ExitCode:

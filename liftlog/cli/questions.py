@@ -11,6 +11,7 @@ def confirmed(question: str) -> bool:
     """Raises UsageError when there is nobody to ask."""
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "There is no terminal to ask on; say --yes to go on.", click.get_current_context()
+            "There is no terminal to ask on; say --yes to do it, or --dry-run to see what it does.",
+            click.get_current_context(),
         )
     return click.confirm(question, err=True)

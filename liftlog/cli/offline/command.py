@@ -1,4 +1,4 @@
-"""`liftlog log`: dump and verify; `mending` has the two commands that write."""
+"""`liftlog log`: dump and verify; the two commands that write have modules of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.offline.mending import reindex, repair
+from liftlog.cli.offline.reindex import reindex
+from liftlog.cli.offline.repair import repair
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import object_array, terminal_width, write_lines
 from liftlog.cli.problems import note, warn

@@ -1,7 +1,8 @@
-"""Where the files of a stream lie, and a view of them that cannot write."""
+"""Where the files of a stream lie, a view of them that cannot write, and whose they are."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,3 +162,13 @@ def segments_on_disk(directory: Path) -> list[SegmentEntry]:
         if known is None or known.generation < entry.generation:
             newest[entry.base_offset] = entry
     return [newest[base] for base in sorted(newest)]
+
+
+def give_to_owner(directory: Path) -> None:
+    """What root has written there must stay usable for the user that the daemon runs as: the owner
+    of the directory."""
+    if os.geteuid():
+        return
+    owner = directory.stat()
+    for path in directory.rglob("*"):
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)

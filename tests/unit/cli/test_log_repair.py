@@ -105,7 +105,9 @@ def test_a_whole_log_is_not_touched(log: StoredLog) -> None:
     assert not (log.data_dir / "repaired").exists()
 
 
-@pytest.mark.parametrize("arguments", [("repair", "--yes"), ("repair", "--dry-run"), ("reindex",)])
+@pytest.mark.parametrize(
+    "arguments", [("repair", "--yes"), ("repair", "--dry-run"), ("reindex", "--yes")]
+)
 def test_beside_a_daemon_it_is_refused(log: StoredLog, arguments: tuple[str, ...]) -> None:
     (log.directory / FIRST_SEGMENT).with_suffix(".index").unlink()
     for directory in (log.data_dir, log.directory):
@@ -176,7 +178,14 @@ def test_reindex_makes_a_bad_index_anew(log: StoredLog, kind: str) -> None:
     dry = run("reindex", "--dry-run", str(log.data_dir))
     assert (dry.exit_code, fingerprint(log.data_dir)) == (ExitCode.DAMAGED, before)
     assert path.name in dry.stdout
-    assert run("reindex", str(log.data_dir)).exit_code == ExitCode.OK
+    before = fingerprint(log.directory)
+    refused = run("reindex", str(log.data_dir))
+    assert (refused.exit_code, fingerprint(log.directory)) == (ExitCode.USAGE, before)
+    assert "no terminal to ask on; say --yes" in refused.stderr
+    done = run("reindex", "--yes", "-o", "json", str(log.data_dir))
+    assert done.exit_code == ExitCode.OK
+    (made,) = json.loads(done.stdout)
+    assert (made["index"], made["entries"]) == (path.name, len(right) // 16 - 1)
     assert path.read_bytes() == right
     assert "right" in run("reindex", str(log.data_dir)).stderr
 

@@ -1,11 +1,9 @@
-"""`liftlog log repair` and `liftlog log reindex`: the two that write, and only when asked."""
+"""`liftlog log repair`: says what it would do, and does it when asked."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,8 @@ import click
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import write_lines, write_objects
-from liftlog.cli.problems import Problem, note, warn
+from liftlog.cli.problems import note, warn
+from liftlog.cli.questions import confirmed
 from liftlog.cli.stream_settings import parse_assignments
 from liftlog.cli.text import plural
 from liftlog.errors import CorruptMetadata
@@ -106,7 +105,7 @@ def repair(
         if output_format() == "table":
             write_lines(list(_plan_lines(wanted)))
         if not dry_run and wanted:
-            if not assume_yes and not _confirmed():
+            if not assume_yes and not confirmed("Do this now?"):
                 note("Nothing was changed.")
                 return ExitCode.FAILED
             for one in wanted:
@@ -180,15 +179,8 @@ def _where(step: Step) -> str:
     return f"{where}: " if where else ""
 
 
-def _confirmed() -> bool:
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "There is no terminal to ask on; say --yes to do it.", click.get_current_context()
-        )
-    return click.confirm("Do this now?", err=True)
-
-
 def _carry_out(one: _Planned) -> None:
+    from liftlog.cli.offline.files import give_to_owner
     from liftlog.cli.offline.verify import DAMAGE, verify_stream
     from liftlog.log.filesystem import OsFileSystem
     from liftlog.log.repair.file_systems import KeepingFileSystem
@@ -199,17 +191,8 @@ def _carry_out(one: _Planned) -> None:
     fs = KeepingFileSystem(OsFileSystem(), beside / f"{stream.name}-{stamp}")
     one.steps = one.repair.run(fs)
     one.kept_in = fs.directory if fs.kept else None
-    _give_to_owner(stream.path)
+    give_to_owner(stream.path)
     one.damage_left = len(verify_stream(stream).of_kind(DAMAGE))
-
-
-def _give_to_owner(directory: Path) -> None:
-    """What root writes must stay usable for the user that the daemon runs as."""
-    if os.geteuid() != 0:
-        return
-    owner = directory.stat()
-    for path in directory.iterdir():
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _tell(planned: list[_Planned], *, dry_run: bool) -> None:
@@ -240,60 +223,3 @@ def _quiet_log() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-@click.command()
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only say which indexes are missing or wrong.")
-@output_option
-@debug_option
-def reindex(directory: Path, dry_run: bool) -> ExitCode:
-    """Make missing and wrong indexes under DIR anew.
-
-    Compares the index of every sealed segment with the batch headers. An index holds nothing that
-    the segment does not, so no copy is kept. A daemon makes an index that is missing or fails its
-    check anew by itself; this finds those too that are intact and wrong. Refused beside a running
-    daemon.
-
-    \b
-    Example:
-      liftlog log reindex /var/lib/liftlog --dry-run
-    """
-    from liftlog.cli.offline.files import find_streams
-    from liftlog.log.filesystem import OsFileSystem
-    from liftlog.log.manifest import read_manifest
-    from liftlog.log.repair.indexes import find_stale_indexes, write_index
-    from liftlog.log.repair.repairing import exclusive
-
-    streams, fs = find_streams(directory), OsFileSystem()
-    found = []
-    with exclusive(streams[0].data_dir if streams else None, read_only=dry_run):
-        for stream in streams:
-            manifest = read_manifest(fs, stream.path)
-            if manifest is None:
-                raise Problem(
-                    f"stream {stream.name} has no manifest",
-                    ExitCode.DAMAGED,
-                    hint=f"`liftlog log repair {stream.path}` makes a new one",
-                )
-            for stale in find_stale_indexes(fs, stream.path, manifest):
-                name = stale.segment.path.with_suffix(".index").name
-                entries = None if dry_run else write_index(fs, stale.segment, manifest)
-                found.append(
-                    {
-                        "stream": stream.name,
-                        "index": name,
-                        "reason": stale.reason,
-                        "entries": entries,
-                    }
-                )
-            if not dry_run:
-                _give_to_owner(stream.path)
-    if output_format() != "table":
-        write_objects(found, output_format())
-    elif not found:
-        note("Every index is right.")
-    else:
-        done = "" if dry_run else "; made anew"
-        write_lines([f"{one['stream']}: {one['index']}: {one['reason']}{done}" for one in found])
-    return ExitCode.DAMAGED if dry_run and found else ExitCode.OK
