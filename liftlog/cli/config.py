@@ -84,9 +84,9 @@ def init(file: Path | None) -> None:
 def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Check file, environment and --set as `liftlog serve` does.
 
-    Also the ACL file that they name. Everything that is wrong is told at once, each with its path
-    and where it stands; the exit code is then 3. What is allowed and hardly meant, such as tokens
-    on a network without TLS, is a warning.
+    Also the ACL file and the certificate that they name. Everything that is wrong is told at once,
+    each with its path and where it stands; the exit code is then 3. What is allowed and hardly
+    meant, such as tokens on a network without TLS or a certificate that has expired, is a warning.
 
     \b
     Examples:
@@ -122,11 +122,17 @@ def _plain(findings: list[Any]) -> list[Any]:
 
 
 def _cautions(settings: Settings) -> Iterator[Caution]:
-    """Raises ConfigError for an ACL file that is wrong."""
+    """Raises ConfigError for an ACL file or a certificate with which no daemon would start."""
     from liftlog.settings.acl_file import load_policy
     from liftlog.settings.cautions import cautions
 
-    return cautions(settings, load_policy(settings.acl.file) if settings.acl.file else None)
+    yield from cautions(settings, load_policy(settings.acl.file) if settings.acl.file else None)
+    if settings.pull.tls.cert is not None:
+        from liftlog.server.pull.certificates import check_pull_tls
+
+        found = check_pull_tls(settings.pull.tls)
+        if found is not None:
+            yield found
 
 
 @config_commands.command()

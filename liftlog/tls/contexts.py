@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from os import PathLike, fspath
 from pathlib import Path
+from typing import NamedTuple
 
 from liftlog.errors import ConfigError, InvalidArgument
 from liftlog.tls.session import TlsSession
@@ -60,18 +61,44 @@ def own_certificate(context: ssl.SSLContext) -> bytes:
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
     asking.verify_mode = ssl.CERT_NONE
-    client = TlsSession(asking)
-    server = TlsSession(context, server_side=True)
     try:
-        while not client.handshake():
-            server.feed(client.outgoing.read())
-            server.handshake()
-            client.feed(server.outgoing.read())
+        found = _shaken_hands(asking, context).peer_certificate
     except ssl.SSLError as error:
         raise ConfigError(f"pull.tls: the certificate is of no use: {problem(error)}") from error
-    found = client.peer_certificate
     assert found is not None
     return found
+
+
+class Prospect(NamedTuple):
+    """What clients will make of a certificate, whoever signed it and whatever names it has."""
+
+    refused: str
+    """Why they refuse it, such as that it has expired; empty: they do not."""
+    expires_at: float | None
+    """Seconds since 1970; None when it is refused."""
+
+
+def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
+    """Of the certificate (DER) that this context shows to clients."""
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname = False
+    asking.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
+    asking.load_verify_locations(cadata=certificate)
+    try:
+        return Prospect("", _shaken_hands(asking, context).peer_expires_at)
+    except ssl.SSLError as error:
+        return Prospect(getattr(error, "verify_message", "") or problem(error), None)
+
+
+def _shaken_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> TlsSession:
+    """The asking end of a connection between the two, in memory. Raises ssl.SSLError."""
+    client = TlsSession(asking)
+    server = TlsSession(answering, server_side=True)
+    while not client.handshake():
+        server.feed(client.outgoing.read())
+        server.handshake()
+        client.feed(server.outgoing.read())
+    return client
 
 
 def client_context(

@@ -43,6 +43,12 @@ class TlsSession:
         others = found.get("subjectAltName", ())
         return tuple(dict.fromkeys([*subject, *(value for key, value in others if key in _NAMING)]))
 
+    @property
+    def peer_expires_at(self) -> float | None:
+        """When the other end's certificate ends, if it was verified: seconds since 1970."""
+        found: Any = self._tls.getpeercert() if self.established else None
+        return ssl.cert_time_to_seconds(found["notAfter"]) if found else None
+
     def feed(self, ciphertext: bytes | memoryview) -> None:
         self._incoming.write(ciphertext)
 

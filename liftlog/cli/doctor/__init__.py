@@ -2,5 +2,5 @@
 
 command   the click command        findings  what one check says
 machine   disk, files, clock       network   ports, NATS, the daemon that runs
-setup     configuration, streams, packages
+setup     configuration, streams, packages, certificate
 """

@@ -29,10 +29,11 @@ _COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red", SKIPPED: "white"}
 def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Check this machine and the configuration for trouble.
 
-    Looks at the configuration, the data directory, how long its disk takes for an fdatasync, file
-    descriptors, clock, ports, NATS and JetStream there, packages, and the daemon if one runs. Every
-    finding says what to do. Exit code 1 if something would keep the daemon from its work; warnings
-    alone end with 0. It writes nothing but a small file in the data directory, which it removes.
+    Looks at the configuration, ACL file and certificate, the data directory, how long its disk
+    takes for an fdatasync, file descriptors, clock, ports, NATS and JetStream there, packages, and
+    the daemon if one runs. Every finding says what to do. Exit code 1 if something would keep the
+    daemon from its work; warnings alone end with 0. It writes nothing but a small file in the data
+    directory, which it removes.
 
     \b
     Example:
@@ -75,6 +76,7 @@ def _checks(settings: Settings) -> Iterator[Checkup]:
 
     yield from setup.check_streams(settings)
     yield from setup.check_access(settings)
+    yield from setup.check_certificate(settings)
     yield from setup.check_packages(settings)
     yield from machine.check_data_dir(settings)
     yield from machine.check_sync(settings)

@@ -1,4 +1,5 @@
-"""The configuration: streams that get in each other's way, packages, who may connect."""
+"""The configuration: streams that get in each other's way, packages, who may connect and with
+which certificate."""
 
 from __future__ import annotations
 
@@ -114,3 +115,23 @@ def check_access(settings: Settings) -> Iterator[Checkup]:
     yield from found
     if not found and (policy is not None or not remote):
         yield Checkup("acl", OK, "by ACL file" if policy is not None else "this machine only")
+
+
+def check_certificate(settings: Settings) -> Iterator[Checkup]:
+    """Whether clients will accept it, as far as that does not depend on whom they trust."""
+    tls = settings.pull.tls
+    if tls.cert is None:
+        return
+    from liftlog.errors import ConfigError
+    from liftlog.server.pull.certificates import check_pull_tls
+
+    try:
+        found = check_pull_tls(tls)
+    except ConfigError as error:
+        advice = error.hint or "mend pull.tls, or the files that it names"
+        yield Checkup("certificate", FAILED, error.message, advice)
+        return
+    if found is not None:
+        yield Checkup("certificate", WARNING, found.problem, found.advice)
+    else:
+        yield Checkup("certificate", OK, str(tls.cert))

@@ -1,20 +1,51 @@
-"""The settings of TLS -> the context that `PullServer` takes, at the start and after a reload."""
+"""The settings of TLS -> the context that `PullServer` takes, at the start and after a reload; and
+what is to be said about its certificate."""
 
 from __future__ import annotations
 
+import logging
 import ssl
+import time
 
+from liftlog.settings.cautions import Caution
 from liftlog.settings.daemon import PullTlsSettings
-from liftlog.tls.contexts import own_certificate, server_context
+from liftlog.tls.contexts import own_certificate, prospect_of, server_context
+
+logger = logging.getLogger("liftlog.server.pull")
+
+_SOON_DAYS = 14
+_DAY_SECONDS = 86_400
 
 
 def load_pull_tls(tls: PullTlsSettings) -> ssl.SSLContext | None:
-    """None when no certificate is configured. Reads the files and tries what they give; raises
-    ConfigError."""
+    """None when no certificate is configured. Reads the files and tries what they give, and warns
+    where clients will refuse it; raises ConfigError."""
+    context, found = _load(tls)
+    if found is not None:
+        logger.warning(
+            "caution setting=%s problem=%s advice=%s", found.setting, found.problem, found.advice
+        )
+    return context
+
+
+def check_pull_tls(tls: PullTlsSettings) -> Caution | None:
+    """What a daemon with these settings would warn about at its start. Raises ConfigError."""
+    return _load(tls)[1]
+
+
+def _load(tls: PullTlsSettings) -> tuple[ssl.SSLContext | None, Caution | None]:
     if tls.cert is None or tls.key is None:
-        return None
+        return None, None
     context = server_context(
         tls.cert, tls.key, client_ca=tls.client_ca, min_version=tls.min_version
     )
-    own_certificate(context)
-    return context
+    refused, expires_at = prospect_of(context, own_certificate(context))
+    advice = "put a new one in its place and send the daemon HUP"
+    if refused:
+        return context, Caution("pull.tls.cert", f"clients refuse {tls.cert}: {refused}", advice)
+    if expires_at is not None and (left := expires_at - time.time()) < _SOON_DAYS * _DAY_SECONDS:
+        day = time.strftime("%Y-%m-%d", time.gmtime(expires_at))
+        days = max(int(left // _DAY_SECONDS), 0)
+        problem = f"{tls.cert} expires on {day}, in {days} days"
+        return context, Caution("pull.tls.cert", problem, advice)
+    return context, None
