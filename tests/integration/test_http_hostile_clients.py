@@ -103,6 +103,7 @@ def test_broken_http(daemon: Daemon, call: Caller, data: bytes) -> None:
     end = call("GET", "single/bounds").json["log_end_offset"]
     answer = everything(raw_http(daemon, data))
     assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    assert not answer or b"\r\nServer: liftlog\r\n" in answer
     assert call("GET", "single/bounds").json["log_end_offset"] == end
 
 

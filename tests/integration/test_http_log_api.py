@@ -112,6 +112,7 @@ def test_raw_answers_carry_what_belongs_to_the_value(call: Caller, server: NatsS
     with RawNats(server.port) as raw:
         offset = publish(raw, "orders.a", b"<script>", Liftlog_Key="50% \u00fc", A="b")["seq"]
     found = call("GET", f"orders/records/{offset}?format=raw")
+    assert found.headers["Server"] == "liftlog"
     assert found.headers["Liftlog-Offset"] == str(offset)
     assert found.headers["Liftlog-Subject"] == "orders.a"
     assert found.headers["Liftlog-Key"] == "50%25 %C3%BC"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
@@ -37,6 +37,10 @@ class Metrics(Protocol):
         """In the text format of Prometheus."""
         ...
 
+
+# aiohttp asks nobody what the header `Server` is to say, least of all where it answers what is no
+# HTTP; by itself it tells everybody its own version and Python's.
+web_response.SERVER_SOFTWARE = "liftlog"  # type: ignore[attr-defined]
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _SHUTDOWN_SECONDS = 1.0
