@@ -5,7 +5,7 @@ root        the command and its subcommands       problems    errors in words, o
 groups      groups of commands: aliases, typos    questions   asking before something goes
 options     --server, --token, --output, --debug  output      tables, JSON, JSON lines and YAML
 reference   writes docs/reference/cli.md          text        what strangers wrote, for a terminal
-suggestions, completion   names that the daemon knows
+suggestions, completion   names that the daemon knows    paths  places that are not made yet
 
 A module for each command, and beside it what it is made of:
 

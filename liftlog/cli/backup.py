@@ -16,6 +16,7 @@ from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import print_table, write_object
+from liftlog.cli.paths import existing_part
 from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.progress import byte_progress
 from liftlog.cli.text import plural, show_size, show_time
@@ -94,16 +95,14 @@ def _known_names(names: tuple[str, ...], there: list[str]) -> frozenset[str] | N
     for name in names:
         if name not in there:
             close = closest(name, there)
-            raise Problem(
-                f"there is no stream {name!r}",
-                ExitCode.NOT_FOUND,
-                hint=f"did you mean {close!r}?" if close else f"there are {', '.join(there)}",
-            )
+            found = f"there are {', '.join(sorted(there))}" if there else "there are no streams"
+            hint = f"did you mean {close!r}?" if close else found
+            raise Problem(f"there is no stream {name!r}", ExitCode.NOT_FOUND, hint=hint)
     return frozenset(names) or None
 
 
 def _check_room(target: Path, size_bytes: int) -> None:
-    above = next(path for path in (target, *target.absolute().parents) if path.exists())
+    above = existing_part(target)
     free = shutil.disk_usage(above).free
     if free < size_bytes:
         raise Problem(

@@ -7,7 +7,7 @@ from typing import Any
 
 from liftlog import errors
 from liftlog.cli.errors_reference import local_errors, told
-from liftlog.cli.exit_codes import ExitCode, exit_code_of
+from liftlog.cli.exit_codes import ExitCode, exit_code_of_kind
 from liftlog.errors import LiftlogError
 from liftlog.stream import refusals
 from liftlog.stream.refusals import Refusal
@@ -41,12 +41,11 @@ def all_errors() -> list[ErrorFacts]:
 
 def _facts(kind: type[LiftlogError]) -> ErrorFacts:
     meaning, advice = told(kind)
-    code = exit_code_of(kind.__new__(kind))
     return ErrorFacts(
         str(kind.code) if kind.code else "",
         kind.name,
         kind.__name__,
-        str(code.value),
+        str(exit_code_of_kind(kind).value),
         kind.retriable,
         meaning,
         advice,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from liftlog import errors
-from liftlog.cli.exit_codes import ExitCode, exit_code_of
+from liftlog.cli.exit_codes import exit_code_of_kind
 from liftlog.client.publishing import results
 from liftlog.errors import LiftlogError
 from liftlog.spark.export.session import MissingDependency
@@ -104,15 +104,10 @@ def _table(
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for kind in kinds:
         cells = [str(kind.code)] * numbered + [f"`{kind.name}`", f"`{kind.__name__}`"]
-        cells += [str(_exit_code(kind).value)] * exits
+        cells += [str(exit_code_of_kind(kind).value)] * exits
         cells += ["yes" if kind.retriable else "no", *told(kind)]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
-
-
-def _exit_code(kind: type[LiftlogError]) -> ExitCode:
-    """Without `__init__`, whose arguments differ."""
-    return exit_code_of(kind.__new__(kind))
 
 
 if __name__ == "__main__":

@@ -72,11 +72,16 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
 
 def exit_code_of(error: BaseException) -> ExitCode:
     """The exit code that `error` ends the command with."""
-    for kind in type(error).__mro__:
-        code = _BY_ERROR.get(kind)
+    return exit_code_of_kind(type(error))
+
+
+def exit_code_of_kind(kind: type[BaseException]) -> ExitCode:
+    """The exit code that an error of this class ends the command with."""
+    for base in kind.__mro__:
+        code = _BY_ERROR.get(base)
         if code is not None:
             return code
-    if isinstance(error, FileNotFoundError):
+    if issubclass(kind, FileNotFoundError):
         return ExitCode.NOT_FOUND
     return ExitCode.FAILED
 

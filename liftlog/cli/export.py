@@ -15,6 +15,7 @@ from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.export_progress import ProgressBar
 from liftlog.cli.options import (
     debug_option,
+    duration_of,
     output_format,
     server_options,
     shared_value,
@@ -150,8 +151,8 @@ def export(
         skip_lost=skip_lost,
         name=name,
         dry_run=dry_run,
-        keep_seconds=_seconds("--keep", keep),
-        lease_seconds=max(1, round(_seconds("--lease", lease))),
+        keep_seconds=duration_of("--keep", keep),
+        lease_seconds=max(1, round(duration_of("--lease", lease))),
         partition_bytes=_size("--partition-size", partition_size),
     )
     with _token_file(token_file, master) as path:
@@ -258,15 +259,6 @@ def _token_file(given: str | None, master: str | None) -> Iterator[str | None]:
         file.write(str(token).encode())
         file.flush()
         yield file.name
-
-
-def _seconds(option: str, text: str) -> float:
-    from liftlog.settings import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise InvalidArgument(f"{option} {text}: {error}") from None
 
 
 def _size(option: str, text: str | None) -> int | None:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from liftlog.cli.groups import Commands
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    duration_of,
+    output_format,
+    server_options,
+)
 from liftlog.cli.output import print_table, write_object, write_objects
 from liftlog.cli.problems import note
 from liftlog.cli.suggestions import complete_stream
@@ -89,7 +95,7 @@ def acquire(name: str, start: str, ttl: str, holder: str) -> None:
         raise InvalidArgument(f"--from {start}: expected an offset or earliest")
     where: int | str = start if start == "earliest" else int(start)
     with connect_to_server() as client:
-        _show(client.acquire_lease(name, where, ttl=_seconds(ttl), holder=holder))
+        _show(client.acquire_lease(name, where, ttl=duration_of("--ttl", ttl), holder=holder))
 
 
 @lease_commands.command()
@@ -113,7 +119,7 @@ def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
       liftlog stream lease renew orders "$LEASE" --ttl 10m --from 150000
     """
     with connect_to_server() as client:
-        _show(client.renew_lease(name, lease_id, ttl=_seconds(ttl), low=low))
+        _show(client.renew_lease(name, lease_id, ttl=duration_of("--ttl", ttl), low=low))
 
 
 @lease_commands.command()
@@ -137,15 +143,6 @@ def release(name: str, lease_id: str) -> None:
         click.echo(f"released: {printable(name)} {printable(lease_id)}")
     else:
         write_object({"stream": name, "lease_id": lease_id, "released": True}, style)
-
-
-def _seconds(text: str) -> float:
-    from liftlog.settings import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise InvalidArgument(f"--ttl {text}: {error}") from None
 
 
 def _remaining(lease: LeaseInfo) -> str:

@@ -142,6 +142,17 @@ def find_asked() -> str | None:
     return asked if isinstance(asked, str) else None
 
 
+def duration_of(option: str, text: str) -> float:
+    """Seconds. Raises InvalidArgument that names the option."""
+    from liftlog.errors import InvalidArgument
+    from liftlog.settings import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{option} {text}: {error}") from None
+
+
 def _tls_for(address: str) -> ClientTls:
     context = click.get_current_context()
     if not address.startswith("tls://"):

@@ -18,6 +18,10 @@ class Relative:
     from_end: bool
 
 
+class NotUnderstood(ValueError):
+    """No position at all. Whoever accepts more than those says better what it might have been."""
+
+
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
 
 HELP = (
@@ -58,7 +62,7 @@ def parse_position(text: str, now: datetime) -> Position:
         if len(digits) > _MAX_DIGITS or int(digits) > _MAX_OFFSET:
             raise ValueError(f"{word} is larger than any offset")
         return Relative(int(digits), sign == "-") if sign else int(digits)
-    raise ValueError(f"{text!r} is not a position: use {HELP}")
+    raise NotUnderstood(f"{text!r} is not a position: use {HELP}")
 
 
 def parse_time(text: str, now: datetime) -> datetime:
@@ -70,14 +74,9 @@ def parse_time(text: str, now: datetime) -> datetime:
             return now - parse_span(text[1:])
         if _NUMBER.fullmatch(text):
             return _from_epoch(float(text))
-        moment = datetime.fromisoformat(text)
-        return moment.astimezone(UTC)
+        return _from_iso(text)
     except OverflowError:
         raise ValueError(f"@{text} lies outside the years 1 to 9999") from None
-    except ValueError as error:
-        if "milliseconds" in str(error):
-            raise
-        raise ValueError(f"@{text} is not a time: use {HELP}") from None
 
 
 def parse_span(text: str) -> timedelta:
@@ -92,3 +91,14 @@ def _from_epoch(seconds: float) -> datetime:
     if seconds > _YEAR_5000:
         raise ValueError(f"@{seconds:.0f} looks like milliseconds or nanoseconds: use seconds")
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def _from_iso(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise NotUnderstood(f"@{text} is not a time: use {HELP}") from None
+    try:
+        return moment.astimezone(UTC)
+    except ValueError as error:  # of a time in the first or last hours, here
+        raise OverflowError(str(error)) from None

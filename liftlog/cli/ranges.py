@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from liftlog.cli.positions import Position, Relative, parse_position, parse_span, parse_time
+from liftlog.cli.positions import (
+    NotUnderstood,
+    Position,
+    Relative,
+    parse_position,
+    parse_span,
+    parse_time,
+)
 from liftlog.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -67,10 +74,8 @@ def parse_range(text: str, now: datetime) -> Range:
 def _position(word: str, now: datetime) -> Position:
     try:
         return parse_position(word, now)
-    except ValueError as error:
-        if "is not a " in str(error):
-            raise ValueError(f"{word!r} is not understood: use {HELP}") from None
-        raise
+    except NotUnderstood:
+        raise ValueError(f"{word!r} is not understood: use {HELP}") from None
 
 
 def _time_range(text: str, now: datetime) -> Range:
@@ -92,9 +97,9 @@ def _time_range(text: str, now: datetime) -> Range:
         stop = _stop_of(text[at + 1 :], start, now)
         if stop is not None:
             return _checked(Range(start, stop), text, now)
-    if "milliseconds" in str(problem) or "years" in str(problem):
-        raise problem
-    raise ValueError(f"'@{text}' is not understood: use {HELP}")
+    if isinstance(problem, NotUnderstood):
+        raise ValueError(f"'@{text}' is not understood: use {HELP}")
+    raise problem
 
 
 def _stop_of(text: str, start: datetime, now: datetime) -> Position | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from liftlog.cli.doctor.findings import FAILED, OK, SKIPPED, WARNING, Checkup
+from liftlog.cli.paths import existing_part
 from liftlog.cli.text import show_size
 
 if TYPE_CHECKING:
@@ -33,7 +34,15 @@ def check_data_dir(settings: Settings) -> Iterator[Checkup]:
     """Permissions, kind and room of the data directory, and of what is above it if it is not
     there."""
     path = settings.data_dir.absolute()
-    there = next(one for one in (path, *path.parents) if one.exists())
+    there = existing_part(path)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        advice = "set another data_dir, or run this as the daemon's user"
+        yield Checkup("data_dir", FAILED, f"{path}: {error.strerror}", advice)
+        return
     if not there.is_dir():
         yield Checkup("data_dir", FAILED, f"{there} is no directory", "set another data_dir")
         return
@@ -95,10 +104,8 @@ def _room(path: Path) -> Checkup:
 
 def check_sync(settings: Settings) -> Iterator[Checkup]:
     """Every ack waits for an fdatasync, so this is what a lone publisher waits for."""
-    path = settings.data_dir.absolute()
-    there = next(one for one in (path, *path.parents) if one.exists())
     try:
-        seconds = measure_syncs(there)
+        seconds = measure_syncs(existing_part(settings.data_dir))
     except OSError as error:
         yield Checkup("fdatasync", SKIPPED, f"cannot measure it: {error.strerror}")
         return

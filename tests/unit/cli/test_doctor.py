@@ -88,6 +88,9 @@ def test_the_data_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = by_name(machine.check_data_dir(settings(f"data_dir={tmp_path}/file")))
     assert found["data_dir"].status == FAILED
+    found = by_name(machine.check_data_dir(settings(f"data_dir={tmp_path}/{'x' * 300}")))
+    assert found["data_dir"].status == FAILED
+    assert "File name too long" in found["data_dir"].detail
 
 
 def test_memory_is_no_disk() -> None:

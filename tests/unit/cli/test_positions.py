@@ -68,6 +68,7 @@ def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
         ("@-5x", "is not a time"),
         ("@2026-13-01", "is not a time"),
         ("@-9999999d", "years 1 to 9999"),
+        ("@0001-01-01T00:00+01:00", "years 1 to 9999"),
         ("@1767225600000", "looks like milliseconds"),
         ("@1767225600000000000", "looks like milliseconds"),
     ],
