@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,31 +19,23 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from aiohttp import web
 
-from acl.subjects import matches
 from liftlog.client.publishing.results import Ack
 from liftlog.errors import (
     BadRequest,
-    CorruptBatch,
-    CorruptRange,
     InvalidArgument,
     LimitExceeded,
     RequestTimeout,
-    StorageError,
-    StreamUnavailable,
-    UnsupportedFormat,
 )
 from liftlog.protocol.messages import ANONYMOUS
 from liftlog.protocol.stream_info import StreamInfo
-from liftlog.records.decode import Record, decode_batch
 from liftlog.records.json_form import Encoding
 from liftlog.server.http import bodies
 from liftlog.server.http.access import Access, peer_of
 from liftlog.server.http.bodies import Message
-from liftlog.server.http.failures import BodyTooLarge, NoRecord, UnsupportedMedia, failure
+from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying
-from liftlog.server.pull.seams import Operation, ReadableLog, ReadableStream
-
-logger = logging.getLogger("liftlog.server.http")
+from liftlog.server.http.one_record import check_readable, read_record
+from liftlog.server.pull.seams import Operation, ReadableStream
 
 _PREFIX = "/api/v1/streams/{stream}"
 _JSON = "application/json"
@@ -177,12 +167,7 @@ class LogApi:
         loop = asyncio.get_running_loop()
         record, block = await loop.run_in_executor(self._readers, read_record, log, offset)
         # Asked behind the last wait: what held before it may not hold any more.
-        readable = self._access.gate.readable_subjects(caller.principal, stream)
-        if readable is not None and not any(matches(one, record.subject) for one in readable):
-            raise NoRecord(
-                f"there is no record at offset {offset} that {caller.principal} may read",
-                next_offset=offset + 1,
-            )
+        check_readable(self._access.gate, record, caller.principal, stream, peer=caller.peer)
         if form == "json":
             return _json(bodies.record_json(stream, record, cast(Encoding, encoding)))
         head = bodies.record_head(record, block)
@@ -252,61 +237,6 @@ class LogApi:
                 "log_end_offset": log.log_end_offset,
             }
         )
-
-
-def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
-    """The record at `offset`, and its header block verbatim. Waits for the disk.
-
-    Raises NoRecord, OffsetOutOfRange, CorruptRange, StreamUnavailable when the disk does not give
-    the file.
-    """
-    first = following = offset
-    try:
-        piece = log.read(offset, 1, 1)
-        if piece is None:
-            raise NoRecord(
-                f"there is no record at offset {offset} yet", high_watermark=log.high_watermark
-            )
-        first, following = piece.first_offset, piece.next_offset
-        try:
-            data = _read_fully(piece.fd, piece.length, piece.position)
-        finally:
-            piece.release()
-        if first <= offset:
-            batch = decode_batch(data).trim(offset, offset + 1)
-            following = batch.next_offset
-            if len(batch):
-                return batch.records()[0], batch.headers()[0]
-    except CorruptBatch as error:
-        logger.error("record-damaged offset=%d error=%s", offset, error)  # noqa: TRY400
-        raise CorruptRange(
-            f"the record at offset {offset} is damaged", first_offset=first, next_offset=following
-        ) from error
-    except UnsupportedFormat as error:
-        raise StreamUnavailable(f"the record cannot be decoded: {error.message}") from error
-    except (StorageError, OSError) as error:
-        logger.error("record-not-read offset=%d error=%s", offset, error)  # noqa: TRY400
-        raise StreamUnavailable(
-            f"the record at offset {offset} cannot be read from the disk",
-            first_offset=first,
-            next_offset=max(following, offset + 1),
-        ) from error
-    raise NoRecord(
-        f"the record at offset {offset} was compacted away",
-        next_offset=first if first > offset else following,
-    )
-
-
-def _read_fully(fd: int, length: int, position: int) -> bytes:
-    parts = []
-    while length:
-        part = os.pread(fd, length, position)
-        if not part:
-            raise CorruptBatch("the file ends before its batch does")
-        parts.append(part)
-        length -= len(part)
-        position += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:

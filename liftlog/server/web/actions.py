@@ -25,6 +25,8 @@ class Action:
     label: str
     question: str
     consequence: str
+    done: str
+    """Said on the page of the stream afterwards."""
     perform: Callable[[ShownBroker, str], Awaitable[Any]]
 
 
@@ -38,6 +40,7 @@ ACTIONS = {
             "New messages are refused until it is resumed, also after a restart: publishers that "
             "ask for an ack get a refusal, what others publish meanwhile is not stored. Reading "
             "goes on.",
+            "Paused: new messages are refused.",
             lambda broker, stream: broker.administration.pause(stream),
         ),
         Action(
@@ -46,6 +49,7 @@ ACTIONS = {
             "Resume this stream?",
             "Messages are stored again from now on. What was published while it was paused is not "
             "there.",
+            "Resumed: messages are stored again.",
             lambda broker, stream: broker.administration.resume(stream),
         ),
         Action(
@@ -54,6 +58,7 @@ ACTIONS = {
             "Compact this stream now?",
             "A pass begins as soon as the cleaner is free, whatever the dirty ratio. Of each key "
             "only the newest record stays; the others cannot be brought back.",
+            "A compaction pass is asked for; it begins as soon as the cleaner is free.",
             lambda broker, stream: broker.compact_stream(stream),
         ),
     )

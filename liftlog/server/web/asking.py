@@ -11,11 +11,12 @@ from aiohttp import web
 
 from liftlog.errors import InvalidArgument, ShuttingDown
 from liftlog.server.http.access import peer_of
+from liftlog.server.http.server import Health
 from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.seams import Operation
 from liftlog.server.web.descriptions import Descriptions
 from liftlog.server.web.rates import Rates
-from liftlog.server.web.seams import Door, ShownBroker, ShownHealth
+from liftlog.server.web.seams import Door, ShownBroker
 from liftlog.server.web.sessions import Sessions
 
 MAX_TEXT = 1000
@@ -28,7 +29,7 @@ class Parts:
     """Of the daemon and of the web page, for the views."""
 
     broker: ShownBroker
-    health: ShownHealth
+    health: Health
     door: Door
     rates: Rates
     descriptions: Descriptions

@@ -1,4 +1,5 @@
-"""The segments of a stream as a drawing: one bar, cut where the files are. Pure."""
+"""What is drawn: the segments of a stream as one bar, cut where the files are, and rates as a
+curve. Pure."""
 
 from __future__ import annotations
 

@@ -73,13 +73,6 @@ class ShownBroker(Protocol):
     def administration(self) -> Administration: ...
 
 
-class ShownHealth(Protocol):
-    @property
-    def is_serving(self) -> bool: ...
-    def liveness(self) -> dict[str, Any]: ...
-    async def readiness(self) -> tuple[bool, dict[str, Any]]: ...
-
-
 class Door(Doorkeeper, Protocol):
     """The pull server: its gate, and its thread for scans, in which they take turns."""
 

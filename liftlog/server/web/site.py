@@ -46,10 +46,7 @@ PAGES = (
     # Before the stream's own page, whose name would else end in a twin's.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
     Page(f"{_STREAM}/records", "records.html", records),
-    *(
-        Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm)
-        for name in ("pause", "resume", "compact")
-    ),
+    *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),
     Page(_STREAM, "stream.html", stream, is_live=True),
 )
 

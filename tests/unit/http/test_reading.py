@@ -20,9 +20,9 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.records.encode import encode_batch
-from liftlog.server.http import log_api
+from liftlog.server.http import one_record
 from liftlog.server.http.failures import NoRecord, failure
-from liftlog.server.http.log_api import read_record
+from liftlog.server.http.one_record import read_record
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_file_that_ends_too_early(broker: LogBroker, monkeypatch: pytest.Monke
     def cut_off(fd: int, length: int, position: int) -> bytes:
         return real(fd, length, position)[: max(0, 40 - position)]
 
-    monkeypatch.setattr(log_api, "os", SimpleNamespace(pread=cut_off))
+    monkeypatch.setattr(one_record, "os", SimpleNamespace(pread=cut_off))
     with pytest.raises(CorruptRange) as caught:
         read_record(stream.log, 5)
     monkeypatch.undo()
@@ -122,7 +122,7 @@ def test_a_disk_that_does_not_give_the_file(
         raise StorageError("reading: Input/output error")
 
     for owner, name, call, following in (
-        (log_api, "os", SimpleNamespace(pread=fail), 11),
+        (one_record, "os", SimpleNamespace(pread=fail), 11),
         (stream.log, "read", fail_earlier, 6),
     ):
         with monkeypatch.context() as patch:
@@ -142,7 +142,7 @@ def test_a_record_that_cannot_be_decompressed_here(
     def cannot(*_: object) -> object:
         raise UnsupportedFormat("zstd needs zstandard")
 
-    monkeypatch.setattr(log_api, "decode_batch", cannot)
+    monkeypatch.setattr(one_record, "decode_batch", cannot)
     with pytest.raises(StreamUnavailable, match="zstd needs zstandard") as caught:
         read_record(broker.streams["orders"].log, 5)
     assert failure(caught.value).status == 503

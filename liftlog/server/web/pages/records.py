@@ -7,12 +7,11 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from acl.subjects import matches
 from liftlog.errors import InvalidArgument
 from liftlog.records.decode import Record
 from liftlog.records.json_form import record_object
-from liftlog.server.http.failures import NoRecord
-from liftlog.server.http.log_api import read_record
+from liftlog.server.http.bodies import parse_offset
+from liftlog.server.http.one_record import check_readable, read_record
 from liftlog.server.web import answers, content
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.browsing import Damage, Wanted, bounds, browse
@@ -151,17 +150,9 @@ async def value(asked: Asked) -> web.Response:
 
 async def _read(asked: Asked, stream: str) -> Record:
     """Raises NoRecord also for one that may not be read."""
-    text = asked.request.match_info["offset"]
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-        raise InvalidArgument("an offset is a whole number")
-    offset = int(text)
+    offset = parse_offset(asked.request.match_info["offset"])
     log = asked.parts.broker.stream(stream).log
     found, _ = await asked.scan(read_record, log, offset)
     # Asked behind the wait: what held before it may not hold any more.
-    readable = asked.gate.readable_subjects(asked.viewer.principal, stream, peer=asked.peer)
-    if readable is not None and not any(matches(one, found.subject) for one in readable):
-        raise NoRecord(
-            f"there is no record at offset {offset} that {asked.viewer.principal} may read",
-            next_offset=offset + 1,
-        )
+    check_readable(asked.gate, found, asked.viewer.principal, stream, peer=asked.peer)
     return found

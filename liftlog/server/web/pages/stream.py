@@ -13,7 +13,7 @@ from liftlog.errors import (
     StaleIncarnation,
     StreamUnavailable,
 )
-from liftlog.protocol.messages import StreamInfo
+from liftlog.server.web.actions import ACTIONS
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.picture import segment_parts
 from liftlog.server.web.seams import ShownLog
@@ -56,25 +56,17 @@ async def stream(asked: Asked) -> Shown:
         len(described.quarantined),
         len(data["leases"]),
     ]
-    done = asked.request.query.get("done", "")
+    done = ACTIONS.get(asked.request.query.get("done", ""))
     return Shown(
         name,
         data,
         {
             "parts": segment_parts(segments),
-            "settings": _flat(described),
-            "done": done if done in DONE else "",
-            "done_text": DONE.get(done, ""),
+            "settings": _settings(described.settings),
+            "done": done.done if done else "",
             "problems": PROBLEMS,
         },
     )
-
-
-DONE = {
-    "pause": "Paused: new messages are refused.",
-    "resume": "Resumed: messages are stored again.",
-    "compact": "A compaction pass is asked for; it begins as soon as the cleaner is free.",
-}
 
 
 PROBLEMS = {
@@ -152,17 +144,18 @@ async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], boo
     return found, more
 
 
-def _flat(info: StreamInfo) -> list[tuple[str, str]]:
-    """The settings one by one, those that are groups as `group.name`."""
-
-    def walk(prefix: str, value: Any) -> list[tuple[str, str]]:
+def _settings(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """One by one, those in a group as `group.name`."""
+    found: list[tuple[str, str]] = []
+    for key, value in tree.items():
         if isinstance(value, dict) and value:
-            return [pair for key, one in value.items() for pair in walk(f"{prefix}.{key}", one)]
-        shown = {None: "none", True: "yes", False: "no"}.get(value) if _plain(value) else None
-        return [(prefix[1:], str(value) if shown is None else shown)]
+            found += _settings(value, f"{prefix}{key}.")
+        else:
+            found.append((prefix + key, _worded(value)))
+    return found
 
-    return walk("", info.settings) if info.settings else []
 
-
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
+def _worded(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)

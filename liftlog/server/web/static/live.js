@@ -168,6 +168,7 @@ async function look() {
     wait = Math.min(wait * 2, LONGEST_MS);
     say("The daemon does not answer; trying again.");
   }
+  clearTimeout(timer); // of a begin() meanwhile, or two would take turns from now on
   timer = setTimeout(look, wait);
 }
 

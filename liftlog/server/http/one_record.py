@@ -1,0 +1,88 @@
+"""One record out of a log, for the log API and for the web page."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from acl.subjects import matches
+from liftlog.errors import (
+    CorruptBatch,
+    CorruptRange,
+    StorageError,
+    StreamUnavailable,
+    UnsupportedFormat,
+)
+from liftlog.records.decode import Record, decode_batch
+from liftlog.server.http.failures import NoRecord
+from liftlog.server.pull.gate import Gate
+from liftlog.server.pull.seams import ReadableLog
+
+logger = logging.getLogger("liftlog.server.http")
+
+
+def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
+    """The record at `offset`, and its header block verbatim. Waits for the disk.
+
+    Raises NoRecord, OffsetOutOfRange, CorruptRange, StreamUnavailable when the disk does not give
+    the file.
+    """
+    first = following = offset
+    try:
+        piece = log.read(offset, 1, 1)
+        if piece is None:
+            raise NoRecord(
+                f"there is no record at offset {offset} yet", high_watermark=log.high_watermark
+            )
+        first, following = piece.first_offset, piece.next_offset
+        try:
+            data = _read_fully(piece.fd, piece.length, piece.position)
+        finally:
+            piece.release()
+        if first <= offset:
+            batch = decode_batch(data).trim(offset, offset + 1)
+            following = batch.next_offset
+            if len(batch):
+                return batch.records()[0], batch.headers()[0]
+    except CorruptBatch as error:
+        logger.error("record-damaged offset=%d error=%s", offset, error)  # noqa: TRY400
+        raise CorruptRange(
+            f"the record at offset {offset} is damaged", first_offset=first, next_offset=following
+        ) from error
+    except UnsupportedFormat as error:
+        raise StreamUnavailable(f"the record cannot be decoded: {error.message}") from error
+    except (StorageError, OSError) as error:
+        logger.error("record-not-read offset=%d error=%s", offset, error)  # noqa: TRY400
+        raise StreamUnavailable(
+            f"the record at offset {offset} cannot be read from the disk",
+            first_offset=first,
+            next_offset=max(following, offset + 1),
+        ) from error
+    raise NoRecord(
+        f"the record at offset {offset} was compacted away",
+        next_offset=first if first > offset else following,
+    )
+
+
+def check_readable(
+    gate: Gate, record: Record, principal: str | None, stream: str, *, peer: str
+) -> None:
+    """Raises NoRecord for one on a subject that the principal may not read, and Forbidden."""
+    readable = gate.readable_subjects(principal, stream, peer=peer)
+    if readable is not None and not any(matches(one, record.subject) for one in readable):
+        raise NoRecord(
+            f"there is no record at offset {record.offset} that {principal} may read",
+            next_offset=record.offset + 1,
+        )
+
+
+def _read_fully(fd: int, length: int, position: int) -> bytes:
+    parts = []
+    while length:
+        part = os.pread(fd, length, position)
+        if not part:
+            raise CorruptBatch("the file ends before its batch does")
+        parts.append(part)
+        length -= len(part)
+        position += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
