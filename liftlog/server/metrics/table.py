@@ -42,91 +42,85 @@ def _histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> M
     return Metric(f"liftlog_{name}", "histogram", labels, text, bounds)
 
 
-STREAMS = (
-    _gauge("log_start_offset", "First offset that can be read", "stream"),
-    _gauge("high_watermark", "Everything below is committed", "stream"),
-    _gauge("log_end_offset", "Next offset to assign", "stream"),
-    _gauge("log_size_bytes", "Bytes of all segments", "stream"),
-    _gauge("segments", "Number of segments", "stream"),
-    _gauge("pending_bytes", "Received but not yet committed", "stream"),
+def _per(labels: tuple[str, ...], *metrics: Metric) -> tuple[Metric, ...]:
+    """With these labels, before those that each has of its own."""
+    return tuple(one._replace(labels=labels + one.labels) for one in metrics)
+
+
+STREAMS = _per(
+    ("stream",),
+    _gauge("log_start_offset", "First offset that can be read"),
+    _gauge("high_watermark", "Everything below is committed"),
+    _gauge("log_end_offset", "Next offset to assign"),
+    _gauge("log_size_bytes", "Bytes of all segments"),
+    _gauge("segments", "Number of segments"),
+    _gauge("pending_bytes", "Received but not yet committed"),
     _gauge(
         "commit_in_flight_seconds",
         "How long the commit that is under way waits for the disk; 0 when none is",
-        "stream",
     ),
-    _gauge("stream_attached", "1 while NATS delivers to the stream", "stream"),
-    _gauge("failed", "1 when the stream's storage failed", "stream"),
-    _counter("records", "Records committed", "stream"),
-    _counter("received_bytes", "Payload and header bytes received from NATS", "stream"),
-    _counter("commits", "Commit groups", "stream"),
-    _counter("inline_commits", "Commit groups that ran inside the event loop", "stream"),
-    _counter("commit_failures", "Commit groups that could not be stored", "stream"),
-    _counter("fsync", "fdatasync calls on segment files", "stream"),
+    _gauge("stream_attached", "1 while NATS delivers to the stream"),
+    _gauge("failed", "1 when the stream's storage failed"),
+    _counter("records", "Records committed"),
+    _counter("received_bytes", "Payload and header bytes received from NATS"),
+    _counter("commits", "Commit groups"),
+    _counter("inline_commits", "Commit groups that ran inside the event loop"),
+    _counter("commit_failures", "Commit groups that could not be stored"),
+    _counter("fsync", "fdatasync calls on segment files"),
     _histogram(
         "ack_seconds",
         "From the arrival of a message to its ack, or to its commit when nobody wants one",
         LATENCY_BOUNDS,
-        "stream",
     ),
-    _histogram("commit_group_records", "Records per commit group", COUNT_BOUNDS, "stream"),
-    _counter("refused", "Messages not stored", "stream", "reason"),
-    _counter("duplicates", "Messages that were duplicates by Nats-Msg-Id", "stream"),
-    _gauge("dedupe_ids", "Message ids remembered", "stream"),
-    _counter("dedupe_evicted_early", "Message ids forgotten before their window ended", "stream"),
-    _counter("acks_suppressed", "Acks not sent because their subject is not allowed", "stream"),
+    _histogram("commit_group_records", "Records per commit group", COUNT_BOUNDS),
+    _counter("refused", "Messages not stored", "reason"),
+    _counter("duplicates", "Messages that were duplicates by Nats-Msg-Id"),
+    _gauge("dedupe_ids", "Message ids remembered"),
+    _counter("dedupe_evicted_early", "Message ids forgotten before their window ended"),
+    _counter("acks_suppressed", "Acks not sent because their subject is not allowed"),
     _counter(
         "possible_loss_events",
         "Times messages may have passed the stream by; `stream info` has the offsets",
-        "stream",
     ),
-    _gauge("quarantined_ranges", "Damaged offset ranges", "stream"),
-    _gauge("quarantined_offsets", "Offsets in damaged ranges", "stream"),
+    _gauge("quarantined_ranges", "Damaged offset ranges"),
+    _gauge("quarantined_offsets", "Offsets in damaged ranges"),
 )
 
-CLEANING = (
-    _gauge("cleaned_below", "Compaction has looked at everything below this offset", "stream"),
+CLEANING = _per(
+    ("stream",),
+    _gauge("cleaned_below", "Compaction has looked at everything below this offset"),
     _gauge(
         "compaction_dirty_ratio",
         "Part of the sealed bytes that was never compacted, when last looked at",
-        "stream",
     ),
-    _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted", "stream"),
-    _gauge("compaction_running", "1 while a pass is under way", "stream"),
-    _gauge(
-        "compaction_progress_ratio", "How much of the present phase of a pass is done", "stream"
-    ),
-    _counter("compaction_passes", "Compaction passes", "stream"),
-    _counter("compaction_records_removed", "Records that compaction removed", "stream"),
-    _counter("compaction_freed_bytes", "Bytes that compaction freed", "stream"),
-    _counter("rebatched_segments", "Segments rewritten with larger batches", "stream"),
-    _counter("scrubbed_segments", "Sealed segments that were verified again", "stream"),
-    _counter("scrubbed_bytes", "Bytes that were verified again", "stream"),
-    _counter(
-        "cleaning_failures", "Jobs of compaction, re-batching or scrubbing that failed", "stream"
-    ),
+    _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted"),
+    _gauge("compaction_running", "1 while a pass is under way"),
+    _gauge("compaction_progress_ratio", "How much of the present phase of a pass is done"),
+    _counter("compaction_passes", "Compaction passes"),
+    _counter("compaction_records_removed", "Records that compaction removed"),
+    _counter("compaction_freed_bytes", "Bytes that compaction freed"),
+    _counter("rebatched_segments", "Segments rewritten with larger batches"),
+    _counter("scrubbed_segments", "Sealed segments that were verified again"),
+    _counter("scrubbed_bytes", "Bytes that were verified again"),
+    _counter("cleaning_failures", "Jobs of compaction, re-batching or scrubbing that failed"),
 )
 
 CONSUMERS = (
-    _gauge(
-        "consumer_lag",
-        "Records between a consumer's checkpoint and the high watermark",
-        "consumer",
-        "stream",
-    ),
-    _gauge(
-        "consumer_checkpoint_offset", "Next offset the consumer will read", "consumer", "stream"
-    ),
-    _gauge(
-        "consumer_checkpoint_timestamp_seconds",
-        "When the checkpoint was committed, since 1970",
-        "consumer",
-        "stream",
-    ),
-    _gauge(
-        "consumer_checkpoint_unreadable",
-        "1 when the consumer will get an error: the checkpoint fits the stream no longer",
-        "consumer",
-        "stream",
+    *_per(
+        ("consumer", "stream"),
+        _gauge(
+            "consumer_lag",
+            "Records between a consumer's checkpoint and the high watermark",
+        ),
+        _gauge("consumer_checkpoint_offset", "Next offset the consumer will read"),
+        _gauge(
+            "consumer_checkpoint_timestamp_seconds",
+            "When the checkpoint was committed, since 1970",
+        ),
+        _gauge(
+            "consumer_checkpoint_unreadable",
+            "1 when the consumer will get an error: the checkpoint fits the stream no longer",
+        ),
     ),
     _gauge("checkpoints", "Checkpoints stored"),
     _gauge(
