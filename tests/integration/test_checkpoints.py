@@ -36,12 +36,6 @@ RECORDS = 10
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def daemon(server: NatsServer) -> Iterator[Daemon]:
     settings = {
         "name": NAME,

@@ -20,12 +20,6 @@ from liftlog.records import iter_batches
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
 @pytest.fixture
 def raw(server: NatsServer) -> Iterator[RawNats]:
     with RawNats(server.port) as client:

@@ -34,12 +34,6 @@ QUICK: dict[str, Any] = {
 ON_DEMAND = {"min_dirty_ratio": 1.0, "min_lag": "0s"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
 @pytest.fixture
 def raw(server: NatsServer) -> Iterator[RawNats]:
     with RawNats(server.port) as client:

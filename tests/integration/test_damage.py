@@ -40,12 +40,6 @@ STREAMS = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def daemon(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Streams with one batch for each of the offsets 1 to 12, in segments of three; damaged while
     the daemon was stopped."""

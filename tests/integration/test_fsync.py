@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,6 @@ def strace() -> str:
     if tried.returncode != 0:
         pytest.skip(f"strace may not trace here: {tried.stderr.decode(errors='replace').strip()}")
     return path
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 def wrapped(strace: str, trace: Path, *options: str) -> list[str]:

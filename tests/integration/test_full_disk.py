@@ -32,12 +32,6 @@ STREAMS = {"in": {"subject": "in.>"}, "other": {"subject": "other.>"}}
 VALUE = b"x" * 60_000
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 6 MiB."""

@@ -21,12 +21,6 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def daemon(server: NatsServer) -> Iterator[Daemon]:
     with Daemon(server.url, {"streams": STREAMS, "http": HTTP}) as daemon:
         yield daemon

@@ -8,7 +8,6 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,6 @@ principals: {anonymous: {}}
 roles: {all: [{allow: [read, commit, admin, create, delete], streams: ["*"], attach: [">"]}]}
 bindings: {anonymous: [all]}
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 class Heard:

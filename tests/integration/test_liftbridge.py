@@ -27,12 +27,6 @@ STREAMS = {
 KILLER = bytes.fromhex("B90E43B400FF0000")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
 @pytest.fixture(scope="module", params=["parser", "client"])
 def daemon(server: NatsServer, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     settings = {"streams": STREAMS, "nats": {"seam": request.param}}

@@ -23,12 +23,6 @@ RECORDS = 30
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def daemon(server: NatsServer) -> Iterator[Daemon]:
     settings = {
         "streams": {

@@ -55,12 +55,6 @@ STREAMS = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def daemon(server: NatsServer) -> Iterator[Daemon]:
     with Daemon(server.url, {"streams": STREAMS}) as daemon:
         yield daemon

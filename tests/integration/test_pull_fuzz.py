@@ -41,12 +41,6 @@ STREAMS = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def daemon(server: NatsServer) -> Iterator[Daemon]:
     settings = {
         "streams": STREAMS,

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, ServerError, header_block, pub_frame
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 def test_messages_arrive_verbatim(server: NatsServer) -> None:

@@ -61,12 +61,6 @@ COUNT = 100
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def daemon(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     socket = tmp_path_factory.mktemp("pull") / "pull.sock"
     settings = {

@@ -35,12 +35,6 @@ SECRET = "a-secret-that-is-long-enough"
 OTHER = "another-secret-that-is-long"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
 # --- the page -----------------------------------------------------------------------------
 
 

@@ -29,12 +29,6 @@ VALUES = [b'{"order": %d, "state": "paid", "currency": "EUR"}' % i for i in rang
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates"))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 from support.administered import MINUTE_MS, fill, restarted
 from support.local_broker import Running
@@ -17,20 +14,6 @@ from liftlog.errors import (
     StaleIncarnation,
 )
 from liftlog.server.administration import Administration
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    made = Running(tmp_path)
-    await made.start()
-    yield made
-    await made.broker.close()
-
-
-@pytest.fixture
-def admin(running: Running) -> Administration:
-    return running.broker.administration
-
 
 # --- truncate ---
 

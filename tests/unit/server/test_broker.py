@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.administered import restarted
 from support.local_broker import Running
 
 from liftlog.errors import (
@@ -23,22 +23,6 @@ from liftlog.errors import (
 from liftlog.log.manifest import MANIFEST_NAME
 from liftlog.records import codecs
 from liftlog.server import broker as broker_module
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    made = Running(tmp_path)
-    await made.start()
-    yield made
-    await made.broker.close()
-
-
-async def restarted(running: Running, **streams: Any) -> Running:
-    await running.broker.close()
-    again = Running(running.data_dir.path, **streams)
-    await again.start()
-    return again
-
 
 # --- deletion ---
 

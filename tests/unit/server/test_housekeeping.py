@@ -6,7 +6,6 @@ import asyncio
 import errno
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from support.local_broker import Running
 from liftlog.server.housekeeping import Housekeeping
 from liftlog.server.side_by_side import SideBySide
 from liftlog.server.stream_retention import grant_lease
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    made = Running(tmp_path)
-    await made.start()
-    yield made
-    await made.broker.close()
 
 
 @pytest.fixture

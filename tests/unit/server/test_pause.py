@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,6 @@ from liftlog.errors import (
 from liftlog.server import administration as module
 from liftlog.server.administration import Administration
 from liftlog.stream import MessageRun
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    made = Running(tmp_path)
-    await made.start()
-    yield made
-    await made.broker.close()
-
-
-@pytest.fixture
-def admin(running: Running) -> Administration:
-    return running.broker.administration
 
 
 async def nacked(running: Running, name: str = "s") -> bytes:

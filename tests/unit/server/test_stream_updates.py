@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,6 @@ from liftlog.errors import (
 )
 from liftlog.server.administration import Administration
 from liftlog.stream import MessageRun
-
-
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    made = Running(tmp_path)
-    await made.start()
-    yield made
-    await made.broker.close()
-
-
-@pytest.fixture
-def admin(running: Running) -> Administration:
-    return running.broker.administration
 
 
 async def test_an_update_changes_what_it_names(running: Running, admin: Administration) -> None:
