@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import pytest
 from support.local_checkpoints import LocalOffsets
-from support.local_cleaning import Cleaning
+from support.local_cleaning import COMPACTED, Cleaning
 from support.local_engine import LocalEngine, rows_of
+from support.loop_thread import LoopThread
 from support.stored_logs import batch_positions, flip
 
 from liftlog.errors import Conflict
@@ -32,13 +31,7 @@ from liftlog.stream import MessageRun
 
 T = TypeVar("T")
 
-COMPACTED: dict[str, Any] = {
-    "subject": "in",
-    "dedupe_window": "0s",
-    "segment": {"max_bytes": "4KiB"},
-    "compaction": {"tombstone_retention": "1h"},
-    "rebatch": {"enabled": False},
-}
+_SETTINGS = COMPACTED | {"segment": {"max_bytes": "4KiB"}}
 
 
 class Put(NamedTuple):
@@ -54,15 +47,12 @@ class ExportedStreams:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.server = ""
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._ready: Future[str] = Future()
-        self._thread = threading.Thread(target=self._run, name="exported-streams")
+        self._thread = LoopThread("exported-streams", self._serving)
         self.cleaning: Cleaning
 
     def create(self, name: str, **changes: Any) -> None:
         broker = self.cleaning.running.broker
-        self.do(lambda: broker.create_stream(name, COMPACTED | changes))
+        self.do(lambda: broker.create_stream(name, _SETTINGS | changes))
 
     def delete(self, name: str) -> None:
         self.do(lambda: self.cleaning.running.broker.delete_stream(name))
@@ -125,23 +115,14 @@ class ExportedStreams:
 
     def run(self, what: Callable[[], object]) -> None:
         """A function of the log, where the broker runs."""
-
-        async def called() -> None:
-            what()
-
-        self.do(called)
+        self._thread.call(what)
 
     def do(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run it where the broker runs."""
-
-        async def done() -> T:
-            return await what()
-
-        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(30)
+        return self._thread.do(what)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self.server = self._ready.result(10).removeprefix("tcp://")
+        self.server = self._thread.__enter__().served.removeprefix("tcp://")
         return self
 
     def __exit__(
@@ -150,14 +131,10 @@ class ExportedStreams:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
-        self._loop.close()
+        self._thread.__exit__(kind, error, trace)
 
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-
-    async def _serve(self) -> None:
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[str]:
         self.cleaning = Cleaning(self.directory)
         broker = self.cleaning.running.broker
         broker.serve_checkpoints(
@@ -170,12 +147,13 @@ class ExportedStreams:
                 now_ns=time.time_ns,
             )
         )
-        server = PullServer(self.cleaning.running.broker)
+        server = PullServer(broker)
         (address,) = await server.start(["tcp://127.0.0.1:0"])
-        self._ready.set_result(address)
-        await self._stop.wait()
-        await server.close(grace=0.5)
-        await self.cleaning.close()
+        try:
+            yield address
+        finally:
+            await server.close(grace=0.5)
+            await self.cleaning.close()
 
 
 def _headers(message: Put) -> bytes:

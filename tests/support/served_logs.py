@@ -3,14 +3,13 @@ processes. No NATS: tests append to the logs themselves."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from support.loop_thread import LoopThread
 from support.pull_broker import LogBroker, LoggedStream, pull_server
 
 from liftlog.log import LogConfig
@@ -29,10 +28,7 @@ class ServedLogs:
         self.broker.config = LogConfig(segment_max_bytes=segment_max_bytes, segment_max_age_ns=None)
         self.address = ""
         self._policy = policy
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._ready: Future[str] = Future()
-        self._thread = threading.Thread(target=self._run, name="served-logs")
+        self._thread = LoopThread("served-logs", self._serving)
 
     @property
     def server(self) -> str:
@@ -43,22 +39,17 @@ class ServedLogs:
         return self.call(lambda: self.broker.add(name, **settings))
 
     def delete(self, name: str) -> None:
-        asyncio.run_coroutine_threadsafe(self.broker.delete_stream(name), self._loop).result(10)
+        self._thread.do(lambda: self.broker.delete_stream(name))
 
     def append(self, name: str, values: list[bytes | None], **fields: Any) -> None:
         self.call(lambda: self.broker.stream(name).append(values, **fields))
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run it where the server runs, which reads the same logs."""
-
-        async def called() -> Any:
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(10)
+        return self._thread.call(function)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self.address = self._ready.result(10)
+        self.address = self._thread.__enter__().served
         return self
 
     def __exit__(
@@ -67,17 +58,12 @@ class ServedLogs:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-        self._loop.close()
+        self._thread.__exit__(kind, error, trace)
 
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-
-    async def _serve(self) -> None:
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[str]:
         try:
             async with pull_server(self.broker, policy=self._policy) as (_, address):
-                self._ready.set_result(address)
-                await self._stop.wait()
+                yield address
         finally:
             self.broker.close()
