@@ -15,8 +15,9 @@ import nats
 import nats.js.errors
 import pytest
 from click.testing import CliRunner, Result
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.nats_server import NatsServer
+from support.repository import REPOSITORY
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 from support.command_line import COMMAND, Cli
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.nats_server import NatsServer
+from support.repository import REPOSITORY
 
 from liftlog.cli.exit_codes import ExitCode
 

@@ -22,13 +22,13 @@ import yaml
 from support.ingesting import until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
 from liftlog.server.child_processes import tied_to_parent
 
 pytestmark = pytest.mark.integration
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", " ")
 COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
 

@@ -17,10 +17,11 @@ import nats
 import pytest
 import yaml
 from nats.js.api import StorageType
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.ingesting import until
 from support.nats_server import NatsServer
 from support.pages import DOCS, blocks, run_shell
+from support.repository import REPOSITORY
 
 from liftlog.client import Record, connect_sync
 

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, pub_frame
+from support.repository import REPOSITORY
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.client import SyncClient, connect_sync

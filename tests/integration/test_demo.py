@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon import REPOSITORY
+from support.repository import REPOSITORY
 
 from liftlog.cli.demo import scenario
 from liftlog.cli.exit_codes import ExitCode

@@ -17,10 +17,11 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, describe, publish, records_of
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, header_block, hpub_frame, pub_frame
+from support.repository import REPOSITORY
 
 import envelope
 from acl.tokens import hash_token, new_secret

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.nats_server import NatsServer
+from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
 

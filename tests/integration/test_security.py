@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import yaml
 from support.certificates import Authority
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, pub_frame
+from support.repository import REPOSITORY
 
 from acl.tokens import hash_token
 from liftlog.client import connect_sync

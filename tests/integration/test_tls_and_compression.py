@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from support.certificates import Authority
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, describe, records_of, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, pub_frame
+from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
 from liftlog.client.selecting import Filter

@@ -16,7 +16,8 @@ import pytest
 from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, header_block, hpub_frame, pub_frame
-from support.spark import REPOSITORY, patiently, require_spark
+from support.repository import REPOSITORY
+from support.spark import patiently, require_spark
 from support.spark_cluster import Done, SparkCluster
 
 from acl.tokens import hash_token, new_secret

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.daemon import Daemon
 from support.nats_server import NatsServer
-from support.spark import REPOSITORY
+from support.repository import REPOSITORY
 
 from liftlog.cli.demo.spark import queries, scenario
 from liftlog.cli.exit_codes import ExitCode

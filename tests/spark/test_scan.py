@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.repository import REPOSITORY
 from support.served_logs import ServedLogs
-from support.spark import REPOSITORY, patiently
+from support.spark import patiently
 
 from acl.policy import Policy
 from acl.tokens import hash_token, new_secret

@@ -9,8 +9,9 @@ import sys
 from typing import Any
 
 from click.testing import CliRunner, Result
-from support.daemon import REPOSITORY, Daemon
+from support.daemon import Daemon
 from support.nats_server import NatsServer
+from support.repository import REPOSITORY
 
 from liftlog.cli.root import cli
 

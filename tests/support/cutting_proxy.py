@@ -72,9 +72,8 @@ class CuttingProxy:
                     await asyncio.Event().wait()
                 writer.write(data)
                 await writer.drain()
-                await asyncio.sleep(
-                    self.pause_seconds
-                )  # whoever waits for it gets to see each piece
+                # Whoever waits for it gets to see each piece.
+                await asyncio.sleep(self.pause_seconds)
                 budget = None if budget is None else budget - len(data)
         except OSError:
             pass

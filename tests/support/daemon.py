@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 import yaml
-from support.processes import cpu_seconds, status_bytes, wrapped_pid
+from support.processes import cpu_seconds, kill_session, status_bytes, wrapped_pid
+from support.repository import REPOSITORY
 
 from liftlog.server.child_processes import tied_to_parent
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 30.0
 
@@ -103,7 +103,7 @@ class Daemon:
                 start_new_session=True,
             )
         self._process = process
-        self._finalizer = weakref.finalize(self, _kill_session, process)
+        self._finalizer = weakref.finalize(self, kill_session, process)
         return self
 
     def start(self, timeout: float = READY_TIMEOUT_SECONDS) -> Daemon:
@@ -154,7 +154,7 @@ class Daemon:
         finally:
             if self._finalizer is not None:
                 self._finalizer.detach()
-            _kill_session(process)
+            kill_session(process)
             self._process = None
         return Stopped(status, time.monotonic() - started)
 
@@ -298,12 +298,3 @@ def _merge(into: dict[str, Any], settings: Mapping[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = value
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Also what the daemon left behind: it leads a session of its own."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from support.daemon import REPOSITORY
+from support.repository import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 

@@ -1,8 +1,10 @@
-"""What /proc says about processes."""
+"""What /proc says about processes; and how they are ended with all that they have started."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 
@@ -40,3 +42,12 @@ def wrapped_pid(pid: int, wrapper: object) -> int:
     """The program's own process when `pid` may be a wrapper (strace) that runs it."""
     children = children_of(pid) if wrapper else []
     return children[0] if children else pid
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Also what it left behind: it leads a session of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()

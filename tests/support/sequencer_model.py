@@ -1,4 +1,4 @@
-"""What DESIGN asks of one stream, in plain Python: one message after the other, no batches.
+"""What is asked of one stream, in plain Python: one message after the other, no batches.
 
 `Model` is judged against `liftlog.stream.Sequencer`. It works on the meaning of a message, not on
 its bytes; `Message` makes the bytes.

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+from support.repository import REPOSITORY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 OLDEST_JAVA = 17
 _HOW = (
     f"Spark needs Java {OLDEST_JAVA} or newer: apt install openjdk-17-jre-headless (Debian, "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import time
 import urllib.request
@@ -19,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from support.spark import REPOSITORY, spark_environment
+from support.processes import kill_session
+from support.repository import REPOSITORY
+from support.spark import spark_environment
 
 from liftlog.server.child_processes import tied_to_parent
 
@@ -88,7 +89,7 @@ class SparkCluster:
         try:
             out, err = process.communicate(timeout=timeout)
         finally:
-            _kill_session(process)
+            kill_session(process)
         return Done(process.returncode, out.decode(), err.decode())
 
     def state(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class SparkCluster:
     def stop(self) -> None:
         """Ends the workers, then the master. Nothing that they started is left."""
         for _, process in reversed(self._processes):
-            _kill_session(process)
+            kill_session(process)
         self._processes.clear()
 
     def _spawn(self, name: str, *arguments: str) -> None:
@@ -148,7 +149,7 @@ class SparkCluster:
                 start_new_session=True,
             )
         self._processes.append((name, process))
-        weakref.finalize(self, _kill_session, process)
+        weakref.finalize(self, kill_session, process)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -196,12 +197,3 @@ def spark_home() -> Path:
     import pyspark
 
     return Path(pyspark.__file__).parent
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Also its executors: they stay in the session that a worker leads."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from liftlog.settings import Settings
 
-from .figures import Measurements
+from .figures import FLOODS, Measurements
 from .processes import run_worker, settle_disk
 from .progress import Progress
 from .systems import DEFAULT, LIFTLOG, JetStream, Liftlog, wait_until_still
 
-FLOODS = (500_000, 1_000_000)
 _FLOOD_BYTES = 128
 _IDLE_STREAMS = 100
 _SETTLE_SECONDS = 5.0

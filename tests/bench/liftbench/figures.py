@@ -14,6 +14,8 @@ CAT = "cat"
 PARQUET = "parquet"
 TUPLES = "tuples"
 WINDOW = "window plan"
+FLOODS = (500_000, 1_000_000)
+"""Messages of each."""
 
 Series = tuple[str, str]
 """Who, and what was measured: ("liftlog", "64x100")."""
@@ -103,7 +105,7 @@ def _flood_value(measured: Measurements) -> float:
     """The largest flood of which all was stored within the bound on memory."""
     passed = [
         count
-        for count in (500_000, 1_000_000)
+        for count in FLOODS
         if measured.has((LIFTLOG, f"flood-{count}"))
         and min(measured.samples[LIFTLOG, f"flood-{count}"]) >= count
         and max(measured.samples[LIFTLOG, f"flood-{count}-memory-share"]) <= 1

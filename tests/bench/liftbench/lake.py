@@ -8,12 +8,15 @@ All print one JSON line.
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from support.processes import status_bytes
 
 from liftlog.log import DataDir, EncodedBatch, LogConfig, LogEnvironment, OsFileSystem
 from liftlog.log.clock import SystemClock
@@ -143,20 +146,15 @@ def memory(spec: dict[str, Any]) -> dict[str, Any]:
     with open_transport(options) as transport:
         transport.state()
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
-    before = _peak_bytes()
+    before = status_bytes(os.getpid(), "VmHWM")
     rows = sum(made.num_rows for made in read(options, ranges[0]))
     first = ranges[0]
     return {
-        "peak_bytes": _peak_bytes() - before,
+        "peak_bytes": status_bytes(os.getpid(), "VmHWM") - before,
         "rows": rows,
         "ranges": len(ranges),
         "offsets": first.end_offset - first.first_offset,
     }
-
-
-def _peak_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 MODES = {"fill": fill, "decode": decode, "memory": memory}

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from support.daemon import REPOSITORY
+from support.repository import REPOSITORY
 
 from . import behaviour, cleaning, consuming, deciding, operating, publishing, reading, report
 from .figures import LOADS, ROWS, Measurements, Row

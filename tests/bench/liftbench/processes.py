@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.daemon import REPOSITORY
+from support.repository import REPOSITORY
 
 from liftlog.server.child_processes import tied_to_parent
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from liftlog.server.embedded import find_nats_server
 
-from .behaviour import FLOODS
 from .figures import (
+    FLOODS,
     LOADS,
     PARQUET,
     ROWS,

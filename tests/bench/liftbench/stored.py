@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.processes import status_bytes
 
 from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn
@@ -158,7 +158,7 @@ def map_keys(spec: dict[str, Any]) -> dict[str, Any]:
     warm = KeyMap(1 << 20)
     warm.add(_key_column(order[:1000]), np.arange(1000))
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
-    before = _peak_bytes()
+    before = status_bytes(os.getpid(), "VmHWM")
     keymap = KeyMap(1 << 30)
     started = time.perf_counter()
     for first in range(0, count, _KEY_CHUNK):
@@ -168,7 +168,7 @@ def map_keys(spec: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     assert len(keymap) == count
     return {
-        "peak_bytes": _peak_bytes() - before,
+        "peak_bytes": status_bytes(os.getpid(), "VmHWM") - before,
         "map_bytes": keymap.memory_used_bytes,
         "seconds": seconds,
     }
@@ -178,13 +178,6 @@ def _key_column(numbers: Any) -> KeyColumn:
     data = b"".join([b"k%010d" % n for n in numbers.tolist()])
     ends = np.arange(len(numbers) + 1, dtype=np.int32) * KEY_BYTES
     return KeyColumn(ends, np.frombuffer(data, np.uint8), np.ones(len(numbers), np.bool_))
-
-
-def _peak_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # --- recovery ---

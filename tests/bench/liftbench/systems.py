@@ -30,8 +30,6 @@ class System(ABC):
     """Its server runs while it is entered. Each run has a fresh stream, removed afterwards."""
 
     name: str
-    durability: str
-    """What stands behind an ack, in a few words."""
 
     def __init__(self, directory: Path, *, wrapper: Sequence[str] = ()) -> None:
         self.directory = directory
@@ -86,7 +84,6 @@ class JetStream(System):
         super().__init__(directory, wrapper=wrapper)
         self.always = always
         self.name = ALWAYS if always else DEFAULT
-        self.durability = "fsync of each message" if always else "no fsync before the ack"
 
     def _start(self) -> None:
         self.nats = self._stack.enter_context(
@@ -118,7 +115,6 @@ class Liftlog(System):
     """The daemon as a user starts it, with its default settings, beside a core nats-server."""
 
     name = LIFTLOG
-    durability = "group commit: fdatasync before the ack"
 
     def __init__(
         self,
@@ -175,7 +171,6 @@ class Ceiling(System):
     """A responder beside a core nats-server that stores nothing and acks at once."""
 
     name = CEILING
-    durability = "nothing is stored"
 
     def _start(self) -> None:
         self.nats = self._stack.enter_context(NatsServer(self.directory))

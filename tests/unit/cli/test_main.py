@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from support.daemon import REPOSITORY
+from support.repository import REPOSITORY
 
 from liftlog.cli import consume as consume_module
 from liftlog.cli.exit_codes import ExitCode

@@ -11,8 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.repository import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 DOCKERFILES = ["Dockerfile", "config/spark/Dockerfile"]
 ENTRYPOINT = REPOSITORY / "config/spark/entrypoint.sh"
 _INSTRUCTIONS = """

@@ -10,11 +10,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from support.repository import REPOSITORY
 
 from acl.policy import Policy
 from liftlog.settings import Settings, load_settings
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 OBJECTS: list[dict[str, Any]] = list(
     yaml.safe_load_all((REPOSITORY / "config" / "kubernetes" / "liftlog.yaml").read_text())
 )

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from support.promql import Expression, read
+from support.repository import REPOSITORY
 
 from liftlog.server.metrics.table import METRICS
 from liftlog.stream.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 PROMETHEUS = REPOSITORY / "config" / "prometheus"
 GRAFANA = REPOSITORY / "config" / "grafana"
 ALERTS = yaml.safe_load((PROMETHEUS / "liftlog-alerts.yml").read_text())["groups"][0]["rules"]

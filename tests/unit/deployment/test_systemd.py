@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.repository import REPOSITORY
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.settings import Settings
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 UNIT = REPOSITORY / "config" / "systemd" / "liftlog.service"
 ANALYZE = shutil.which("systemd-analyze")
 MAX_EXPOSURE = 2.0

@@ -147,7 +147,7 @@ def test_limits_of_a_trigger() -> None:
 
 
 def test_the_page_describes_every_option() -> None:
-    from support.daemon import REPOSITORY
+    from support.repository import REPOSITORY
 
     page = (REPOSITORY / "docs/reference/spark.md").read_text()
     assert [name for name in NAMES if f"| `{name}` |" not in page] == []

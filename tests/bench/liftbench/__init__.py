@@ -1,0 +1,15 @@
+"""The benchmark: `make bench` (`main`) and `make bench-spark` (`spark_main`).
+
+figures       the rows of the table: what is compared with what, and what must be reached
+report        the tables                        progress    what is going on, on stderr
+systems       liftlog, JetStream and the ceiling as servers; responder is the ceiling
+processes     worker processes, and the disk that it measures on
+fsyncs        how often a server calls fsync
+
+What is measured, each with the processes that do it:
+
+publishing    publisher, pacer                  consuming   consumers
+reading       readers                           cleaning    stored: files without a daemon
+operating     scrapes, reloads, ends            deciding    decisions of the ACL
+behaviour     floods and idling                 sparking    lake: the data; tuples: without Arrow
+"""
