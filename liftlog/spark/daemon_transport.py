@@ -12,9 +12,9 @@ from typing import Self
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
 from liftlog.errors import CorruptRange, InvalidArgument, OffsetOutOfRange, StreamNotFound
 from liftlog.records.decode import RecordBatch
-from liftlog.spark.holding import HOLDER, Hold
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions
+from liftlog.spark.task_lease import HOLDER, TaskLease
 from liftlog.spark.transport import (
     Extent,
     ScanRange,
@@ -94,8 +94,8 @@ class DaemonTransport:
     def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
         batches = self._batches(wanted, Losses(self._stream, fail=fail_on_data_loss))
         if wanted.lease_id is not None:
-            hold = Hold(self._client, self._stream, wanted.lease_id, self._lease_seconds)
-            return hold.over(batches)
+            lease = TaskLease(self._client, self._stream, wanted.lease_id, self._lease_seconds)
+            return lease.over(batches)
         if wanted.cleaned_below is not None:
             return self._without_compaction(batches, wanted.cleaned_below)
         return batches

@@ -20,7 +20,7 @@ def split(
     parts = _clip(state.extents, first_offset, end_offset)
     total = sum(part.size_bytes for part in parts)
     count = min(max(-(-total // target_bytes), 1), end_offset - first_offset)
-    cuts = [offset_behind(parts, total * i // count) for i in range(1, count)]
+    cuts = [_offset_after(parts, total * i // count) for i in range(1, count)]
     borders = sorted({first_offset, *cuts, end_offset})
     return [
         ScanRange(state.stream, state.identity, state.leader_epoch, first, end)
@@ -30,12 +30,12 @@ def split(
 
 
 def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_bytes: int) -> int:
-    """The offset that lies about `most_bytes` behind `first_offset`; one record further at least,
+    """The offset that lies about `most_bytes` after `first_offset`; one record further at least,
     and at most `end_offset`."""
     parts = _clip(state.extents, first_offset, end_offset)
     if sum(part.size_bytes for part in parts) <= most_bytes:
         return end_offset
-    return min(max(offset_behind(parts, most_bytes), first_offset + 1), end_offset)
+    return min(max(_offset_after(parts, most_bytes), first_offset + 1), end_offset)
 
 
 def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list[Extent]:
@@ -50,7 +50,7 @@ def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list
     return found
 
 
-def offset_behind(parts: Sequence[Extent], size_bytes: int) -> int:
+def _offset_after(parts: Sequence[Extent], size_bytes: int) -> int:
     """The offset before which about so many bytes lie."""
     left = size_bytes
     for part in parts:

@@ -33,7 +33,7 @@ def plan(options: ReadOptions) -> list[ScanRange]:
         state = transport.hold(state, first)
         end = _end_offset(transport, state, options)
         if isinstance(options.start, int) and isinstance(options.end, int) and first > end:
-            raise InvalidArgument(f"startingOffset={first} lies behind endingOffset={end}")
+            raise InvalidArgument(f"startingOffset={first} lies after endingOffset={end}")
         first, end = _narrow(transport, options.narrowing, first, end)
         return transport.held(split(state, first, end, options.target_partition_bytes))
 

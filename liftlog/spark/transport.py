@@ -1,7 +1,6 @@
 """Where batches come from, whichever way they come.
 
-A transport is opened, asked and closed within one call of Spark; several may read one stream at the
-same time.
+Whoever opens a transport closes it; several may read one stream at the same time.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class ScanRange:
 
 
 class Transport(Protocol):
-    """Methods raise LiftlogError."""
+    """What plans and reads a stream. Methods raise LiftlogError."""
 
     def state(self) -> StreamState: ...
 

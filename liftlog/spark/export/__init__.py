@@ -11,7 +11,7 @@
     merging                which files are written anew, and what is taken over from Spark
     source, engine         the only modules that import pyspark: scan and merge on Spark
     session                a Spark session, or what is missing for one
-    holding                the lease that is held meanwhile
+    renewed_lease          the lease that is held meanwhile
     job                    all of it together, step by step
     reading                the newest snapshot for those who read it
 

@@ -23,10 +23,10 @@ from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, S
 from liftlog.spark.daemon_transport import connect
 from liftlog.spark.export.beginning import Ground, look, take_ground
 from liftlog.spark.export.buckets import BUCKET_BYTES
-from liftlog.spark.export.holding import HeldRange
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
 from liftlog.spark.export.opening import open_table
 from liftlog.spark.export.planning import is_up_to_date
+from liftlog.spark.export.renewed_lease import RenewedLease
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.scanning import ScanTask, ScanWork
 from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot
@@ -125,7 +125,7 @@ class ExportJob:
                 return self._summary(look(client, request, previous), previous, None)
             engine = _OnDemand(self._make_engine)
             ground = take_ground(client, request, previous)
-            held = HeldRange(
+            held = RenewedLease(
                 self._connect,
                 request.stream,
                 ground.lease.lease_id,
@@ -159,7 +159,7 @@ class ExportJob:
     def _make(
         self,
         client: SyncClient,
-        held: HeldRange,
+        held: RenewedLease,
         engine: Engine,
         ground: Ground,
         previous: Snapshot | None,
@@ -205,7 +205,7 @@ class ExportJob:
     def _write(
         self,
         client: SyncClient,
-        held: HeldRange,
+        held: RenewedLease,
         engine: Engine,
         ground: Ground,
         previous: Snapshot | None,

@@ -129,7 +129,7 @@ def test_an_end_that_is_not_there_is_refused(logs: ServedLogs, options: Options)
         plan(options(endingOffset=str(end + 1)))
     with pytest.raises(InvalidArgument, match="beyond the end"):
         plan(options(startingOffset=str(end + 1)))
-    with pytest.raises(InvalidArgument, match="lies behind endingOffset"):
+    with pytest.raises(InvalidArgument, match="lies after endingOffset"):
         plan(options(startingOffset="9", endingOffset="8"))
 
 

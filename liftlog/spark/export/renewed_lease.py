@@ -18,7 +18,7 @@ from liftlog.errors import LeaseGone, LiftlogError
 logger = logging.getLogger("liftlog.spark.export")
 
 
-class HeldRange:
+class RenewedLease:
     """In `with`: renews until the end, then gives the lease back.
 
     `connect` makes a connection for the thread. When the lease ends early, `gone` is set and

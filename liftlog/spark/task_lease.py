@@ -18,7 +18,7 @@ from liftlog.records.decode import RecordBatch
 HOLDER = "spark"
 
 
-class Hold:
+class TaskLease:
     """One task's share in a lease."""
 
     def __init__(
