@@ -7,8 +7,11 @@
     delta                  the same over a Delta table
     opening                which of them a place and a format ask for
     beginning              where a run begins, under a lease
-    parquet, scanning      one range of the log -> Parquet files, in a task
-    merging                which files are written anew, and what is taken over from Spark
+    tasks                  what both phases run, on any host: scanning, then merging
+    scanning               one range of the log -> files
+    merging                which files are written anew, and one bucket of keys -> a file
+    parquet, staging       the files of the table, those between the phases; both are a `row_file`
+    inputs, buckets        how a merge reads them, and which keys are its own
     source, engine         the only modules that import pyspark: scan and merge on Spark
     session                a Spark session, or what is missing for one
     renewed_lease          the lease that is held meanwhile

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +18,7 @@ import pyarrow as pa
 from liftlog.spark.columns import KEY
 from liftlog.spark.export.buckets import Bucket, numbers_of
 from liftlog.spark.export.inputs import check_rows, opened_whole
+from liftlog.spark.export.row_file import RowFile
 from liftlog.spark.export.store import Store, join
 
 STAGED = "staged"
@@ -49,67 +48,35 @@ class StagedPart:
     rows: int
 
 
-class StagedWriter:
-    """One file, begun with its first row; in `with`. `finish` says what it holds."""
+class StagedWriter(RowFile):
+    """One staged file. `finish` says what it holds."""
 
     def __init__(self, store: Store, directory: str, schema: pa.Schema, buckets: int) -> None:
-        self._store = store
         # Another attempt of the same task may be writing too.
-        self._path = join(directory, f"{uuid.uuid4().hex}.arrow")
-        self._schema = schema
+        path = join(directory, f"{uuid.uuid4().hex}.arrow")
+        super().__init__(store, path, schema, portion_bytes=_PORTION_BYTES)
         self._key = schema.names.index(KEY)
         self._rows = np.zeros(buckets, np.int64)
-        self._stack = ExitStack()
-        self._writer: Any = None
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
-        self._held.append(batch)
-        self._held_bytes += batch.nbytes
-        if self._held_bytes >= _PORTION_BYTES:
-            self._flush()
 
     def finish(self) -> tuple[StagedFile, ...]:
         """The file, durable on return; without rows there is none."""
-        self._flush()
-        if self._writer is None:
+        size = self._finish()
+        if size is None:
             return ()
-        self._writer.close()
-        self._stack.close()
-        size = self._store.size(self._path)
-        assert size is not None
         return (StagedFile(self._path, size, tuple(self._rows.tolist())),)
 
-    def __enter__(self) -> Self:
-        return self
+    def _begin(self, file: BinaryIO) -> pa.RecordBatchFileWriter:
+        return pa.ipc.new_file(file, self._schema)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._held = []
-        self._stack.__exit__(kind, error, trace)
-
-    def _flush(self) -> None:
-        if not self._held:
-            return
-        portion = pa.Table.from_batches(self._held, self._schema).combine_chunks()
-        self._held, self._held_bytes = [], 0
-        if self._writer is None:
-            file = self._stack.enter_context(self._store.writing(self._path))
-            self._writer = pa.ipc.new_file(file, self._schema)
+    def _write(self, writer: Any, portion: pa.Table) -> None:
+        portion = portion.combine_chunks()
         buckets = len(self._rows)
         numbers = numbers_of(portion.column(self._key).combine_chunks(), buckets)
         counts = np.bincount(numbers, minlength=buckets)
         rows = portion.take(pa.array(np.argsort(numbers, kind="stable"))).combine_chunks()
         (whole,) = rows.to_batches()
         for end, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True):
-            self._writer.write_batch(whole.slice(end - count, count))
+            writer.write_batch(whole.slice(end - count, count))
         self._rows += counts
 
 
