@@ -53,12 +53,9 @@ class CrashingDisk(Disk):
     def link(self, existing: Path, new: Path) -> None:
         self._step()
         super().link(existing, new)
-        self._named(existing, new)
-
-    def rename(self, existing: Path, new: Path) -> None:
-        self._step()
-        super().rename(existing, new)
-        self._named(existing, new)
+        self._unsynced_names.add(new)
+        if existing in self._unsynced_content:
+            self._unsynced_content.add(new)
 
     def unlink(self, path: Path) -> None:
         self._step()
@@ -77,11 +74,6 @@ class CrashingDisk(Disk):
                 Disk().remove_tree(path)
             else:
                 path.unlink(missing_ok=True)
-
-    def _named(self, existing: Path, new: Path) -> None:
-        self._unsynced_names.add(new)
-        if existing in self._unsynced_content:
-            self._unsynced_content.add(new)
 
 
 @contextmanager

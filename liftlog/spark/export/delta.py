@@ -12,10 +12,9 @@ later may repeat it. What a run was is in the commit's metadata, under `liftlog`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -52,14 +51,11 @@ _HISTORY_STEPS = (8, 256, None)
 _CONFIGURATION = {"delta.logRetentionDuration": "interval 365 days"}
 
 
-Answer = TypeVar("Answer")
-
-
 class DeltaLakeTable:
     """The table at a path or URL; one exporter's view of it, for one run."""
 
     def __init__(self, where: str, store: Store, stream: str, columns: tuple[str, ...]) -> None:
-        self.store: Store = store
+        self.store = store
         self._where = where
         self._transaction = f"liftlog:{stream}"
         self._columns = columns
@@ -68,14 +64,13 @@ class DeltaLakeTable:
         if self.store.names(MANIFESTS):
             raise Conflict(f"{self._where} is a Parquet table", hint="say --format parquet")
         self.store.make_directory(_RUNS)
-        self._ask(
-            lambda: DeltaTable.create(
+        with _storage_errors(self._where):
+            DeltaTable.create(
                 self.store.uri,
                 schema_of(self._columns),
                 mode="ignore",
                 configuration=_CONFIGURATION,
             )
-        )
         if self.next_sequence() == 1:  # so that the first export finds what it is built on
             self._make_durable(-1)
             self.store.sync(DELTA_LOG)
@@ -84,68 +79,80 @@ class DeltaLakeTable:
         table = self._open()
         if table is None:
             return None
-        sequence = table.transaction_version(self._transaction)
-        if sequence is None:
-            if table.file_uris() or self._ask(partial(_last_run, table, self._where)) is not None:
-                raise Conflict(
-                    f"{self._where} is a Delta table with other data",
-                    hint="export each stream into a table of its own",
+        with _storage_errors(self._where):
+            sequence, last = self._sequence(table), _last_run(table, self._where)
+            if not sequence:
+                if table.file_uris() or last is not None:
+                    raise Conflict(
+                        f"{self._where} is a Delta table with other data",
+                        hint="export each stream into a table of its own",
+                    )
+                return None
+            if last is None or last.sequence != sequence:
+                raise CorruptMetadata(
+                    f"{self._where} no longer knows how far its last export has come: that commit "
+                    "is not in the table's log any more",
+                    hint="export the stream anew with --full",
                 )
-            return None
-        snapshot = self._described(table, sequence)
-        if table.protocol().reader_features or table.metadata().partition_columns:
+            self._check_features(table)
+            return replace(last, files=_files(table))
+
+    def _check_features(self, table: DeltaTable) -> None:
+        features = table.protocol().reader_features
+        if features or table.metadata().partition_columns:
             raise Conflict(
                 f"{self._where} has been given features that an export cannot keep: "
-                f"{table.protocol().reader_features or 'partitions'}",
+                f"{features or 'partitions'}",
                 hint="export into a new table",
             )
-        return replace(snapshot, files=_files(table))
 
     def next_sequence(self) -> int:
-        table = self._open()
-        return ((table and table.transaction_version(self._transaction)) or 0) + 1
+        return self._sequence(self._open()) + 1
 
     def run_directory(self, sequence: int, run: str) -> str:
         return join(_RUNS, run_name(sequence, run))
 
     def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
         table = self._open()
-        reached = table and table.transaction_version(self._transaction)
-        if table is None or (reached or 0) != snapshot.sequence - 1:
+        if table is None or self._sequence(table) != snapshot.sequence - 1:
             raise another_was_quicker(self._where, self.newest())
+        with _storage_errors(self._where):
+            before = table.version()
+            try:
+                self._write(table, snapshot)
+            except CommitFailedError as error:
+                newest = self.newest()
+                if newest is None or newest.run != snapshot.run:
+                    raise another_was_quicker(self._where, newest) from error
+                # It did get through, all the same.
+        self._make_durable(before)
+
+    def _write(self, table: DeltaTable, snapshot: Snapshot) -> None:
         tracked = {file.path: file for file in _files(table)}
         wanted = {file.path for file in snapshot.files}
         actions: list[AddAction | RemoveAction] = [
             _add(file, snapshot) for file in snapshot.files if file.path not in tracked
         ]
         actions += [_remove(file, snapshot) for path, file in tracked.items() if path not in wanted]
-        try:
-            table.create_write_transaction(
-                actions,
-                "append",
-                table.schema(),
-                commit_properties=CommitProperties(
-                    custom_metadata={_METADATA: to_content(snapshot)},
-                    app_transactions=[Transaction(self._transaction, snapshot.sequence)],
-                ),
-            )
-        except CommitFailedError as error:
-            newest = self.newest()
-            if newest is not None and newest.run == snapshot.run:
-                return  # it did get through
-            raise another_was_quicker(self._where, newest) from error
-        except DeltaError as error:
-            raise StorageError(f"{self._where}: {error}") from error
-        self._make_durable(table.version())
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            commit_properties=CommitProperties(
+                custom_metadata={_METADATA: to_content(snapshot)},
+                app_transactions=[Transaction(self._transaction, snapshot.sequence)],
+            ),
+        )
 
     def vacuum(self, now_ns: int, keep_seconds: float) -> int:
         """Only what no version of the table has ever named. Superseded files are for VACUUM."""
         table = self._open()
-        newest = None if table is None else table.transaction_version(self._transaction)
-        if table is None or newest is None:
+        newest = self._sequence(table)
+        if table is None or not newest:
             return 0
-        committed = {str(one[_METADATA].get("run")) for one in table.history() if _METADATA in one}
-        tracked = {file.path for file in _files(table)}
+        with _storage_errors(self._where):
+            history, tracked = table.history(), {file.path for file in _files(table)}
+        committed = {str(one[_METADATA].get("run")) for one in history if _METADATA in one}
 
         def is_needed(run: str, path: str) -> bool:
             return path in tracked or (run in committed and path.endswith(".parquet"))
@@ -155,26 +162,16 @@ class DeltaLakeTable:
     # --- inner ---
 
     def _open(self) -> DeltaTable | None:
-        return self._ask(
-            lambda: DeltaTable(self.store.uri) if DeltaTable.is_deltatable(self.store.uri) else None
-        )
+        with _storage_errors(self._where):
+            there = DeltaTable.is_deltatable(self.store.uri)
+            return DeltaTable(self.store.uri) if there else None
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer:
-        try:
-            return question()
-        except (DeltaError, OSError) as error:
-            raise StorageError(f"{self._where}: {error}") from error
-
-    def _described(self, table: DeltaTable, sequence: int) -> Snapshot:
-        """The run of that number, without files."""
-        found = self._ask(partial(_last_run, table, self._where))
-        if found is not None and found.sequence == sequence:
-            return found
-        raise CorruptMetadata(
-            f"{self._where} no longer knows how far its last export has come: that commit is not "
-            "in the table's log any more",
-            hint="export the stream anew with --full",
-        )
+    def _sequence(self, table: DeltaTable | None) -> int:
+        """The number of the last run that was committed; 0: none was."""
+        if table is None:
+            return 0
+        with _storage_errors(self._where):
+            return table.transaction_version(self._transaction) or 0
 
     def _make_durable(self, before: int) -> None:
         """What was committed after that version: delta-rs leaves that to the operating system."""
@@ -185,11 +182,21 @@ class DeltaLakeTable:
 
 def newest_in(where: str, store: Store) -> Snapshot | None:
     """What the last run has left, and what others have made of its files since."""
-    if not DeltaTable.is_deltatable(store.uri):
-        return None
-    table = DeltaTable(store.uri)
-    found = _last_run(table, where)
-    return None if found is None else replace(found, files=_files(table))
+    with _storage_errors(where):
+        if not DeltaTable.is_deltatable(store.uri):
+            return None
+        table = DeltaTable(store.uri)
+        found = _last_run(table, where)
+        return None if found is None else replace(found, files=_files(table))
+
+
+@contextmanager
+def _storage_errors(where: str) -> Iterator[None]:
+    """What delta-rs raises, as ours."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise StorageError(f"{where}: {error}") from error
 
 
 def _last_run(table: DeltaTable, where: str) -> Snapshot | None:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from liftlog.errors import Conflict, CorruptMetadata, StorageError
 from liftlog.spark.export.snapshot import Snapshot, decode_manifest, encode_manifest
-from liftlog.spark.export.store import Store, join, no_atomic_manifest
+from liftlog.spark.export.store import LocalStore, join, no_atomic_manifest
 from liftlog.spark.export.table import (
     DELTA_LOG,
     MANIFESTS,
@@ -35,8 +35,8 @@ _TEMPORARY = re.compile(r"\.{1,2}(\d{20})\.(?:json|probe).*")
 class ManifestTable:
     """The table in a directory."""
 
-    def __init__(self, where: str, store: Store) -> None:
-        self.store: Store = store
+    def __init__(self, where: str, store: LocalStore) -> None:
+        self.store = store
         self._where = where
 
     def prepare(self) -> None:

@@ -29,4 +29,4 @@ def open_table(request: ExportRequest) -> Table:
 
     if is_url(request.to):
         raise no_atomic_manifest(request.to, "an object store has no hard links")
-    return ManifestTable(request.to, open_store(request.to))
+    return ManifestTable(request.to, LocalStore(local_path(request.to)))

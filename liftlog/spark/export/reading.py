@@ -5,7 +5,7 @@ from __future__ import annotations
 from liftlog.spark.export.manifests import ManifestTable
 from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.snapshot import Snapshot
-from liftlog.spark.export.store import is_url, join
+from liftlog.spark.export.store import LocalStore, join
 from liftlog.spark.export.table import DELTA_LOG
 
 
@@ -16,7 +16,7 @@ def newest(directory: str) -> Snapshot | None:
     somebody vacuums it. Raises CorruptMetadata.
     """
     store = open_store(directory)
-    if is_url(directory) or store.names(DELTA_LOG):
+    if not isinstance(store, LocalStore) or store.names(DELTA_LOG):
         from liftlog.spark.export.delta import newest_in
 
         return newest_in(directory, store)

@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from liftlog.errors import InvalidArgument
 from liftlog.log.filesystem import storage_errors
-from liftlog.spark.export.store import join, no_atomic_manifest
+from liftlog.spark.export.store import join
 
 
 class RemoteStore:
@@ -40,10 +40,6 @@ class RemoteStore:
         with storage_errors(f"listing {self.uri}/{path}"):
             return sorted(info.base_name for info in self._files.get_file_info(selector))
 
-    def read(self, path: str) -> bytes:
-        with self._files.open_input_stream(self._at(path)) as file:
-            return bytes(file.read())
-
     @contextmanager
     def opened(self, path: str) -> Iterator[Any]:
         with storage_errors(f"reading {self.uri}/{path}"):
@@ -54,13 +50,6 @@ class RemoteStore:
         with storage_errors(f"looking at {self.uri}/{path}"):
             info = self._files.get_file_info(self._at(path))
         return info.size if info.type == fs.FileType.File else None
-
-    def put(self, path: str, data: bytes) -> None:
-        with self.writing(path) as file:
-            file.write(data)
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        raise no_atomic_manifest(self.uri, "an object store has no hard links")
 
     def sync(self, path: str) -> None:
         """What is stored there is durable."""

@@ -41,24 +41,12 @@ class Store(Protocol):
         """What lies in a directory, sorted; nothing when there is none."""
         ...
 
-    def read(self, path: str) -> bytes:
-        """Raises FileNotFoundError."""
-        ...
-
     def opened(self, path: str) -> AbstractContextManager[Any]:
         """A context manager over a file to read, which can seek."""
         ...
 
     def size(self, path: str) -> int | None:
         """In bytes; None when there is no such file."""
-        ...
-
-    def put(self, path: str, data: bytes) -> None:
-        """Write a small file, all of it or none."""
-        ...
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Like `put`; False, and no change, if there is such a file."""
         ...
 
     def sync(self, path: str) -> None:
@@ -106,9 +94,6 @@ class Disk:
     def link(self, existing: Path, new: Path) -> None:
         os.link(existing, new)
 
-    def rename(self, existing: Path, new: Path) -> None:
-        existing.replace(new)
-
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
@@ -117,7 +102,7 @@ class Disk:
 
 
 class LocalStore:
-    """A directory, on this host or mounted on every host."""
+    """A directory, on this host or mounted on every host. It can do what manifests need besides."""
 
     disk: ClassVar[Disk] = Disk()
 
@@ -146,6 +131,7 @@ class LocalStore:
                 return []
 
     def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
         full = self.root / path
         try:
             return full.read_bytes()
@@ -168,13 +154,8 @@ class LocalStore:
             except FileNotFoundError:
                 return None
 
-    def put(self, path: str, data: bytes) -> None:
-        full = self.root / path
-        with storage_errors(f"writing {full}"):
-            self.disk.rename(self._write_beside(full, data), full)
-            self.disk.fsync(full.parent)
-
     def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Write a small file, all of it or none; False, and no change, if there is such a file."""
         full = self.root / path
         with storage_errors(f"writing {full}"):
             temporary = self._write_beside(full, data)
@@ -182,7 +163,8 @@ class LocalStore:
                 self.disk.link(temporary, full)
             except FileExistsError:
                 # Over NFS a repeated request finds what the first one, whose answer was lost, made.
-                return full.read_bytes() == data
+                if full.read_bytes() != data:
+                    return False
             except OSError as error:
                 if error.errno in _CANNOT_LINK:
                     raise no_atomic_manifest(str(self.root), "it knows no hard links") from error

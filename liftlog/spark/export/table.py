@@ -19,7 +19,8 @@ _RUN = re.compile(r"(\d{20})-([0-9a-f]{32})")
 class Table(Protocol):
     """Where snapshots are kept. Methods raise LiftlogError."""
 
-    store: Store
+    @property
+    def store(self) -> Store: ...
 
     def prepare(self) -> None:
         """Make sure before the work that its result can be committed."""

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake.exceptions import DeltaError
 from support.exporting import Export, ExportedStreams, Put, table
 
-from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument
+from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, StorageError
 from liftlog.spark.export import merging, newest, opening, scanning
 from liftlog.spark.export.remote_store import RemoteStore
 from liftlog.spark.export.store import Disk, LocalStore
@@ -202,20 +203,39 @@ def test_a_table_that_forgot_its_last_run(
     assert rows(lake) == [(2, b"a", b"2")]
 
 
+def test_a_log_that_cannot_be_read(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is committed stays so, and whoever asks is told in our words what is wrong."""
+
+    def broken(self: DeltaTable, limit: int | None = None) -> Any:
+        raise DeltaError("its checkpoint is gone")
+
+    streams.put("in", [Put("a", b"1")])
+    export.before_commit = lambda: monkeypatch.setattr(DeltaTable, "history", broken)
+    summary = export()
+    assert summary.committed
+    assert [one for one in summary.warnings if "old files were not removed" in one]
+    for ask in (lambda: newest(lake), Export(streams, "in", lake, format="delta", name="delta")):
+        with pytest.raises(StorageError, match="its checkpoint is gone"):
+            ask()
+    monkeypatch.undo()
+    assert rows(lake) == [(1, b"a", b"1")]
+
+
 def test_a_url(streams: ExportedStreams, tmp_path: Path) -> None:
     """The store for URLs, over one that is here."""
     store = RemoteStore((tmp_path / "remote").as_uri())
     store.make_directory("a/b")
-    store.put("a/b/one", b"1")
-    with store.writing("a/two") as file:
-        file.write(b"22")
-    assert store.read("a/b/one") == b"1"
+    for path, data in (("a/b/one", b"1"), ("a/two", b"22")):
+        with store.writing(path) as file:
+            file.write(data)
+    with store.opened("a/b/one") as file:
+        assert file.read() == b"1"
     assert (store.size("a/two"), store.size("a/b"), store.size("a/c")) == (2, None, None)
     assert (store.names("a"), store.names("c")) == (["b", "two"], [])
-    with pytest.raises(InvalidArgument, match="hard links"):
-        store.put_if_absent("a/three", b"3")
-    with pytest.raises(FileNotFoundError):
-        store.read("a/c")
+    with pytest.raises(StorageError), store.opened("a/c"):
+        pass
     for path in ("a/two", "a/b", "a/c"):
         store.remove(path)
     assert store.names("a") == []
