@@ -6,7 +6,7 @@
     table, manifests       snapshots that become real by one link()
     delta                  the same over a Delta table
     opening                which of them a place and a format ask for
-    beginning              where a run begins, under a lease
+    run_plan               what a run reads, fixed under a lease
     tasks                  what both phases run, on any host: scanning, then merging
     scanning               one range of the log -> files
     merging                which files are written anew, and one bucket of keys -> a file

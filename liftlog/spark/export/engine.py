@@ -6,7 +6,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -48,28 +48,31 @@ class SparkEngine:
         return results(tasks, [row[0] for row in rows])
 
     def cancel(self) -> None:
-        self._spark.interruptTag(self._tag)
+        with suppress(*_FAILURES):  # what runs there fails as well
+            self._spark.interruptTag(self._tag)
 
     @contextmanager
     def _watched(self, phase: str, tell: Tell) -> Iterator[None]:
         """Tagged, so that it can be cancelled; its tasks are counted; its errors are ours."""
-        # Spark looks data sources up in the session of the calling thread, which has none unless
-        # the session was made there; this says which.
-        self._spark.createDataFrame([], "nothing int")
-        self._spark.addTag(self._tag)
         over = threading.Event()
         watch = threading.Thread(
-            target=_tell_progress, args=(self._spark, self._tag, phase, tell, over), daemon=True
+            target=_tell_progress, args=(self._spark, phase, tell, over), daemon=True
         )
-        watch.start()
         try:
-            yield
+            # Spark looks data sources up in the session of the calling thread, which has none
+            # unless the session was made there; this says which.
+            self._spark.createDataFrame([], "nothing int")
+            self._spark.addTag(self._tag)
+            watch.start()
+            try:
+                yield
+            finally:
+                over.set()
+                watch.join()
+                with suppress(*_FAILURES):  # of a JVM that is gone; why, is told already
+                    self._spark.removeTag(self._tag)
         except _FAILURES as error:
             raise as_liftlog_error(error) from error
-        finally:
-            over.set()
-            watch.join()
-            self._spark.removeTag(self._tag)
 
 
 def read_snapshot(spark: SparkSession, directory: str) -> DataFrame:
@@ -130,9 +133,10 @@ def _deepest_cause(text: str) -> str:
     return found[-1] if found else ""
 
 
-def _tell_progress(spark: Any, tag: str, phase: str, tell: Tell, over: threading.Event) -> None:
-    """Tasks of the tagged jobs that are done; nothing over Connect, which has no such count."""
-    count: Callable[[], tuple[int, int]] | None = _task_counter(spark, tag)
+def _tell_progress(spark: Any, phase: str, tell: Tell, over: threading.Event) -> None:
+    """Tasks that are done, of all jobs of the session; nothing over Connect, which has no such
+    count."""
+    count = _task_counter(spark)
     while count is not None and not over.wait(_PROGRESS_SECONDS):
         try:
             done, total = count()
@@ -142,7 +146,7 @@ def _tell_progress(spark: Any, tag: str, phase: str, tell: Tell, over: threading
             tell(phase, done, total)
 
 
-def _task_counter(spark: Any, tag: str) -> Callable[[], tuple[int, int]] | None:
+def _task_counter(spark: Any) -> Callable[[], tuple[int, int]] | None:
     try:
         tracker = spark.sparkContext.statusTracker()
     except (PySparkException, AttributeError):

@@ -21,13 +21,13 @@ from typing import Protocol
 from liftlog.client import SyncClient
 from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, StorageError
 from liftlog.spark.daemon_transport import connect
-from liftlog.spark.export.beginning import Ground, look, take_ground
 from liftlog.spark.export.buckets import BUCKET_BYTES
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
 from liftlog.spark.export.opening import open_table
 from liftlog.spark.export.planning import is_up_to_date
 from liftlog.spark.export.renewed_lease import RenewedLease
 from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.run_plan import RunPlan, dry_plan, plan_under_lease
 from liftlog.spark.export.scanning import ScanTask, ScanWork
 from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot
 from liftlog.spark.export.staging import STAGED
@@ -122,25 +122,25 @@ class ExportJob:
             sequence = table.next_sequence()
             previous = self._previous()
             if request.dry_run:
-                return self._summary(look(client, request, previous), previous, None)
+                return self._summary(dry_plan(client, request, previous), previous, None)
             engine = _OnDemand(self._make_engine)
-            ground = take_ground(client, request, previous)
+            plan = plan_under_lease(client, request, previous)
             held = RenewedLease(
                 self._connect,
                 request.stream,
-                ground.lease.lease_id,
+                plan.lease.lease_id,
                 request.lease_seconds,
                 engine.cancel,
             )
             made: Snapshot | None = None
             with held:
-                if not is_up_to_date(previous, ground.beginning, ground.view):
-                    made = self._make(client, held, engine, ground, previous, sequence)
+                if not is_up_to_date(previous, plan.beginning, plan.view):
+                    made = self._make(client, held, engine, plan, previous, sequence)
             if made is not None:
                 self._commit(made, previous)
-            self._store_checkpoint(client, ground)
+            self._store_checkpoint(client, plan)
         self._vacuum()
-        return self._summary(ground, previous, made)
+        return self._summary(plan, previous, made)
 
     def _connect(self) -> SyncClient:
         return connect(self._options)
@@ -161,18 +161,18 @@ class ExportJob:
         client: SyncClient,
         held: RenewedLease,
         engine: Engine,
-        ground: Ground,
+        plan: RunPlan,
         previous: Snapshot | None,
         sequence: int,
     ) -> Snapshot:
-        table, request, beginning = self._table, self._request, ground.beginning
+        table, request, beginning = self._table, self._request, plan.beginning
         run = uuid.uuid4().hex
         if previous is not None and sequence != previous.sequence + 1:
             raise another_was_quicker(request.to, previous)
         directory = table.run_directory(sequence, run)
         table.store.make_directory(join(directory, STAGED))
         try:
-            files = self._write(client, held, engine, ground, previous, directory)
+            files = self._write(client, held, engine, plan, previous, directory)
         except (LiftlogError, OSError) as error:
             self._clean_up(directory)
             if table.next_sequence() != sequence:  # whoever was has tidied up after us
@@ -188,18 +188,18 @@ class ExportJob:
             run=run,
             previous_run="" if previous is None else previous.run,
             stream=request.stream,
-            incarnation=ground.info.incarnation,
-            epoch=ground.info.leader_epoch,
+            incarnation=plan.info.incarnation,
+            epoch=plan.info.leader_epoch,
             mode=beginning.mode,
             full=beginning.full,
             reason=beginning.reason,
             from_offset=beginning.from_offset,
-            to_offset=ground.end_offset,
-            log_start_offset=ground.view.log_start_offset,
+            to_offset=plan.end_offset,
+            log_start_offset=plan.view.log_start_offset,
             columns=request.columns,
             created_ns=self._now_ns(),
             files=tuple(files),
-            lost=ground.lost() if request.skip_lost else (),
+            lost=plan.lost() if request.skip_lost else (),
         )
 
     def _write(
@@ -207,17 +207,17 @@ class ExportJob:
         client: SyncClient,
         held: RenewedLease,
         engine: Engine,
-        ground: Ground,
+        plan: RunPlan,
         previous: Snapshot | None,
         directory: str,
     ) -> list[DataFile]:
-        request, beginning = self._request, ground.beginning
+        request, beginning = self._request, plan.beginning
         compacted = beginning.mode == "compacted"
         default = COMPACT_PARTITION_BYTES if compacted else DEFAULT_PARTITION_BYTES
         range_bytes = request.partition_bytes or default
         bucket_bytes = request.partition_bytes or BUCKET_BYTES
         old = [] if previous is None or beginning.full else list(previous.files)
-        ranges = ground.ranges(range_bytes)
+        ranges = plan.ranges(range_bytes)
         buckets = buckets_to_stage(old, len(ranges) * range_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
         where = self._table.store.uri  # absolute: tasks have a working directory of their own
@@ -226,7 +226,7 @@ class ExportJob:
         held.confirm(client)
         new = [file for result in scanned for file in result.files]
         if compacted:
-            start = ground.view.log_start_offset
+            start = plan.view.log_start_offset
             staged = [file for result in scanned for file in result.staged]
             merge = MergeWork(where, directory, request.columns, start)
             old, tasks = plan_merge(merge, old, staged, bucket_bytes)
@@ -260,14 +260,14 @@ class ExportJob:
             self._clean_up(directory)
             raise
 
-    def _store_checkpoint(self, client: SyncClient, ground: Ground) -> None:
+    def _store_checkpoint(self, client: SyncClient, plan: RunPlan) -> None:
         try:
             client.commit_checkpoint(
                 self._request.consumer,
                 self._request.stream,
-                ground.end_offset,
-                incarnation=ground.info.incarnation,
-                epoch=ground.info.leader_epoch,
+                plan.end_offset,
+                incarnation=plan.info.incarnation,
+                epoch=plan.info.leader_epoch,
                 metadata=f"export to {self._request.to}"[:200],
             )
         except LiftlogError as error:
@@ -283,10 +283,10 @@ class ExportJob:
         logger.warning("%s", text)
         self._warnings.append(text)
 
-    def _summary(self, ground: Ground, previous: Snapshot | None, made: Snapshot | None) -> Summary:
+    def _summary(self, plan: RunPlan, previous: Snapshot | None, made: Snapshot | None) -> Summary:
         request, now = self._request, made or previous
         files = [] if made is None else [file for file in made.files if made.run in file.path]
-        beginning = ground.beginning
+        beginning = plan.beginning
         return Summary(
             stream=request.stream,
             table=request.to,
@@ -296,7 +296,7 @@ class ExportJob:
             full=beginning.full,
             reason=beginning.reason,
             from_offset=beginning.from_offset,
-            to_offset=ground.end_offset,
+            to_offset=plan.end_offset,
             sequence=0 if now is None else now.sequence,
             rows=sum(file.rows for file in files),
             files=len(files),

@@ -46,7 +46,7 @@ def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) 
         )
     if request.full or previous is None:
         reason = "asked for with --full" if request.full else "the first export"
-        return Beginning(_new_mode(request), start, True, reason)
+        return Beginning(request.mode or "compacted", start, True, reason)
     mode = previous.mode
     _check_same_table(request, previous)
     _check_same_history(previous, view)
@@ -73,10 +73,6 @@ def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamV
     if beginning.mode == "append":
         return True
     return all(file.min_offset >= view.log_start_offset for file in previous.files)
-
-
-def _new_mode(request: ExportRequest) -> Mode:
-    return request.mode or "compacted"
 
 
 def _check_same_table(request: ExportRequest, previous: Snapshot) -> None:
@@ -118,7 +114,7 @@ def _behind_retention(request: ExportRequest, mode: Mode, reached: int, start: i
         return Beginning(mode, start, False, f"what came since offset {start}", lost)
     raise OffsetOutOfRange(
         f"{what} of {request.stream!r} before they were exported",
-        hint="go on behind them with --skip-lost, which notes the gap, or begin a new table with "
+        hint="go on after them with --skip-lost, which notes the gap, or begin a new table with "
         "--full",
         log_start_offset=start,
     )

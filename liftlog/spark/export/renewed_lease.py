@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +23,8 @@ class RenewedLease:
     """In `with`: renews until the end, then gives the lease back.
 
     `connect` makes a connection for the thread. When the lease ends early, `gone` is set and
-    `on_lost` called there, so that work in vain can be stopped.
+    `on_lost` called there, so that work in vain can be stopped. While the daemon cannot be reached
+    it goes on trying.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class RenewedLease:
         self._seconds = seconds
         self._on_lost = on_lost
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self.gone: LeaseGone | None = None
 
     def confirm(self, client: SyncClient) -> None:
@@ -64,23 +66,36 @@ class RenewedLease:
         self._stop.set()
         self._thread.join()
 
-    def _renew_for_ever(self) -> None:
-        try:
-            with self._connect() as client:
-                while not self._stop.wait(self._seconds / 3):
-                    try:
-                        client.renew_lease(self._stream, self._lease_id, ttl=self._seconds)
-                    except LeaseGone:
-                        raise
-                    except LiftlogError as error:  # the lease may outlive the trouble
-                        logger.warning("lease-not-renewed stream=%s error=%s", self._stream, error)
-                client.release_lease(self._stream, self._lease_id)
-        except LeaseGone:
-            self.gone = self.explained()
-            self._on_lost()
-        except LiftlogError as error:
-            # It ends by itself; and if it was needed, `confirm` tells.
-            logger.warning("lease-left stream=%s error=%s", self._stream, error)
+    def _run(self) -> None:
+        with ExitStack() as opened:
+            try:
+                self._renew_until_stopped(opened)
+            except LeaseGone:
+                self.gone = self.explained()
+                self._on_lost()
+            except LiftlogError as error:
+                # It ends by itself; and if it was needed, `confirm` tells.
+                logger.warning("lease-left stream=%s error=%s", self._stream, error)
+
+    def _renew_until_stopped(self, opened: ExitStack) -> None:
+        client: SyncClient | None = None
+        while True:
+            stopping = self._stop.wait(self._seconds / 3)
+            try:
+                if client is None:
+                    client = self._connect()
+                    opened.callback(client.close)
+                if stopping:
+                    client.release_lease(self._stream, self._lease_id)
+                    return
+                client.renew_lease(self._stream, self._lease_id, ttl=self._seconds)
+            except LeaseGone:
+                raise
+            except LiftlogError as error:
+                if stopping:
+                    raise
+                # The lease may outlive the trouble.
+                logger.warning("lease-not-renewed stream=%s error=%s", self._stream, error)
 
     def explained(self) -> LeaseGone:
         return LeaseGone(

@@ -10,11 +10,11 @@ from liftlog.errors import InvalidArgument
 from liftlog.protocol.names import check_consumer_name, check_stream_name
 from liftlog.spark.columns import DEFAULT, DEFAULT_WITH_HEADERS
 from liftlog.spark.export.snapshot import Mode
+from liftlog.spark.options import DEFAULT_LEASE_SECONDS
 
 Format: TypeAlias = Literal["parquet", "delta"]
 
 DEFAULT_KEEP_SECONDS = 3600.0
-DEFAULT_LEASE_SECONDS = 120
 CHECKPOINT_PREFIX = "export-"
 
 
@@ -22,7 +22,7 @@ CHECKPOINT_PREFIX = "export-"
 class ExportRequest:
     """One run. `mode` None: as the table is, compacted for a new one.
 
-    `full` begins anew whatever is there; `skip_lost` goes on behind records that are damaged or
+    `full` begins anew whatever is there; `skip_lost` goes on after records that are damaged or
     were removed; `keep_seconds`: how long files of superseded snapshots stay for their readers.
     """
 

@@ -58,7 +58,7 @@ def results(tasks: Sequence[Task], told: Iterable[str]) -> list[TaskResult]:
     return [
         TaskResult(
             tuple(map(file_from, content["files"])),
-            tuple([StagedFile(**one) for one in content["staged"]]),
+            tuple([StagedFile(**one | {"rows": tuple(one["rows"])}) for one in content["staged"]]),
         )
         for content in found
     ]

@@ -36,7 +36,7 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.spark.export import job, newest, paths
-from liftlog.spark.export.beginning import take_ground
+from liftlog.spark.export.run_plan import plan_under_lease
 from liftlog.spark.export.snapshot import decode_manifest, encode_manifest
 from liftlog.spark.export.store import Disk, LocalStore
 
@@ -519,9 +519,9 @@ def test_another_makes_the_table_first(
     def slow(*arguments: Any) -> Any:
         monkeypatch.undo()
         Export(streams, "in", lake)()
-        return take_ground(*arguments)
+        return plan_under_lease(*arguments)
 
-    monkeypatch.setattr(job, "take_ground", slow)
+    monkeypatch.setattr(job, "plan_under_lease", slow)
     with pytest.raises(Conflict, match="was quicker"):
         export(mode="append")
     assert (newest(lake).sequence, newest(lake).mode) == (1, "compacted")

@@ -1,8 +1,8 @@
-"""Where a run begins and ends, fixed under a lease."""
+"""What a run reads, decided and fixed under a lease."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liftlog.client import LeaseInfo, StreamInfo, SyncClient
 from liftlog.errors import CorruptRange, Diverged, Forbidden, OffsetOutOfRange
@@ -14,8 +14,8 @@ from liftlog.spark.transport import Extent, ScanRange, StreamState
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What a run stands on: nothing of it changes while the lease lives."""
+class RunPlan:
+    """What a run reads, and why: nothing of that changes while the lease lives."""
 
     beginning: Beginning
     view: StreamView
@@ -39,17 +39,7 @@ class Ground:
             extents=(whole,) if whole.next_offset > whole.first_offset else (),
         )
         planned = split(state, self.beginning.from_offset, lease.high, target_bytes)
-        return [
-            ScanRange(
-                one.stream,
-                one.identity,
-                one.leader_epoch,
-                one.first_offset,
-                one.end_offset,
-                lease_id=lease.lease_id,
-            )
-            for one in planned
-        ]
+        return [replace(one, lease_id=lease.lease_id) for one in planned]
 
     def lost(self) -> tuple[Lost, ...]:
         """What of the range is known to be gone."""
@@ -63,15 +53,17 @@ class Ground:
         return tuple(found)
 
 
-def look(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> Ground:
+def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> RunPlan:
     """Without a lease, for those who only ask."""
     view, info = _look(client, request.stream, previous)
     beginning = decide(request, previous, view)
     lease = LeaseInfo(low=beginning.from_offset, high=info.high_watermark)
-    return Ground(beginning, view, info, lease)
+    return RunPlan(beginning, view, info, lease)
 
 
-def take_ground(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> Ground:
+def plan_under_lease(
+    client: SyncClient, request: ExportRequest, previous: Snapshot | None
+) -> RunPlan:
     """Decide, take the lease that this asks for, and see whether it would be decided so still.
 
     Raises what `decide` raises, and what the daemon does.
@@ -98,7 +90,7 @@ def take_ground(client: SyncClient, request: ExportRequest, previous: Snapshot |
             if info.high_watermark < lease.high or info.incarnation != lease.incarnation:
                 raise Diverged(f"{request.stream!r} has lost its end just now", hint="run it again")
             if (again.from_offset, again.full) == (beginning.from_offset, beginning.full):
-                return Ground(again, view, info, lease)
+                return RunPlan(again, view, info, lease)
         except BaseException:
             client.release_lease(request.stream, lease.lease_id)
             raise

@@ -1,0 +1,41 @@
+"""How an export tells of a Spark whose JVM is gone. Without a JVM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from liftlog.errors import StorageError
+from liftlog.spark.export.engine import SparkEngine
+
+
+class LosingItsJvm:
+    """A session whose JVM is gone from the call named `at` on."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+        self.gone = False
+        self.dataSource = self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sparkContext":
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> None:
+            self.gone = self.gone or name == self.at
+            if self.gone:
+                raise Py4JNetworkError("Answer from Java side is empty")
+
+        return call
+
+
+@pytest.mark.parametrize("at", ["createDataFrame", "addTag", "register"])
+def test_a_jvm_that_goes(at: str) -> None:
+    session: Any = LosingItsJvm(at)
+    engine = SparkEngine(session)
+    with pytest.raises(StorageError, match=r"Spark failed: .*Answer from Java side is empty"):
+        engine.run("scan", [], lambda phase, done, total: None)
+    engine.cancel()
+    assert session.gone
