@@ -179,7 +179,7 @@ def _load(config: Path | None, overrides: tuple[str, ...]) -> tuple[Settings, So
 def _leaves(
     values: dict[str, Any], sources: Sources, at: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
-    from liftlog.settings.findings import dotted
+    from liftlog.settings.keys import dotted
 
     for key, value in values.items():
         path = (*at, key)

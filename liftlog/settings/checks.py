@@ -9,13 +9,14 @@ from acl.subjects import overlaps
 
 from .addresses import parse_host_port, parse_listen
 from .daemon import Settings
-from .findings import Finding, Path
+from .findings import Finding
+from .keys import KeyPath
 from .stream import StreamSettings
 
 _CODEC_PACKAGES = {"lz4": "lz4", "zstd": "zstandard"}
 
 
-def check_stream(stream: StreamSettings, at: Path = ()) -> Iterator[Finding]:
+def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
     reserved = _reserved(stream.subject)
     if reserved is not None and stream.acks != "off":
         # Our ack would race the answer that the requester waits for, or ack our own acks.
@@ -55,7 +56,7 @@ def check_installed(stream: StreamSettings) -> Iterator[Finding]:
         )
 
 
-def _check_compaction(stream: StreamSettings, at: Path) -> Iterator[Finding]:
+def _check_compaction(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
     compaction = stream.compaction
     if compaction is None or compaction.max_lag_seconds is None:
         return
@@ -102,7 +103,7 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
                 involved=(("pull", large),),
             )
     for name, stream in settings.streams.items():
-        at: Path = ("streams", name)
+        at: KeyPath = ("streams", name)
         yield from check_stream(stream, at)
         if stream.max_message_bytes > settings.ingest.max_pending_bytes:
             yield Finding(
@@ -170,7 +171,7 @@ def _check_listening(settings: Settings) -> Iterator[Finding]:
         (("pull", "listen", index), url, parse_listen(url))
         for index, url in enumerate(settings.pull.listen)
     ]
-    places: list[tuple[Path, str, bool]] = [(p, text, a.is_local) for p, text, a in addresses]
+    places: list[tuple[KeyPath, str, bool]] = [(p, text, a.is_local) for p, text, a in addresses]
     if settings.http.listen is not None:
         local = parse_host_port(settings.http.listen).is_local
         places.append((("http", "listen"), settings.http.listen, local))

@@ -33,14 +33,8 @@ def _name(value: str) -> str:
     return value
 
 
-def _real_path(value: Path) -> Path:
-    if "\0" in str(value) or value == Path():
-        raise ValueError("expected the path of a file or directory")
-    return value
-
-
 def _path_text(value: Any) -> Any:
-    if value == "":
+    if isinstance(value, str) and (not value or "\0" in value):
         raise ValueError("expected the path of a file or directory")
     return value
 
@@ -62,7 +56,6 @@ def _enough_memory(value: int) -> int:
 
 
 FilePath = Annotated[Path, BeforeValidator(_path_text)]
-DataDir = Annotated[FilePath, AfterValidator(_real_path)]
 Name = Annotated[str, AfterValidator(_name)]
 ListenUrls = Annotated[list[ListenUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 UnixMode = Annotated[Literal["0600", "0660", "0666"], BeforeValidator(_mode_text)]
@@ -349,7 +342,7 @@ class CheckpointSettings(SettingsModel):
 class Settings(SettingsModel):
     """The whole configuration. Build it with `load_settings`, which also checks across fields."""
 
-    data_dir: DataDir = Field(default=Path("./data"), description="Directory of all data.")
+    data_dir: FilePath = Field(default=Path("./data"), description="Directory of all data.")
     name: Name = Field(
         default="liftlog", description="Name of this daemon in NATS subjects, metrics and logs."
     )

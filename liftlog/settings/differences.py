@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .daemon import Settings
-from .findings import Path, dotted
+from .keys import KeyPath, dotted
 
 
 def differing_keys(old: Settings, new: Settings) -> list[str]:
@@ -16,7 +16,7 @@ def differing_keys(old: Settings, new: Settings) -> list[str]:
     return [dotted(path) for path in _differing(before, after, ())]
 
 
-def _differing(old: Any, new: Any, at: Path) -> Iterator[Path]:
+def _differing(old: Any, new: Any, at: KeyPath) -> Iterator[KeyPath]:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         if old != new:
             yield at

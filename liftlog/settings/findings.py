@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import re
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, SecretStr, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ValidationError
 
-Path = tuple[str | int, ...]
+from .keys import KeyPath, dotted, known_keys
 
 _MAX_SHOWN = 80
 _MAX_LINES = 100
-_PLAIN_KEY = re.compile(r"[\w-]{1,128}")
 _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 
@@ -28,10 +23,10 @@ class Finding:
     `involved` are the other paths that a cross check looked at.
     """
 
-    path: Path
+    path: KeyPath
     problem: str
     origin: str = ""
-    involved: tuple[Path, ...] = ()
+    involved: tuple[KeyPath, ...] = ()
     is_missing: bool = False
 
     @property
@@ -41,18 +36,6 @@ class Finding:
     def __str__(self) -> str:
         text = f"{self.dotted}: {self.problem}" if self.path else self.problem
         return f"{text} [{self.origin}]" if self.origin else text
-
-
-def dotted(path: Path) -> str:
-    """`streams.orders.subject`, `nats.servers[1]`."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            word = part if _PLAIN_KEY.fullmatch(part) else repr(part[:_MAX_SHOWN])
-            text += f".{word}" if text else word
-    return text
 
 
 def message_of(findings: Iterable[Finding], subject: str) -> str:
@@ -68,7 +51,7 @@ def message_of(findings: Iterable[Finding], subject: str) -> str:
 def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) -> Iterator[Finding]:
     """pydantic's errors in our words."""
     for item in error.errors(include_url=False, include_context=True):
-        path: Path = tuple(item["loc"])
+        path: KeyPath = tuple(item["loc"])
         kind = item["type"]
         if path[-1:] == ("[key]",):  # pydantic's mark for the key of a mapping
             path = path[:-1]
@@ -108,7 +91,7 @@ def _accepted(item: Any) -> str:
     }.get(kind, str(item["msg"]))
 
 
-def unknown_key(path: Path, model: type[BaseModel]) -> str:
+def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
     """Worded without the value: a misspelt `password` must not print one."""
     known = known_keys(model, path[:-1])
     close = difflib.get_close_matches(str(path[-1])[:_MAX_SHOWN], known, n=1, cutoff=0.6)
@@ -117,7 +100,7 @@ def unknown_key(path: Path, model: type[BaseModel]) -> str:
     return f"unknown key; known here: {', '.join(sorted(known))}" if known else "unknown key"
 
 
-def show(path: Path, value: Any) -> str:
+def show(path: KeyPath, value: Any) -> str:
     """The bad value, shortened, and masked where it could be a secret."""
     if isinstance(value, Mapping):
         return "a mapping"
@@ -140,7 +123,7 @@ def show(path: Path, value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
-def _value_at(raw: Any, path: Path) -> Any:
+def _value_at(raw: Any, path: KeyPath) -> Any:
     for part in path:
         if isinstance(raw, str):
             return raw  # a list written as text with commas
@@ -149,70 +132,3 @@ def _value_at(raw: Any, path: Path) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return raw
-
-
-# --- walking the model by path ------------------------------------------------
-
-
-def known_keys(model: type[BaseModel], path: Path) -> list[str]:
-    """The keys that the section at `path` has; empty when there is no such section."""
-    section = _section(model, path)
-    return [] if section is None else [info.alias or name for name, info in fields_of(section)]
-
-
-def fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    return list(model.model_fields.items())
-
-
-def section_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a section, also of one that may be null."""
-    for kind in _plain_types(info.annotation):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
-
-def is_text_field(model: type[BaseModel], path: Path) -> bool:
-    """Whether what stands at `path` is text, so that `012` there is not a number."""
-    field = _field(model, path)
-    if field is None:
-        return False
-    return any(
-        isinstance(kind, type) and issubclass(kind, (str, SecretStr, PurePath)) for kind in field
-    )
-
-
-def _section(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    if not path:
-        return model
-    for kind in _field(model, path) or ():
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
-
-def _field(model: type[BaseModel], path: Path) -> tuple[Any, ...] | None:
-    """The plain types that the value at `path` may have."""
-    annotation: Any = model
-    for part in path:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            found = [i for n, i in fields_of(annotation) if (i.alias or n) == part]
-            if not found:
-                return None
-            annotation = found[0].annotation
-        elif get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
-        else:
-            return None
-    return tuple(_plain_types(annotation))
-
-
-def _plain_types(annotation: Any) -> Iterator[Any]:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _plain_types(get_args(annotation)[0])
-    elif origin in (Union, types.UnionType):
-        for part in get_args(annotation):
-            yield from _plain_types(part)
-    else:
-        yield annotation

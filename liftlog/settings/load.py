@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,7 +14,8 @@ from liftlog.errors import ConfigError, InvalidArgument
 from .base import SettingsModel
 from .checks import check_installed, check_settings, check_stream
 from .daemon import Settings
-from .findings import Finding, Path, from_validation, message_of
+from .findings import Finding, from_validation, message_of
+from .keys import KeyPath
 from .sources import Sources
 from .stream import StreamSettings
 
@@ -25,7 +26,7 @@ _MAX_KEYS = 64
 
 
 def load_settings(
-    path: FilePath | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
+    path: Path | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> Settings:
     """The settings of the YAML file `path` < `environ` < `overrides` (`a.b=c`).
 
@@ -36,7 +37,7 @@ def load_settings(
 
 
 def load_with_sources(
-    path: FilePath | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
+    path: Path | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> tuple[Settings, Sources]:
     """As `load_settings`; the sources tell where each value comes from."""
     sources = Sources(Settings)
@@ -88,7 +89,7 @@ def _validate(
     What a later round says about a value that was left out is an echo and not reported.
     """
     findings: list[Finding] = []
-    left_out: set[Path] = set()
+    left_out: set[KeyPath] = set()
     current: Any = raw
     for _ in range(_MAX_ROUNDS):
         try:
@@ -107,7 +108,7 @@ def _validate(
     return None, findings
 
 
-def _removable(finding: Finding) -> Path:
+def _removable(finding: Finding) -> KeyPath:
     """What to leave out so that the rest can be judged."""
     if finding.is_missing:
         return finding.path[:-1]  # the section that lacks it
@@ -125,12 +126,12 @@ def _echo(finding: Finding, earlier: Sequence[Finding]) -> bool:
     )
 
 
-def _related(first: Path, second: Path) -> bool:
+def _related(first: KeyPath, second: KeyPath) -> bool:
     shorter = min(len(first), len(second))
     return first[:shorter] == second[:shorter]
 
 
-def _without(value: Any, left_out: set[Path], at: Path) -> Any:
+def _without(value: Any, left_out: set[KeyPath], at: KeyPath) -> Any:
     if not isinstance(value, dict):
         return value
     return {

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from .base import SettingsModel
 from .daemon import Settings
-from .findings import Path, dotted, fields_of, section_of
+from .keys import KeyPath, dotted, fields_of, section_of, summary_of
 from .stream import StreamSettings
 
 _HEAD = """\
@@ -54,7 +54,7 @@ def render() -> str:
     sections: list[str] = [_HEAD, "## Top level\n", _table(Settings, ())]
     for path, model in _sections(Settings, ()):
         sections += [f"## {dotted(path)}\n", *_summary(model), _table(model, path)]
-    at: Path = ("streams", "NAME")
+    at: KeyPath = ("streams", "NAME")
     sections += [_STREAMS_HEAD, _table(StreamSettings, at)]
     for path, model in _sections(StreamSettings, at):
         sections += [f"### {dotted(path)}\n", *_summary(model), _table(model, path)]
@@ -62,29 +62,27 @@ def render() -> str:
 
 
 def _summary(model: type[BaseModel]) -> list[str]:
-    own = vars(model).get("__doc__")
-    return [f"{own.strip().splitlines()[0]}\n"] if own else []
+    own = summary_of(model)
+    return [f"{own}\n"] if own else []
 
 
-def _sections(model: type[BaseModel], at: Path) -> Iterator[tuple[Path, type[BaseModel]]]:
-    for name, info in fields_of(model):
-        section = section_of(info)
-        if section is not None and (*at, name) != ("streams",):
-            path = (*at, info.alias or name)
+def _sections(model: type[BaseModel], at: KeyPath) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
+    for key, info in fields_of(model):
+        section, path = section_of(info), (*at, key)
+        if section is not None and path != ("streams",):
             yield path, section
             yield from _sections(section, path)
 
 
-def _table(model: type[BaseModel], at: Path) -> str:
+def _table(model: type[BaseModel], at: KeyPath) -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
-    for name, info in fields_of(model):
+    for key, info in fields_of(model):
         annotation = info.annotation
         if section_of(info) is annotation:
             continue
-        key = info.alias or name
         if (*at, key) == ("streams",):
             continue
-        default = "required" if info.is_required() else f"`{_default(model, name)}`"
+        default = "required" if info.is_required() else f"`{_default(model, key)}`"
         meaning = info.description or ""
         choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
         if choices:
@@ -93,9 +91,8 @@ def _table(model: type[BaseModel], at: Path) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _default(model: type[BaseModel], name: str) -> str:
-    info = model.model_fields[name]
-    value: Any = _sample(model).to_yaml_dict()[info.alias or name]
+def _default(model: type[BaseModel], key: str) -> str:
+    value: Any = _sample(model).to_yaml_dict()[key]
     if value is None:
         return "null"
     if isinstance(value, bool):

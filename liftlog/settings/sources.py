@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from acl.document import MAX_CHARACTERS, read_document
 from liftlog.errors import ConfigError
 
-from .findings import Finding, Path, is_text_field, known_keys
+from .findings import Finding
+from .keys import KeyPath, is_text_field, known_keys
 
 ENV_PREFIX = "LIFTLOG_"
 _MAX_BYTES = 4 * MAX_CHARACTERS
@@ -41,9 +42,9 @@ class Sources:
         self.tree: dict[str, Any] = {}
         self.findings: list[Finding] = []
         self._model = model
-        self._origins: dict[Path, str] = {}
+        self._origins: dict[KeyPath, str] = {}
 
-    def origin_of(self, path: Path) -> str:
+    def origin_of(self, path: KeyPath) -> str:
         """The origin of the value at `path`, or of the nearest thing around it."""
         for length in range(len(path), -1, -1):
             origin = self._origins.get(path[:length])
@@ -51,7 +52,7 @@ class Sources:
                 return origin
         return ""
 
-    def origin_of_setting(self, path: Path) -> str:
+    def origin_of_setting(self, path: KeyPath) -> str:
         """Where the setting at `path` was given a value; empty when nothing gives it one."""
         there: Any = self.tree
         for part in path:
@@ -60,7 +61,7 @@ class Sources:
             there = there[part]
         return self.origin_of(path)
 
-    def add_file(self, file: FilePath) -> None:
+    def add_file(self, file: Path) -> None:
         """Raises ConfigError when the file cannot be read."""
         try:
             with file.open("rb") as opened:
@@ -138,7 +139,7 @@ class Sources:
             del self._origins[known]
         self._origins[path] = origin
 
-    def _parse(self, path: Path, text: str, origin: str) -> Any:
+    def _parse(self, path: KeyPath, text: str, origin: str) -> Any:
         is_text = is_text_field(self._model, path)
         stripped = text.strip()
         if stripped.startswith(_NOT_YAML):

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from .daemon import Settings
-from .findings import fields_of, section_of
+from .keys import fields_of, section_of, summary_of
 from .stream import CompactionSettings, StreamSettings
 
 _WIDTH = 96
@@ -47,16 +47,15 @@ def render_template() -> str:
 
 def _section(model: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
     lead = False  # a blank line between settings, none behind the name of a section
-    for name, info in fields_of(model):
-        key = info.alias or name
+    for key, info in fields_of(model):
         section = section_of(info)
-        if (model, name) == (Settings, "streams"):
+        if (model, key) == (Settings, "streams"):
             continue
         if lead:
             yield ""
         lead = True
         if section is not None and not _may_be_null(info):
-            yield from _prose(_summary(section), indent)
+            yield from _prose(summary_of(section), indent)
             yield f"{indent}{key}:"
             yield from _section(section, values[key], f"{indent}  ")
         else:
@@ -66,8 +65,7 @@ def _section(model: type[BaseModel], values: dict[str, Any], indent: str) -> Ite
 
 def _plain(model: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
     """Without prose, for what is commented out as a whole."""
-    for name, info in fields_of(model):
-        key = info.alias or name
+    for key, info in fields_of(model):
         section = section_of(info)
         if key == "subject":
             continue
@@ -87,11 +85,6 @@ def _setting(key: str, value: Any) -> str:
 
 def _may_be_null(info: FieldInfo) -> bool:
     return info.default is None
-
-
-def _summary(model: type[BaseModel]) -> str:
-    own = vars(model).get("__doc__")
-    return own.strip().splitlines()[0] if own else ""
 
 
 def _prose(text: str, indent: str) -> Sequence[str]:

@@ -174,6 +174,8 @@ def test_all_findings_come_at_once_with_path_and_origin(tmp_path: Path) -> None:
         ("just text", ""),
         ("data_dir: !!python/object/apply:os.getcwd []", "data_dir"),
         ("data_dir: ''", "data_dir"),
+        ('data_dir: "a\\0b"', "data_dir"),
+        ('acl: {file: "a\\0b"}', "acl.file"),
         ("name: [a]", "name"),
         ("name: _system", "name"),
         ("name: a.b", "name"),
