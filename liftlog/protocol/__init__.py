@@ -1,52 +1,15 @@
-"""The pull protocol, sans-io: frames, messages, limits, connection states.
+"""The pull protocol, sans-io. Nothing here opens a socket or reads a clock.
 
-Nothing here opens a socket or reads a clock. `docs/reference/protocol.md` is the
-normative description; this package is its only implementation in this project,
-shared by the server and by both clients.
+    messages, administration, checkpoints    requests and answers, as values
+    described, stream_info                   values that travel inside them
+    wire                                     values <-> msgpack maps, by the fields' declarations
+    frames                                   maps and bodies <-> bytes
+    states                                   the life cycle of a connection
+    client_connection, server_connection     its two ends
+    proofs                                   who a client is
+    failures                                 exceptions <-> error answers
+    limits                                   bounds on all of it
+
+`docs/reference/protocol.md` is the normative description; this package is its only implementation
+in this project, shared by the server and by both clients.
 """
-
-from __future__ import annotations
-
-from liftlog.protocol.messages import (
-    Auth,
-    Cancel,
-    Challenge,
-    CreateStream,
-    DeleteStream,
-    DescribeStream,
-    Done,
-    ErrorAnswer,
-    Fetch,
-    FetchHeader,
-    Hello,
-    ListStreams,
-    Message,
-    Ping,
-    Pong,
-    StreamAnswer,
-    StreamInfo,
-    StreamsAnswer,
-    Welcome,
-)
-
-__all__ = [
-    "Auth",
-    "Cancel",
-    "Challenge",
-    "CreateStream",
-    "DeleteStream",
-    "DescribeStream",
-    "Done",
-    "ErrorAnswer",
-    "Fetch",
-    "FetchHeader",
-    "Hello",
-    "ListStreams",
-    "Message",
-    "Ping",
-    "Pong",
-    "StreamAnswer",
-    "StreamInfo",
-    "StreamsAnswer",
-    "Welcome",
-]

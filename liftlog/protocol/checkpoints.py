@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from liftlog.protocol.described import Described
 from liftlog.protocol.limits import MAX_NAME_CHARS
@@ -44,12 +42,6 @@ class Checkpoint(Described):
     lag: int | None = None
     problem: str = ""
     uncertain: bool = False
-
-    @classmethod
-    def from_wire(cls, received: Mapping[str, Any]) -> Self:
-        lag = received.get("lag")
-        found = super(Checkpoint, cls).from_wire(received)
-        return dataclasses.replace(found, lag=lag if type(lag) is int else None)
 
 
 # --- requests -------------------------------------------------------------------

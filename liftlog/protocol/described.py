@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from types import NoneType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +14,38 @@ class Described:
     is missing or of another type, so that old clients read new daemons and the other way round."""
 
     def to_wire(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in _wire_types(type(self))}
 
     @classmethod
     def from_wire(cls, received: Mapping[str, Any]) -> Self:
-        empty, values = cls(), {}
-        for one in dataclasses.fields(cls):
-            value, expected = received.get(one.name), type(getattr(empty, one.name))
+        values: dict[str, Any] = {}
+        for name, expected in _wire_types(cls).items():
+            value = received.get(name)
             if type(value) is expected:
-                values[one.name] = value
+                values[name] = value
             elif expected is float and type(value) is int:
-                values[one.name] = float(value)
+                values[name] = float(value)
         return cls(**values)
+
+
+_known: dict[type, dict[str, type]] = {}
+
+
+def _wire_types(cls: type[Described]) -> dict[str, type]:
+    """What the value of each field is: of `int | None` an int, of `list[str]` a list."""
+    types = _known.get(cls)
+    if types is None:
+        hints = get_type_hints(cls)
+        types = _known[cls] = {name: _plain_type(hint) for name, hint in hints.items()}
+    return types
+
+
+def _plain_type(hint: Any) -> type:
+    choices = get_args(hint)
+    if NoneType in choices:
+        (hint,) = [one for one in choices if one is not NoneType]
+    plain: type = get_origin(hint) or hint
+    return plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,6 @@ def array_of(entry: WireType, max_entries: int) -> WireType:
 
 BOOL = WireType("bool", lambda value: type(value) is bool)
 MAP = WireType("map", lambda value: type(value) is dict)
-INT = WireType("int", lambda value: type(value) is int)
 
 _WIRE = "wire"
 

@@ -30,8 +30,8 @@ def server_context(
     # Renegotiation would let a client make us work again and again, and a read wait for a write.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # connections last; nobody resumes one
-    _load("pull.tls.cert", cert)
-    _load("pull.tls.key", key)
+    _check_readable("pull.tls.cert", cert)
+    _check_readable("pull.tls.key", key)
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except (ssl.SSLError, OSError, ValueError) as error:
@@ -42,7 +42,7 @@ def server_context(
             "without a password",
         ) from error
     if client_ca is not None:
-        _load("pull.tls.client_ca", client_ca)
+        _check_readable("pull.tls.client_ca", client_ca)
         try:
             context.load_verify_locations(client_ca)
         except (ssl.SSLError, OSError) as error:
@@ -141,7 +141,7 @@ def problem(error: Exception) -> str:
     return str(error)
 
 
-def _load(setting: str, path: FileName) -> None:
+def _check_readable(setting: str, path: FileName) -> None:
     """Name the file that cannot be read: OpenSSL's errors do not."""
     try:
         with Path(path).open("rb"):

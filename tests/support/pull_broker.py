@@ -11,7 +11,7 @@ from pathlib import Path
 
 from liftlog.errors import Conflict, StreamNotFound
 from liftlog.log import EncodedBatch, Log, LogConfig, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.protocol import StreamInfo
+from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import LogSlice, PullLimits, PullServer
