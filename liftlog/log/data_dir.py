@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from liftlog.log.manifest import MANIFEST_NAME
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
 from liftlog.log.slot import SLOT_NAME
+from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log")
 
@@ -37,7 +37,6 @@ STREAMS_NAME = "streams"
 BACKUP_NAME = "backup"
 RESTORING_NAME = "restoring"
 DELETED_PREFIX = ".deleted-"
-_STREAM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 
 
 def make_durable_directory(fs: FileSystem, path: Path) -> None:
@@ -151,7 +150,7 @@ class DataDir:
             for name in fs.list_directory(self.path / STREAMS_NAME):
                 if name.startswith(DELETED_PREFIX):
                     self._remove_directory(name)
-                elif not _STREAM_NAME.fullmatch(name):
+                elif not is_stream_name(name, may_be_system=True):
                     logger.warning("not-a-stream name=%r", name)  # lost+found, an editor's file
                 elif self._is_unfinished(name):
                     self._remove_directory(name)

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
-from liftlog.protocol.limits import MAX_NAME_CHARS
 from liftlog.protocol.stream_info import StreamInfo
-from liftlog.protocol.wire import BOOL, MAP, Message, array_of, one_of, text, uint
+from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, one_of, text, uint
 from liftlog.protocol.wire import wire as key
 
-_NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
-_LABEL = text(256)
 _MAX_LEASES = 1000
 
 
@@ -27,7 +24,7 @@ class UpdateStream(Message):
     """Changes the settings that are named; others stay."""
 
     KIND: ClassVar[str] = "update"
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
     settings: dict[str, Any] = key("c", MAP)
     dry_run: bool = key("d", BOOL, default=False)
     allow_deletion: bool = key("y", BOOL, default=False)
@@ -42,21 +39,21 @@ class UpdateStream(Message):
 class PauseStream(Message):
     KIND: ClassVar[str] = "pause"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeStream(Message):
     KIND: ClassVar[str] = "resume"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class SetReadOnly(Message):
     KIND: ClassVar[str] = "readonly"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
     read_only: bool = key("o", BOOL)
 
 
@@ -65,9 +62,9 @@ class TruncateStream(Message):
     """Makes `offset` the log start, for ever."""
 
     KIND: ClassVar[str] = "truncate"
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
     offset: int = key("o", uint())
-    incarnation: str | None = key("x", _LABEL, default=None)
+    incarnation: str | None = key("x", LABEL, default=None)
 
     @property
     def is_repeatable(self) -> bool:
@@ -78,19 +75,19 @@ class TruncateStream(Message):
 @dataclass(frozen=True, slots=True)
 class AcquireLease(Message):
     KIND: ClassVar[str] = "lease"
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
     start: int | str = key("o", one_of(uint(), text(16)))
     ttl_ms: int = key("t", uint())
-    holder: str = key("h", _LABEL, default="")
-    incarnation: str | None = key("x", _LABEL, default=None)
+    holder: str = key("h", LABEL, default="")
+    incarnation: str | None = key("x", LABEL, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Message):
     KIND: ClassVar[str] = "renew"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
-    lease_id: str = key("l", _LABEL)
+    stream: str = key("s", NAME)
+    lease_id: str = key("l", LABEL)
     ttl_ms: int = key("t", uint())
     low: int | None = key("o", uint(), default=None)
 
@@ -99,15 +96,15 @@ class RenewLease(Message):
 class ReleaseLease(Message):
     KIND: ClassVar[str] = "release"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
-    lease_id: str = key("l", _LABEL)
+    stream: str = key("s", NAME)
+    lease_id: str = key("l", LABEL)
 
 
 @dataclass(frozen=True, slots=True)
 class ListLeases(Message):
     KIND: ClassVar[str] = "leases"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
 
 
 @dataclass(frozen=True, slots=True)

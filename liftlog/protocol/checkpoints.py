@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.protocol.described import Described
-from liftlog.protocol.limits import MAX_NAME_CHARS
-from liftlog.protocol.wire import BOOL, MAP, Message, array_of, text, uint
+from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, text, uint
 from liftlog.protocol.wire import wire as key
 
 MAX_METADATA_CHARS = 4096
 
 PAGE_CHECKPOINTS = 1000
 """At most so many are told in one answer."""
-
-_NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
-_LABEL = text(256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +48,12 @@ class CommitCheckpoint(Message):
     """Durable once it is answered. `expected` 0: there must be none yet."""
 
     KIND: ClassVar[str] = "commit"
-    stream: str = key("s", _NAME)
-    consumer: str = key("c", _NAME)
+    stream: str = key("s", NAME)
+    consumer: str = key("c", NAME)
     offset: int = key("o", uint())
     expected: int | None = key("p", uint(), default=None)
     metadata: str = key("m", text(MAX_METADATA_CHARS), default="")
-    incarnation: str | None = key("x", _LABEL, default=None)
+    incarnation: str | None = key("x", LABEL, default=None)
     epoch: int | None = key("e", uint(2**32 - 1), default=None)
 
     @property
@@ -72,8 +68,8 @@ class FetchCheckpoint(Message):
 
     KIND: ClassVar[str] = "checkpoint"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
-    consumer: str = key("c", _NAME)
+    stream: str = key("s", NAME)
+    consumer: str = key("c", NAME)
     unchecked: bool = key("u", BOOL, default=False)
 
 
@@ -83,9 +79,9 @@ class ListCheckpoints(Message):
 
     KIND: ClassVar[str] = "checkpoints"
     REPEATABLE: ClassVar[bool] = True
-    stream: str | None = key("s", _NAME, default=None)
-    consumer: str | None = key("c", _NAME, default=None)
-    after: str | None = key("a", text(4 * MAX_NAME_CHARS), default=None)
+    stream: str | None = key("s", NAME, default=None)
+    consumer: str | None = key("c", NAME, default=None)
+    after: str | None = key("a", NAME, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +89,8 @@ class DeleteCheckpoint(Message):
     """One that is not there is no error, unless `expected` says otherwise."""
 
     KIND: ClassVar[str] = "forget"
-    stream: str = key("s", _NAME)
-    consumer: str = key("c", _NAME)
+    stream: str = key("s", NAME)
+    consumer: str = key("c", NAME)
     expected: int | None = key("p", uint(), default=None)
 
     @property
@@ -123,7 +119,7 @@ class CheckpointsAnswer(Message):
 
     KIND: ClassVar[str] = "positions"
     checkpoints: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_CHECKPOINTS))
-    after: str | None = key("n", text(4 * MAX_NAME_CHARS), default=None)
+    after: str | None = key("n", NAME, default=None)
 
     @property
     def infos(self) -> list[Checkpoint]:

@@ -18,8 +18,6 @@ MAX_CONTAINER_ENTRIES = 65_536
 declared array entry before it has seen any, so this (times the decoder's own depth
 bound) is what a lying header can cost."""
 
-MAX_NAME_CHARS = 128
-
 HELLO_FRAME_BYTES = 4 * KIB
 """Longest frame of a peer that is not authenticated yet."""
 

@@ -10,9 +10,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.protocol import administration, checkpoints
-from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, MAX_NAME_CHARS, WireLimits
+from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, WireLimits
 from liftlog.protocol.stream_info import StreamInfo as StreamInfo
-from liftlog.protocol.wire import BOOL, MAP, MAX_UINT, array_of, one_of, raw, text, uint
+from liftlog.protocol.wire import (
+    BOOL,
+    LABEL,
+    MAP,
+    MAX_UINT,
+    NAME,
+    array_of,
+    one_of,
+    raw,
+    text,
+    uint,
+)
 from liftlog.protocol.wire import Message as Message
 from liftlog.protocol.wire import wire as key
 
@@ -29,9 +40,7 @@ METHODS = (NKEY, TOKEN, CERTIFICATE, UNIX, ANONYMOUS)
 
 NONCE_BYTES = 16
 
-_NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
 _LIMITS = WireLimits()
-_LABEL = text(256)
 _NONCE = raw(NONCE_BYTES, 64)
 
 
@@ -45,7 +54,7 @@ class Hello(Message):
     KIND: ClassVar[str] = "hello"
     versions: list[int] = key("v", array_of(uint(), 16))
     nonce: bytes = key("n", _NONCE)
-    client: str = key("c", _LABEL, default="")
+    client: str = key("c", LABEL, default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +63,9 @@ class Challenge(Message):
 
     KIND: ClassVar[str] = "challenge"
     version: int = key("v", uint())
-    server_id: str = key("s", _LABEL)
+    server_id: str = key("s", LABEL)
     nonce: bytes = key("n", _NONCE)
-    methods: list[str] = key("m", array_of(_LABEL, 16))
+    methods: list[str] = key("m", array_of(LABEL, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Auth(Message):
     with `nkey` (`proofs.text_to_sign`)."""
 
     KIND: ClassVar[str] = "auth"
-    method: str = key("m", _LABEL)
+    method: str = key("m", LABEL)
     token: str | None = key("t", text(2048), default=None, repr=False)
     public_key: str | None = key("u", text(64), default=None)
     signature: bytes | None = key("g", raw(64, 64), default=None, repr=False)
@@ -76,8 +85,8 @@ class Welcome(Message):
     """Answer to auth: requests may be sent from here on, within these limits."""
 
     KIND: ClassVar[str] = "welcome"
-    principal: str | None = key("p", _LABEL, default=None)
-    server: str = key("d", _LABEL, default="")
+    principal: str | None = key("p", LABEL, default=None)
+    server: str = key("d", LABEL, default="")
     max_request_bytes: int = key("r", uint(), default=_LIMITS.max_request_bytes)
     max_in_flight: int = key("f", uint(), default=_LIMITS.max_in_flight)
     max_fetch_bytes: int = key("m", uint(), default=_LIMITS.max_fetch_bytes)
@@ -103,14 +112,14 @@ class Fetch(Message):
 
     KIND: ClassVar[str] = "fetch"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
     start: int | str | None = key("o", one_of(uint(), text(16)), default=None)
     timestamp_ns: int | None = key("t", uint(), default=None)
     max_bytes: int | None = key("m", uint(), default=None)
     max_records: int | None = key("c", uint(), default=None)
     min_bytes: int = key("n", uint(), default=1)
     max_wait_ms: int = key("w", uint(), default=0)
-    incarnation: str | None = key("x", _LABEL, default=None)
+    incarnation: str | None = key("x", LABEL, default=None)
     epoch: int | None = key("e", uint(), default=None)
     filter_subjects: list[str] | None = key("fs", array_of(text(1024), 64), default=None)
     filter_keys: list[bytes] | None = key("fk", array_of(raw(0, 65_536), 1024), default=None)
@@ -134,7 +143,7 @@ class CreateStream(Message):
 
     KIND: ClassVar[str] = "create"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
     settings: dict[str, Any] = key("c", MAP)
 
 
@@ -142,7 +151,7 @@ class CreateStream(Message):
 class DescribeStream(Message):
     KIND: ClassVar[str] = "describe"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +163,7 @@ class ListStreams(Message):
 @dataclass(frozen=True, slots=True)
 class DeleteStream(Message):
     KIND: ClassVar[str] = "delete"
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ class CompactStream(Message):
 
     KIND: ClassVar[str] = "compact"
     REPEATABLE: ClassVar[bool] = True
-    stream: str = key("s", _NAME)
+    stream: str = key("s", NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +208,7 @@ class FetchHeader(Message):
     log_start_offset: int = key("l", uint())
     log_end_offset: int = key("g", uint())
     leader_epoch: int = key("e", uint())
-    incarnation: str = key("x", _LABEL)
+    incarnation: str = key("x", LABEL)
     body_length: int = key("b", uint(), default=0)
     selected: bool | None = key("q", BOOL, default=None)
 
@@ -241,7 +250,7 @@ class ErrorAnswer(Message):
 
     KIND: ClassVar[str] = "error"
     code: int = key("c", uint(MAX_UINT))
-    name: str = key("n", _LABEL)
+    name: str = key("n", LABEL)
     message: str = key("m", text(2 * MAX_ERROR_TEXT_CHARS))
     retriable: bool = key("r", BOOL, default=False)
     hint: str = key("h", text(2 * MAX_ERROR_TEXT_CHARS), default="")

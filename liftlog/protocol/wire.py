@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from liftlog.errors import BadRequest
+from liftlog.names import MAX_NAME_CHARS
 
 MAX_UINT = 2**63 - 1
 
@@ -69,6 +70,8 @@ def array_of(entry: WireType, max_entries: int) -> WireType:
 
 BOOL = WireType("bool", lambda value: type(value) is bool)
 MAP = WireType("map", lambda value: type(value) is dict)
+NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
+LABEL = text(256)
 
 _WIRE = "wire"
 

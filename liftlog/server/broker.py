@@ -27,6 +27,7 @@ from liftlog.errors import (
 )
 from liftlog.log import Clock, DataDir, Log, RecoveryReport
 from liftlog.log.recovery import ActiveState
+from liftlog.names import is_stream_name
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.codecs import codec_named
 from liftlog.server.administration import Administration
@@ -49,7 +50,7 @@ from liftlog.server.stream_opening import (
 )
 from liftlog.server.stream_retention import removes_too_much
 from liftlog.server.stream_settings import check_same, rivals
-from liftlog.settings import Settings, StreamSettings, is_valid_stream_name, parse_stream_settings
+from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects
 
 logger = logging.getLogger("liftlog.server")
@@ -314,7 +315,7 @@ class Broker:
         NatsUnavailable (the stream then exists, detached, and is attached as soon as possible).
         """
         wanted_settings = parse_stream_settings(settings)
-        if not is_valid_stream_name(name):
+        if not is_stream_name(name):
             raise InvalidArgument(
                 f"{name!r} is not a stream name",
                 hint="letters, digits, `-` and `_`, at most 128, not beginning with `_` or `-`",
@@ -345,14 +346,14 @@ class Broker:
 
     def stream_names(self) -> list[str]:
         """In order, without the system's own."""
-        return sorted(filter(is_valid_stream_name, {*self.hosts, *self.broken}))
+        return sorted(filter(is_stream_name, {*self.hosts, *self.broken}))
 
     async def delete_stream(self, name: str) -> None:
         """Detach, commit and ack what arrived, remove the files; also of a stream that could not
         be opened. When the files will not go, the stream is shown as failed and can be deleted
         again."""
         async with self.changes:
-            if not is_valid_stream_name(name):
+            if not is_stream_name(name):
                 raise Forbidden(f"stream {name} belongs to the daemon", hint="it is left as it is")
             host = None if name in self.broken else self._host(name)
             if name in self.settings.streams:

@@ -15,7 +15,6 @@ Made from the model: `reference` (docs/reference/settings.md), `template` (a fil
 from __future__ import annotations
 
 from .addresses import parse_host_port, parse_listen
-from .base import is_valid_stream_name
 from .daemon import CleanerSettings, CommitSettings, NatsSettings, Settings
 from .load import load_settings, parse_stream_settings
 from .stream import CompactionSettings, StreamSettings
@@ -30,7 +29,6 @@ __all__ = [
     "StreamSettings",
     "format_duration",
     "format_size",
-    "is_valid_stream_name",
     "load_settings",
     "parse_duration",
     "parse_host_port",

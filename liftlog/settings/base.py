@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
-
-STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
-"""Use `fullmatch`. Names become directories, metric labels and parts of NATS subjects."""
-
-STREAM_NAME_HELP = (
-    "expected 1 to 128 letters, digits, '_' or '-', the first one a letter or a digit"
-)
-
-
-def is_valid_stream_name(name: str) -> bool:
-    """Names that begin with '_' are the system's own and not valid here."""
-    return STREAM_NAME.fullmatch(name) is not None
 
 
 class SettingsModel(BaseModel):

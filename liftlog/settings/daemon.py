@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from liftlog.names import NAME_HELP, is_stream_name
+
 from .addresses import HostPort, ListenUrl, NatsUrl
-from .base import STREAM_NAME_HELP, SettingsModel, is_valid_stream_name
+from .base import SettingsModel
 from .stream import StreamSettings
 from .units import Count, Duration, Flag, PositiveDuration, Size
 
@@ -28,8 +30,8 @@ def _not_empty(value: list[str]) -> list[str]:
 
 
 def _name(value: str) -> str:
-    if not is_valid_stream_name(value):
-        raise ValueError(STREAM_NAME_HELP)
+    if not is_stream_name(value):
+        raise ValueError(f"expected {NAME_HELP}")
     return value
 
 

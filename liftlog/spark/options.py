@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from acl import subjects as patterns
 from liftlog.client.address import DEFAULT_ADDRESS, Address
 from liftlog.errors import InvalidArgument
-from liftlog.protocol.names import check_stream_name
+from liftlog.names import check_stream_name
 from liftlog.spark.columns import parse_columns
 from liftlog.spark.suggestions import did_you_mean
 

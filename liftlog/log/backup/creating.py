@@ -18,7 +18,7 @@ from pathlib import Path
 from liftlog import __version__
 from liftlog.errors import InvalidArgument, StreamUnavailable
 from liftlog.log.backup.copying import copy_file, describe_file
-from liftlog.log.backup.layout import STREAM_NAME, BackedUpFile, BackedUpStream, Backup
+from liftlog.log.backup.layout import BackedUpFile, BackedUpStream, Backup
 from liftlog.log.backup.sealing import next_generation, seal_active
 from liftlog.log.backup.source import Source, look
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
@@ -26,6 +26,7 @@ from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.index import index_path
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry
 from liftlog.log.read_only import ReadOnlyFileSystem
+from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log.backup")
 
@@ -77,9 +78,8 @@ def create_backup(
 
 
 def _names(fs: FileSystem, data_dir: Path) -> list[str]:
-    names = [
-        name for name in fs.list_directory(data_dir / STREAMS_NAME) if STREAM_NAME.fullmatch(name)
-    ]
+    found = fs.list_directory(data_dir / STREAMS_NAME)
+    names = [name for name in found if is_stream_name(name, may_be_system=True)]
     return sorted(names, key=lambda name: (name != OFFSETS_STREAM, name))
 
 

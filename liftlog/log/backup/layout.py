@@ -19,9 +19,9 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.data_dir import BACKUP_NAME
 from liftlog.log.filesystem import FileSystem
+from liftlog.names import is_stream_name
 
 KIND = "backup"
-STREAM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}", re.ASCII)
 _FILE_NAME = re.compile(r"manifest|\d{20}(\.\d{1,20})?\.(log|index)", re.ASCII)
 
 
@@ -107,7 +107,7 @@ def _stream(content: dict[str, Any]) -> BackedUpStream:
 def _check_names(found: Backup) -> None:
     """They become paths: a manifest that somebody made up must not lead anywhere else."""
     for stream in found.streams:
-        if not STREAM_NAME.fullmatch(stream.name):
+        if not is_stream_name(stream.name, may_be_system=True):
             raise CorruptMetadata(f"{stream.name!r} is not the name of a stream")
         for file in stream.files:
             if not _FILE_NAME.fullmatch(file.name):

@@ -9,7 +9,7 @@ import json
 from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, InvalidArgument
-from liftlog.protocol.names import check_consumer_name, check_stream_name
+from liftlog.names import check_consumer_name, check_stream_name
 
 OFFSETS_STREAM = "_offsets"
 

@@ -23,8 +23,8 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log import Log
+from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
-from liftlog.protocol.names import check_consumer_name, check_stream_name
 from liftlog.server.checkpoints.judging import why_not_readable, why_not_storable
 from liftlog.server.checkpoints.layout import (
     CheckpointKey,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from liftlog.errors import Forbidden
+from liftlog.names import check_stream_name
 from liftlog.protocol.messages import ANONYMOUS
-from liftlog.protocol.names import check_stream_name
 from liftlog.server.pull.audit import Audit
 from liftlog.server.pull.seams import Decision, Operation, Policy, ReadDecision
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from liftlog.errors import InvalidArgument
-from liftlog.protocol.names import check_consumer_name, check_stream_name
+from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.spark.columns import DEFAULT, DEFAULT_WITH_HEADERS
 from liftlog.spark.export.snapshot import Mode
 from liftlog.spark.options import DEFAULT_LEASE_SECONDS

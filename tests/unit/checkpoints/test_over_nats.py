@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from liftlog.errors import CheckpointMoved, InvalidArgument, StreamNotFound
-from liftlog.protocol.names import check_stream_name
+from liftlog.names import check_stream_name
 from liftlog.server.checkpoints.over_nats import CheckpointIntake, parse_payload
 from liftlog.stream import AckSubjects, MessageRun
 

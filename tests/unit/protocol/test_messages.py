@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from liftlog.errors import BadRequest, InvalidArgument
+from liftlog.names import check_stream_name
 from liftlog.protocol import administration as a
 from liftlog.protocol import checkpoints as c
 from liftlog.protocol import messages as m
-from liftlog.protocol.names import check_stream_name
 from liftlog.protocol.wire import Message, wire_fields
 
 NONCE = b"n" * 16

@@ -151,7 +151,7 @@ def test_all_findings_come_at_once_with_path_and_origin(tmp_path: Path) -> None:
         f"streams.a.durability: 'fsink': expected fsync, interval or os [{file}:5]",
         "streams.a.subject: 'a..b': not a NATS subject",
         "streams.b.acks: 'on': expected off, since the subject '>' can match _INBOX.>",
-        "streams.'../c': '../c': expected 1 to 128 letters",
+        "streams.'../c': '../c': expected 1 to 128 letters (A-Z, a-z)",
         f"streams.d.subject: missing, and it has no default [{file}:8]",
         "streams.e.segment.max_bytes: '4GiB': expected at most",
         "streams.e.replicas: 3: expected 1",

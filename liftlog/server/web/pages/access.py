@@ -9,8 +9,8 @@ from acl.policy import Policy
 from acl.rules import OPERATIONS, Operation
 from acl.subjects import why_invalid
 from liftlog.errors import Forbidden, InvalidArgument
+from liftlog.names import check_stream_name
 from liftlog.protocol.messages import ANONYMOUS
-from liftlog.protocol.names import check_stream_name
 from liftlog.server.web.asking import Asked, Shown
 
 MAX_STREAMS = 200
