@@ -1,10 +1,12 @@
-"""What both kinds of consumer share: their settings, and where their read begins."""
+"""What both kinds of consumer share: all but the waiting."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
+from liftlog.client.batch_reader import BatchReader, SyncBatchReader
 from liftlog.client.positions import Start, Until
 from liftlog.client.progress import Progress
 from liftlog.client.read_options import ReadOptions
@@ -12,6 +14,7 @@ from liftlog.client.resets import RESETTABLE, Reset
 from liftlog.errors import CheckpointUncertain, LiftlogError
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.messages import EARLIEST
+from liftlog.records.decode import Record, RecordBatch
 
 logger = logging.getLogger("liftlog.client")
 
@@ -84,3 +87,114 @@ def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
 
     options["reset_callback"] = moved
     return options
+
+
+class ConsumerState:
+    """What a consumer has in hand, what of it counts, and where it stands.
+
+    The twins keep the loops that wait: for records, and for the daemon to store a checkpoint.
+    """
+
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self.name = settings.name
+        self.stream = settings.stream
+        self._settings = settings
+        self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
+        self._reader: BatchReader | SyncBatchReader | None = None
+        self._arrived: RecordBatch | None = None  # nothing of it was handed out yet
+        self._batch: RecordBatch | None = None  # the one that records are handed out from
+        self._records: list[Record] = []
+        self._index = 0
+        self._in_hand = 0  # records handed out that do not count yet
+        self._closed = False
+
+    # --- where it stands ---
+
+    @property
+    def position(self) -> int | None:
+        """Everything below counts as processed; None before anything does."""
+        return self._progress.position
+
+    @property
+    def committed(self) -> int:
+        """The offset that is stored durably; 0: none."""
+        return self._progress.committed
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets from `position` to the high watermark of the newest answer."""
+        mark = None if self._reader is None else self._reader.high_watermark
+        position = self.position
+        return None if mark is None or position is None else max(mark - position, 0)
+
+    # --- records in hand ---
+
+    def _begin_batch(self, batch: RecordBatch) -> None:
+        """Hand out its records from now on."""
+        # Until its records are made it has only arrived: what interrupts that loses nothing.
+        records = batch.records()
+        self._records, self._index, self._batch, self._arrived = records, 0, batch, None
+
+    def _rest_of_batch(self) -> RecordBatch | None:
+        """What the iteration over records has left of its batch, which is handed over with this."""
+        batch, records, index = self._batch, self._records, self._index
+        if batch is None or index == len(records):
+            return None
+        rest = batch.trim(records[index].offset)
+        if self._in_hand:
+            self._progress.advance(records[index].offset, self._in_hand)
+        self._batch, self._records, self._index = None, [], 0
+        return rest
+
+    def _count_all(self, reader: BatchReader | SyncBatchReader) -> None:
+        """Whatever was handed out, and what the read passed over, is processed."""
+        self._progress.arrive(reader.position, reader.incarnation, reader.epoch, self._in_hand)
+        self._in_hand = 0
+
+    def _count_in_hand(self) -> None:
+        """Whatever was handed out is processed, also in the midst of a batch."""
+        if self._in_hand:
+            if 0 < self._index < len(self._records):
+                self._progress.advance(self._records[self._index - 1].offset + 1, self._in_hand)
+                self._in_hand = 0
+            elif self._reader is not None:
+                self._count_all(self._reader)
+
+    def _let_go(self) -> None:
+        """Nothing is handed out any more, and what was handed out last does not count."""
+        self._closed = True
+        self._arrived = self._batch = None
+        self._records, self._index, self._in_hand = [], 0, 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LiftlogError("the consumer is closed", hint="make another one")
+
+    # --- checkpoints ---
+
+    def _begin(self, found: Checkpoint | None, now: float) -> tuple[Start, ReadOptions]:
+        """Where the read begins and its options, with the checkpoint that the daemon has."""
+        start, options = reads_from(self._settings, found)
+        self._progress.begin(found, now)
+        return start, with_reset_noted(options, self._progress)
+
+    def _commit_options(self) -> dict[str, Any]:
+        """What a checkpoint says besides its offset."""
+        progress = self._progress
+        return {
+            "expected": progress.expected,
+            "metadata": self._settings.metadata,
+            "incarnation": progress.incarnation,
+            "epoch": progress.epoch,
+        }
+
+    def _go_on_after(self, failure: LiftlogError) -> None:
+        """Raises it, unless the iteration goes on although a checkpoint could not be stored."""
+        if not self._settings.may_go_on_after(failure):
+            raise failure
+        self._log_failure(failure)
+
+    def _log_failure(self, failure: LiftlogError) -> None:
+        logger.warning(
+            "checkpoint-failed consumer=%s stream=%s reason=%s", self.name, self.stream, failure
+        )

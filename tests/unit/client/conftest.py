@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import uvloop
+from support.local_checkpoints import LocalOffsets, serve_checkpoints
+from support.opened_client import Opened
 from support.pull_broker import LogBroker, pull_server
 
 from liftlog.client import RecordBatch, connect, connect_sync
@@ -33,6 +35,22 @@ def broker(tmp_path: Path) -> Iterator[LogBroker]:
 async def address(broker: LogBroker) -> AsyncIterator[str]:
     async with pull_server(broker) as (_, address):
         yield address
+
+
+@pytest.fixture
+def offsets_stream(broker: LogBroker) -> LocalOffsets:
+    """The broker stores checkpoints, in memory."""
+    return serve_checkpoints(broker)
+
+
+@pytest.fixture(params=["async", "sync"])
+async def client(
+    request: pytest.FixtureRequest, address: str, offsets_stream: LocalOffsets
+) -> AsyncIterator[Opened]:
+    """One of each kind, of a daemon that stores checkpoints."""
+    opened = await Opened.to(request.param, address)
+    yield opened
+    await opened.close()
 
 
 class Both:
