@@ -38,13 +38,20 @@ class Address:
         """Raises InvalidArgument."""
         try:
             parts = urlsplit(text)
+            if "@" in parts.netloc:
+                raise InvalidArgument(
+                    "the address of a daemon holds no login",  # and is shown in logs
+                    hint="give a token as token=, or in LIFTLOG_TOKEN_FILE",
+                )
+            if parts.query or parts.fragment or parts.port == 0:
+                raise ValueError
             if parts.scheme == "unix" and parts.path and not parts.netloc:
                 return cls(text, path=parts.path)
             if parts.scheme in ("tcp", "tls") and parts.hostname and not parts.path.strip("/"):
                 port = parts.port or DEFAULT_PORT
                 return cls(text, host=parts.hostname, port=port, tls=parts.scheme == "tls")
         except ValueError:
-            pass  # a port that is no number
+            pass  # a port that is no number, or what an address does not have
         raise InvalidArgument(
             f"{text!r} is not the address of a liftlog daemon",
             hint="use tcp://host:port, tls://host:port or unix:///path",

@@ -94,9 +94,13 @@ def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
     return None
 
 
-async def dial(address: Address, context: ssl.SSLContext | None) -> Channel:
-    """Connect, with the TLS handshake if there is a context. Raises OSError, ConnectionLost."""
-    sock = await _open(address)
+async def dial(address: Address, context: ssl.SSLContext | None, deadline: float) -> Channel:
+    """Connect, with the TLS handshake if there is a context. Raises OSError, ConnectionLost.
+
+    The caller limits the time; `deadline`, by the loop's clock, says how it is shared out among
+    the addresses of a host.
+    """
+    sock = await _open(address, deadline)
     try:
         if context is None:
             return PlainChannel(sock)
@@ -166,18 +170,31 @@ def _wait_until(sock: socket.socket, deadline: float) -> None:
     sock.settimeout(left)
 
 
-async def _open(address: Address) -> socket.socket:
+def _share(deadline: float, now: float, addresses_left: int) -> float:
+    """Until when to try the next one: one that never answers leaves time to the others."""
+    return now + (deadline - now) / addresses_left
+
+
+async def _open(address: Address, deadline: float) -> socket.socket:
     if address.path:
         return await _connected(socket.AF_UNIX, address.path)
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    clock = asyncio.get_running_loop().time
+    found = await _resolved(address)
     failure: OSError | None = None
-    for family, _, _, _, where in found:
+    for left in range(len(found), 0, -1):
+        family, where = found[-left]
         try:
-            return await _connected(family, where)
-        except OSError as error:
+            async with asyncio.timeout_at(_share(deadline, clock(), left)):
+                return await _connected(family, where)
+        except OSError as error:  # TimeoutError is one
             failure = error
     raise failure or OSError(f"no address for {address.host}")
+
+
+async def _resolved(address: Address) -> list[tuple[int, Any]]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    return [(family, where) for family, _, _, _, where in found]
 
 
 async def _connected(family: int, where: Any) -> socket.socket:
@@ -193,15 +210,30 @@ async def _connected(family: int, where: Any) -> socket.socket:
 
 
 def _open_sync(address: Address, deadline: float) -> socket.socket:
-    if not address.path:
-        left = max(deadline - time.monotonic(), 0.001)
-        sock = socket.create_connection((address.host, address.port), left)
-        tune(sock)
-        return sock
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if address.path:
+        return _connected_sync(socket.AF_UNIX, address.path, deadline)
+    found = _resolved_sync(address)
+    failure: OSError | None = None
+    for left in range(len(found), 0, -1):
+        family, where = found[-left]
+        try:
+            return _connected_sync(family, where, _share(deadline, time.monotonic(), left))
+        except OSError as error:
+            failure = error
+    raise failure or OSError(f"no address for {address.host}")
+
+
+def _resolved_sync(address: Address) -> list[tuple[int, Any]]:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    return [(family, where) for family, _, _, _, where in found]
+
+
+def _connected_sync(family: int, where: Any, deadline: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         _wait_until(sock, deadline)
-        sock.connect(address.path)
+        sock.connect(where)
+        tune(sock)
     except BaseException:
         sock.close()
         raise

@@ -208,8 +208,9 @@ class Session:
         target = self.target
         text, seconds = target.address.text, target.connect_timeout
         try:
-            async with asyncio.timeout(seconds):
-                channel = await dial(target.address, target.context)
+            deadline = self._loop.time() + seconds
+            async with asyncio.timeout_at(deadline):
+                channel = await dial(target.address, target.context, deadline)
                 link = Link(channel, text, target.request_timeout, self._pool)
                 try:
                     await link.open(target.credentials)

@@ -147,7 +147,7 @@ class SyncSession:
 
     def _dial(self, deadline: float) -> SyncLink:
         target = self.target
-        text = target.address.text
+        text, seconds = target.address.text, deadline - time.monotonic()
         try:
             channel = dial_sync(target.address, target.context, deadline)
             link = SyncLink(channel, text, target.request_timeout, self._pool)
@@ -160,6 +160,6 @@ class SyncSession:
                 raise
             return link
         except TimeoutError:
-            raise unreachable(text, f"no answer in {target.connect_timeout:g} s") from None
+            raise unreachable(text, f"no answer in {round(seconds, 3):g} s") from None
         except OSError as error:
             raise unreachable(text, error.strerror or error) from error

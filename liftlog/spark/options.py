@@ -190,7 +190,7 @@ def _address(text: str | None) -> str:
         return Address.parse(text).text
     except InvalidArgument as error:
         raise InvalidArgument(
-            f"server={text!r} is not the address of a daemon",
+            f"server: {error.message}",
             hint="use host:port, tls://host:port or unix:///path",
         ) from error
 

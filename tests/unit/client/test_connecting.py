@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from support.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
-from liftlog.client import connect, connect_sync
+from liftlog.client import connect, connect_sync, dialing
 from liftlog.client.address import Address
 from liftlog.protocol.frames import encode_frame
 
@@ -54,11 +55,47 @@ def test_addresses() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["", "localhost:9292", "http://h:1", "tcp://", "tcp://h:x", "unix://rel", "tcp://h/x"],
+    [
+        *("", "localhost:9292", "http://h:1", "tcp://", "unix://rel", "tcp://h/x"),
+        *("tcp://h:x", "tcp://h:0", "tcp://h:1?tls=on", "tls://h:1#x"),
+    ],
 )
 async def test_a_malformed_address(opener: Opener, address: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="not the address"):
         await opener(address)
+
+
+async def test_an_address_with_a_secret_in_it(opener: Opener) -> None:
+    """Addresses are shown in errors and logs, so it does not even come back in this error."""
+    with pytest.raises(errors.InvalidArgument, match="holds no login") as raised:
+        await opener("tcp://alice:s3cret@127.0.0.1:9292")
+    assert "s3cret" not in f"{raised.value} {raised.value.hint}"
+
+
+async def test_an_address_that_never_answers_leaves_time_for_the_next(
+    opener: Opener, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a name whose first address leads nowhere."""
+    good = ("127.0.0.1", int(address.rpartition(":")[2]))
+
+    def resolved_sync(asked: Address) -> list[tuple[int, Any]]:
+        return [(socket.AF_INET, silent.getsockname()), (socket.AF_INET, good)]
+
+    async def resolved(asked: Address) -> list[tuple[int, Any]]:
+        return resolved_sync(asked)
+
+    monkeypatch.setattr(dialing, "_resolved", resolved)
+    monkeypatch.setattr(dialing, "_resolved_sync", resolved_sync)
+    with socket.socket() as silent, ExitStack() as waiting:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(2):  # its queue is full then, and who knocks hears nothing
+            knocking = waiting.enter_context(socket.socket())
+            knocking.setblocking(False)
+            knocking.connect_ex(silent.getsockname())
+        client = await opener(f"tcp://a.name:{good[1]}", connect_timeout=1.0)
+        await ping(client)
+        await close(client)
 
 
 async def test_over_a_unix_socket(opener: Opener, broker: LogBroker, tmp_path: Path) -> None:

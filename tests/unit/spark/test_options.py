@@ -97,7 +97,7 @@ def test_columns() -> None:
         ({"nonsense": "3"}, "there is no option 'nonsense' (the options are stream, server"),
         ({"token": "a.b"}, "tokenFile"),
         ({"stream": "a/b"}, "is not a stream name"),
-        ({"server": "http://x"}, "is not the address of a daemon"),
+        ({"server": "http://x"}, "server: 'http://x' is not the address of a liftlog daemon"),
         ({"server": "x", "path": "/y"}, "exclude each other"),
         ({"startingOffset": "-1"}, "is not earliest, latest or an offset"),
         ({"startingOffset": "erliest"}, "is not earliest, latest or an offset"),
