@@ -25,7 +25,7 @@ from liftlog.protocol.administration import (
     Updated,
     UpdateStream,
 )
-from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
+from liftlog.protocol.described import DaemonInfo, LeaseInfo
 from liftlog.protocol.messages import EARLIEST, Done, Message, StreamAnswer, StreamsAnswer
 from liftlog.protocol.stream_info import StreamInfo
 
@@ -45,6 +45,12 @@ def _update_request(
         if not isinstance(key, str):
             raise InvalidArgument(f"setting names are strings, not {key!r}")
     return UpdateStream(name, wanted, dry_run, allow_deletion)
+
+
+def _truncate_request(name: str, offset: int, incarnation: str | None) -> TruncateStream:
+    if not isinstance(offset, int) or offset < 0:
+        raise InvalidArgument(f"{offset!r} is no offset")
+    return TruncateStream(name, offset, incarnation)
 
 
 def _milliseconds(seconds: float) -> int:
@@ -102,9 +108,7 @@ class AsyncAdministration:
         Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds what would
         go, StaleIncarnation when the stream is not the one of `incarnation`.
         """
-        if not isinstance(offset, int) or offset < 0:
-            raise InvalidArgument(f"{offset!r} is no offset")
-        request = TruncateStream(name, offset, incarnation)
+        request = _truncate_request(name, offset, incarnation)
         return (await self._call(request, StreamAnswer)).info
 
     async def acquire_lease(
@@ -192,9 +196,7 @@ class SyncAdministration:
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
         """As `Client.truncate_prefix`."""
-        if not isinstance(offset, int) or offset < 0:
-            raise InvalidArgument(f"{offset!r} is no offset")
-        request = TruncateStream(name, offset, incarnation)
+        request = _truncate_request(name, offset, incarnation)
         return self._call(request, StreamAnswer).info
 
     def acquire_lease(
@@ -237,6 +239,3 @@ class SyncAdministration:
     def metadata(self) -> DaemonInfo:
         """As `Client.metadata`."""
         return self._call(Metadata(), DaemonAnswer).info
-
-
-__all__ = ["AsyncAdministration", "DaemonInfo", "LeaseInfo", "Removal", "SyncAdministration"]

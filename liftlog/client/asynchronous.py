@@ -12,11 +12,11 @@ from liftlog.client.administration import AsyncAdministration
 from liftlog.client.batch_reader import BatchReader
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.checkpoints import AsyncCheckpoints
-from liftlog.client.compaction import PassWatch
 from liftlog.client.consumer import Consumer
 from liftlog.client.consuming import ConsumerSettings
 from liftlog.client.credentials import NkeyFile, credentials_of
 from liftlog.client.dialing import context_for
+from liftlog.client.pass_watch import PassWatch
 from liftlog.client.positions import Start, Until
 from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
 from liftlog.client.read_ahead import ReadAhead

@@ -123,6 +123,3 @@ class SyncCheckpoints:
     def delete_checkpoint(self, consumer: str, stream: str, expected: int | None = None) -> None:
         """As `Client.delete_checkpoint`."""
         self._call(DeleteCheckpoint(stream, consumer, expected), Done)
-
-
-__all__ = ["AsyncCheckpoints", "Checkpoint", "SyncCheckpoints"]

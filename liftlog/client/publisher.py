@@ -21,7 +21,6 @@ from typing import Any, Literal, Self
 
 from liftlog.client.publishing.answers import read_answer
 from liftlog.client.publishing.delivery import Delivery
-from liftlog.client.publishing.link import Link, NatsTarget
 from liftlog.client.publishing.message import (
     EXPECTED_LAST_SEQUENCE,
     EXPECTED_STREAM,
@@ -29,6 +28,7 @@ from liftlog.client.publishing.message import (
     Message,
     checked,
 )
+from liftlog.client.publishing.nats_link import NatsLink, NatsTarget
 from liftlog.client.publishing.outbox import Outbox, RetryPolicy, Sequenced, Unordered
 from liftlog.client.publishing.results import (
     Ack,
@@ -119,7 +119,7 @@ class Publisher:
         self._ack_timeout = ack_timeout
         self._makes_ids = retry_for > 0
         self._use_envelope = use_envelope
-        self._link = Link(nats, connect_options, connect_timeout)
+        self._link = NatsLink(nats, connect_options, connect_timeout)
         self._outbox: Outbox
         if order == "sequence":
             self._outbox = Sequenced(RetryPolicy(retry_for), last_sequence, self._on_broken)

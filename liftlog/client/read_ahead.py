@@ -24,16 +24,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from liftlog.client.batches import ArrivingBatches, DamagedHeader, corrupt_range
 from liftlog.client.positions import END, Start, Until, check_until, start_fields
+from liftlog.client.reconnecting import is_interruption
 from liftlog.client.resets import RESETTABLE, OnReset, Reset, ResetCallback, check_on_reset
 from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
-from liftlog.errors import (
-    ConnectionLost,
-    CorruptRange,
-    InvalidArgument,
-    LiftlogError,
-    ProtocolViolation,
-    ShuttingDown,
-)
+from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.protocol.messages import Fetch, FetchHeader
@@ -50,11 +44,6 @@ logger = logging.getLogger("liftlog.client")
 OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
 """What a read does about damaged records: end with CorruptRange, log a warning and go on behind
 them, or tell the callable and go on (unless it raises)."""
-
-
-def is_interruption(error: LiftlogError) -> bool:
-    """Whether the daemon, or the way to it, went away: the same request may be asked again."""
-    return isinstance(error, ConnectionLost | ShuttingDown)
 
 
 class Requester(Protocol):
@@ -74,7 +63,6 @@ class ReadAhead:
         *,
         fetch_bytes: int = DEFAULT_FETCH_BYTES,
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
-        max_wait_ms: int = POLL_MS,
         on_corrupt: OnCorrupt = "raise",
         on_reset: OnReset = "error",
         reset_callback: ResetCallback | None = None,
@@ -101,14 +89,12 @@ class ReadAhead:
         self._on_reset = on_reset
         self._reset_callback = reset_callback
         self._reset: tuple[LiftlogError, int | None] | None = None  # asked, not answered yet
-        self._suspect: int | None = (
-            None  # here a damaged header was seen; what does the daemon say?
-        )
+        self._suspect: int | None = None
+        """Here a damaged header was seen; what does the daemon say?"""
         self._stop_offset = until if type(until) is int else None
         self._largest_fetch_bytes = max(fetch_bytes, SMALLEST_FETCH_BYTES)
         self._fetch_bytes = min(FIRST_FETCH_BYTES, self._largest_fetch_bytes)
         self._read_ahead_bytes = read_ahead_bytes
-        self._max_wait_ms = max_wait_ms
         self._asked: Exchange | None = None  # the fetch whose header has not come
         self._open: set[Exchange] = set()
         self._last: FetchHeader | None = None  # newest header
@@ -370,7 +356,7 @@ class ReadAhead:
         # start such as `latest` is to become an offset at once, before a connection can be lost.
         unknown = self._until is not None or type(position) is not int
         at_once = (self._last is None and unknown) or self._reset is not None
-        wait_ms = 0 if at_once else self._max_wait_ms
+        wait_ms = 0 if at_once else POLL_MS
         if self._stop_offset is not None and type(position) is int:
             fields["max_records"] = max(self._stop_offset - position, 1)
         fields |= self._selection

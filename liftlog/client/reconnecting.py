@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from liftlog.client.read_ahead import is_interruption
-from liftlog.errors import ConnectionLost, LiftlogError, LimitExceeded
+from liftlog.errors import ConnectionLost, LiftlogError, LimitExceeded, ShuttingDown
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message
 
@@ -19,6 +18,11 @@ RECONNECT_FOR_SECONDS = 60.0
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
+
+
+def is_interruption(error: LiftlogError) -> bool:
+    """Whether the daemon, or the way to it, went away: the same request may be asked again."""
+    return isinstance(error, ConnectionLost | ShuttingDown)
 
 
 class Backoff:
@@ -103,16 +107,3 @@ def gave_up(address: str, last: LiftlogError | None) -> ConnectionLost:
         hint="check that the daemon runs and listens there",
         address=address,
     )
-
-
-__all__ = [
-    "RECONNECT_FOR_SECONDS",
-    "Backoff",
-    "ReadPatience",
-    "deadline_after",
-    "gave_up",
-    "is_interruption",
-    "may_pass",
-    "may_repeat",
-    "undecided",
-]

@@ -12,10 +12,10 @@ from liftlog.client.administration import SyncAdministration
 from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.checkpoints import SyncCheckpoints
-from liftlog.client.compaction import PassWatch
 from liftlog.client.consuming import ConsumerSettings
 from liftlog.client.credentials import NkeyFile, credentials_of
 from liftlog.client.dialing import context_for
+from liftlog.client.pass_watch import PassWatch
 from liftlog.client.positions import Start, Until
 from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
 from liftlog.client.read_ahead import ReadAhead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from liftlog.errors import StreamUnavailable
 from liftlog.protocol.stream_info import StreamInfo
 
-FIRST_LOOK_SECONDS = 0.05
+_FIRST_LOOK_SECONDS = 0.05
 _LAST_LOOK_SECONDS = 1.0
 
 
@@ -15,7 +15,7 @@ class PassWatch:
     def __init__(self, asked: StreamInfo) -> None:
         self._incarnation = asked.incarnation
         self._wanted = int(asked.compaction.get("requested", 0))
-        self.seconds = FIRST_LOOK_SECONDS
+        self.seconds = _FIRST_LOOK_SECONDS
         """How long to wait before the next look."""
 
     def is_over(self, info: StreamInfo) -> bool:

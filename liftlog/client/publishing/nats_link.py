@@ -28,7 +28,7 @@ _HEADER_OVERHEAD_BYTES = 14  # NATS/1.0, two line ends
 _LINE_OVERHEAD_BYTES = 4
 
 
-class Link:
+class NatsLink:
     """Sends messages and hears the answers to them."""
 
     def __init__(self, nats: NatsTarget, options: Mapping[str, Any], timeout: float) -> None:
