@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,6 @@ from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, StorageEr
 from liftlog.spark.export import merging, newest, opening, scanning
 from liftlog.spark.export.remote_store import RemoteStore
 from liftlog.spark.export.store import Disk, LocalStore
-
-
-@pytest.fixture
-def streams(tmp_path: Path) -> Iterator[ExportedStreams]:
-    with ExportedStreams(tmp_path / "data") as streams:
-        streams.create("in")
-        yield streams
 
 
 @pytest.fixture

@@ -1,0 +1,89 @@
+"""Exports on a machine that stops between every two steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.crashing_disk import Stopped, disk
+from support.exporting import Export, ExportedStreams, Put, table
+
+from liftlog.spark.export import newest
+
+
+def _snapshot(lake: str) -> tuple[int, list[Any]]:
+    found = newest(lake)
+    return (0, []) if found is None else (found.sequence, table(lake))
+
+
+def _runs(lake: str) -> list[str]:
+    return sorted(name[:20] for name in os.listdir(f"{lake}/_runs"))
+
+
+def _first(streams: ExportedStreams, export: Export) -> None:
+    streams.put("in", [Put("a", b"1"), Put("b", b"2"), Put(None, b"3")])
+
+
+def _second(streams: ExportedStreams, export: Export) -> None:
+    _first(streams, export)
+    export()
+    streams.put("in", [Put("a", b"4"), Put("b", None), Put(None, b"6")])
+
+
+def _third(streams: ExportedStreams, export: Export) -> None:
+    """With something to remove afterwards."""
+    _second(streams, export)
+    for n in range(2):
+        export()
+        streams.put("in", [Put("c", b"%d" % n)])
+
+
+def test_directories_of_a_run_that_was_killed(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    """They are there, and nobody has made them durable; then the power goes, after a whole run."""
+    _first(streams, export)
+    for step in range(8):
+        with disk(stop_before=step) as killed, pytest.raises(Stopped):
+            export()
+        with disk() as crashing:
+            crashing._unsynced_names |= killed._unsynced_names
+            export()
+        crashing.cut_power()
+        assert len(table(lake)) == 3, f"step {step}"
+        shutil.rmtree(lake)
+
+
+@pytest.mark.parametrize("prepare", [_first, _third])
+def test_a_crash_before_every_step(
+    streams: ExportedStreams,
+    export: Export,
+    lake: str,
+    prepare: Callable[[ExportedStreams, Export], None],
+) -> None:
+    prepare(streams, export)
+    saved = Path(lake).with_name("saved")
+    if Path(lake).exists():
+        shutil.copytree(lake, saved)
+    before = _snapshot(lake)
+    with disk() as whole:
+        export(keep_seconds=0.0)
+    after, runs = _snapshot(lake), _runs(lake)
+    assert whole.steps > 20
+    for step in range(whole.steps):
+        shutil.rmtree(lake)
+        if saved.exists():
+            shutil.copytree(saved, lake)
+        with disk(stop_before=step) as crashing, pytest.raises(Stopped):
+            export(keep_seconds=0.0)
+        crashing.cut_power()
+        assert _snapshot(lake) in (before, after), f"step {step}"
+        export(keep_seconds=0.0)
+        found = _snapshot(lake)
+        assert found == after, f"step {step}"
+        assert _runs(lake) == runs, f"step {step}"
+        assert not list(Path(lake).rglob("staged"))
