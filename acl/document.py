@@ -62,8 +62,7 @@ def read_document(text: str) -> Document:
         # str(error) quotes the line, which may hold a secret.
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         document.findings.append(((), mark.line + 1 if mark else 0, f"not valid YAML: {problem}"))
-    except (ValueError, OverflowError) as error:
-        # A scalar that looks like a date or a number and is none, such as 2026-13-01.
+    except UnicodeError as error:  # half of a surrogate pair
         document.findings.append(((), 0, f"not valid YAML: {error}"))
     return document
 
@@ -105,7 +104,14 @@ class _Builder:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
-        return self._loader.construct_object(node, deep=True)
+        try:
+            return self._loader.construct_object(node, deep=True)
+        except (ValueError, OverflowError, LookupError, AttributeError):
+            # What looks like a date or a number and is none (2026-13-01), or what is not what its
+            # tag says (!!bool x), trips PyYAML up in many ways; its words may quote a secret.
+            kind = node.tag.rpartition(":")[2]
+            self._finding(path, node.start_mark.line + 1, f"not valid YAML: no valid {kind}")
+            return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         merged: dict[str, Any] = {}

@@ -53,7 +53,11 @@ def test_aliases_and_merges_work() -> None:
         ("a: {<<: 5}", "'<<' must name a mapping"),
         ("a: !!python/object/apply:os.getcwd []\nb: !!python/name:os.getcwd x", "constructor"),
         ("a: !custom x", "constructor"),
-        ("a: 2026-13-01", "not valid YAML"),
+        ("a: 2026-13-01", "not valid YAML: no valid timestamp"),
+        ("a: !!timestamp soon", "not valid YAML: no valid timestamp"),
+        ("a: !!bool maybe", "not valid YAML: no valid bool"),
+        ('a: !!int ""', "not valid YAML: no valid int"),
+        ('a: !!float ""', "not valid YAML: no valid float"),
         ("a: 1\n---\na: 2", "another document"),
         ("\0", "not valid YAML"),
         ("\ud800", "not valid YAML"),
@@ -78,5 +82,14 @@ def test_a_billion_laughs_cost_little() -> None:
         tracemalloc.stop()
 
 
-def test_a_broken_line_is_not_quoted() -> None:
-    assert "hunter2" not in repr(read_document("password: hunter2: x\n").findings)
+def test_a_scalar_that_is_no_value_is_found_where_it_stands() -> None:
+    document = read_document("a: 1\nb:\n  - !!bool maybe\n  - 2026-13-01\nc: 3\n")
+    assert [(path, line) for path, line, _ in document.findings] == [(("b", 0), 3), (("b", 1), 4)]
+    assert document.value == {"a": 1, "b": [None, None], "c": 3}
+
+
+@pytest.mark.parametrize("text", ["password: hunter2: x\n", "password: !!int hunter2\n"])
+def test_a_broken_line_is_not_quoted(text: str) -> None:
+    found = read_document(text).findings
+    assert found
+    assert "hunter2" not in repr(found)
