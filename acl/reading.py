@@ -125,7 +125,7 @@ class _Reader:
             index + 1,
             frozenset(cast(Operation, operation) for operation in allow),
             streams,
-            subjects if item.get("subjects") is not None else None,
+            subjects if "subjects" in item else None,
             attach,
         )
 
@@ -176,10 +176,11 @@ class _Reader:
         wrong: Callable[[str], str | None],
         required: bool = False,
     ) -> tuple[str, ...]:
-        value = item.get(key)
-        if value is None and not required:
+        if key not in item and not required:
             return ()
-        # An empty list is no filter and no rule; it is a mistake that must not mean "all".
+        value = item.get(key)
+        # A key with nothing behind it, as with an empty list, is no filter and no rule: it is a
+        # mistake, and must not mean "all".
         if not isinstance(value, list) or not value:
             self._say((*at, key), "expected a list with at least one entry")
             return ()

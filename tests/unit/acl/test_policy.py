@@ -361,6 +361,15 @@ bindings:
     assert next(line for line in found if line.startswith("principals.a")).endswith("[line 3]")
 
 
+@pytest.mark.parametrize("rule", ["allow: [read], subjects:", "allow: [create], attach:"])
+def test_a_key_with_nothing_behind_it_does_not_mean_all(rule: str) -> None:
+    """As it looks when somebody has put `#` before every entry of the list."""
+    text = f"principals: {{a: {{unix_uid: 1}}}}\nroles: {{r: [{{{rule} , streams: [x]}}]}}\n"
+    assert [line.partition(":")[2] for line in findings(text)] == [
+        " expected a list with at least one entry [line 2]"
+    ]
+
+
 @pytest.mark.parametrize(
     "text",
     [
