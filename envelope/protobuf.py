@@ -4,7 +4,7 @@ A message is a row of fields, each a tag (number and wire type) and a value. Sca
 bytes, and maps of text to bytes. Specification: https://protobuf.dev/programming-guides/encoding/
 
 `decode` gets whatever somebody published: it answers None for anything malformed, never raises,
-and looks at no more than `MAX_FIELDS` fields.
+and looks at no more than `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each entry of a map.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ Table = Mapping[int, tuple[str, int]]
 MAX_FIELDS: Final = 256
 """In one message. Without a bound, a megabyte of two-byte fields would take half a second."""
 
+MAX_ENTRY_FIELDS: Final = 8
+"""In one entry of a map, which has two: room for repeated and unknown ones."""
+
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
 _UNKNOWN = ("", -1)
@@ -41,18 +44,18 @@ def decode(data: bytes, table: Table) -> dict[str, Any] | None:
     last of several equal ones counts.
     """
     try:
-        return _decode(data, table)
+        return _decode(data, table, MAX_FIELDS)
     except (ValueError, IndexError):  # too short, too long, or text that is not UTF-8
         return None
 
 
-def _decode(data: bytes, table: Table) -> dict[str, Any]:
+def _decode(data: bytes, table: Table, max_fields: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     pos = count = 0
     end = len(data)
     while pos < end:
         count += 1
-        if count > MAX_FIELDS:
+        if count > max_fields:
             raise ValueError("too many fields")
         tag, pos = _varint(data, pos)
         number, wire_type = tag >> 3, tag & 7
@@ -81,7 +84,7 @@ def _decode(data: bytes, table: Table) -> dict[str, Any]:
             elif kind == TEXT:
                 found[name] = value.decode()
             else:
-                entry = _decode(value, _ENTRY)
+                entry = _decode(value, _ENTRY, MAX_ENTRY_FIELDS)
                 found.setdefault(name, {})[entry.get("key", "")] = entry.get("value", b"")
         elif kind in (INT64, INT32) and wire_type == _VARINT:
             found[name] = _signed(value, 64 if kind == INT64 else 32)

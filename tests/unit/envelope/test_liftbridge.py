@@ -118,6 +118,7 @@ DEVIATIONS = {
     "header name that is not UTF-8": head() + b"\x4a\x03\x0a\x01\xff",
     "map entry cut off": head() + b"\x4a\x02\x0a\x01",
     "too many fields": head() + b"\x1a\x00" * (protobuf.MAX_FIELDS + 1),
+    "too many fields in an entry": head() + b"\x4a\x12" + b"\x1a\x00" * 9,
 }
 
 
