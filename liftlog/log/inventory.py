@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ logger = logging.getLogger("liftlog.log")
 
 BROKEN_SUFFIX = ".broken"
 _MAX_TAILS = 8
+_TAIL_NAME = re.compile(r"(\d{20})(?:\.\d+)?\.log\.(\d+)" + re.escape(BROKEN_SUFFIX), re.ASCII)
 
 
 @dataclass(slots=True)
@@ -79,12 +81,9 @@ class Inventory:
     def _remove_old_tails(self, names: list[str]) -> None:
         """Keep the newest tails that were cut off, and none of what retention has passed."""
         first = self.manifest.segments[0].base_offset
-        ages = []
-        for name in names:
-            base, *_, position, _ = name.split(".")
-            if base.isdecimal() and position.isdecimal():
-                ages.append((int(base), int(position), name))
-        ages.sort()
+        # Anything else of that suffix was put there by somebody: `manifest.broken`, say.
+        tails = [match for name in names if (match := _TAIL_NAME.fullmatch(name)) is not None]
+        ages = sorted((int(match[1]), int(match[2]), match[0]) for match in tails)
         for i, (base_offset, _, name) in enumerate(ages):
             if base_offset < first or i < len(ages) - _MAX_TAILS:
                 self.fs.unlink(self.directory / name)

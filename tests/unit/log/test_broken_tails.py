@@ -57,6 +57,18 @@ def test_a_tail_goes_with_its_segment() -> None:
     assert not _kept(fs)
 
 
+def test_files_of_somebody_else_are_let_be() -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    commit(log, promises, 2)
+    strangers = ["manifest.broken", ".broken", "1.2.broken"]
+    for name in strangers:
+        fs.open(DIRECTORY / name, create=True).close()
+    log, _ = reopen(fs.kill(), config=BIG)
+    check(log, promises)
+    assert _kept(fs) == sorted(strangers)
+
+
 def test_of_a_long_tail_the_beginning_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening_module, "_MAX_TAIL_BYTES", 10)
     fs, promises = SimFileSystem(), Promises()
