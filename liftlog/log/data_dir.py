@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import CorruptMetadata, DataDirLocked
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.checkpoint_file import (
+    TEMPORARY_SUFFIX,
+    read_checkpoint_file,
+    write_checkpoint_file,
+)
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem, storage_errors
 from liftlog.log.inventory import RecoveryReport
@@ -25,7 +29,6 @@ from liftlog.log.log import Log
 from liftlog.log.manifest import MANIFEST_NAME
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
-from liftlog.log.slot import SLOT_NAME
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log")
@@ -142,31 +145,41 @@ class DataDir:
         return self.path / STREAMS_NAME / name
 
     def stream_names(self) -> list[str]:
-        """Streams on disk. A directory without any data or manifest is a creation that never
-        finished: it is removed."""
+        """Streams on disk. What a creation or deletion left that never finished is removed; what
+        cannot be removed now is left to the next start."""
         fs = self.environment.fs
         names = []
         with storage_errors("listing the streams"):
             for name in fs.list_directory(self.path / STREAMS_NAME):
                 if name.startswith(DELETED_PREFIX):
-                    self._remove_directory(name)
+                    self._remove_leftover(name)
                 elif not is_stream_name(name, may_be_system=True):
                     logger.warning("not-a-stream name=%r", name)  # lost+found, an editor's file
                 elif self._is_unfinished(name):
-                    self._remove_directory(name)
+                    self._remove_leftover(name)
                 else:
                     names.append(name)
         return names
 
+    def _remove_leftover(self, name: str) -> None:
+        try:
+            self._remove_directory(name)
+        except OSError as error:
+            logger.warning("leftover-not-removed name=%r error=%s", name, error)
+
     def _is_unfinished(self, name: str) -> bool:
+        """Whether it holds nothing but what a creation makes before the manifest is there. Of
+        anything else nobody knows what it is worth."""
         directory = self.stream_path(name)
         try:
             files = self.environment.fs.list_directory(directory)
         except NotADirectoryError:
             return False  # it cannot be opened either, and says so by its name
-        if MANIFEST_NAME in files or SLOT_NAME in files:
-            return False  # the slot is made after the manifest
-        return not any(self._has_bytes(directory / name) for name in files if ".log" in name)
+        return all(
+            file == MANIFEST_NAME + TEMPORARY_SUFFIX
+            or (file.endswith(".log") and not self._has_bytes(directory / file))
+            for file in files
+        )
 
     def _has_bytes(self, path: Path) -> bool:
         file = self.environment.fs.open(path, writable=False)

@@ -189,6 +189,31 @@ def test_what_an_interrupted_creation_or_deletion_left_is_removed(
     assert list(streams.iterdir()) == []
 
 
+def test_a_directory_that_somebody_made_is_not_taken_for_an_unfinished_creation(
+    tmp_path: Path, data_dirs: list[DataDir]
+) -> None:
+    data_dir = _open(data_dirs, tmp_path / "d")
+    kept = tmp_path / "d" / "streams" / "old" / "orders.tar.gz"
+    kept.parent.mkdir()
+    kept.write_bytes(b"kept by hand")
+    assert data_dir.stream_names() == ["old"]
+    with pytest.raises(CorruptMetadata, match="no manifest"):
+        data_dir.open_log("old", SMALL)
+    assert kept.read_bytes() == b"kept by hand"
+
+
+def test_what_cannot_be_removed_does_not_keep_the_others_from_opening(
+    tmp_path: Path, data_dirs: list[DataDir]
+) -> None:
+    data_dir = _open(data_dirs, tmp_path / "d")
+    _create(data_dir).close()
+    streams = tmp_path / "d" / "streams"
+    (streams / ".deleted-old" / "folder").mkdir(parents=True)
+    (streams / ".deleted-file").touch()
+    assert data_dir.stream_names() == ["orders"]
+    assert (streams / ".deleted-old" / "folder").is_dir()
+
+
 def test_a_deletion_that_failed_does_not_block_the_next(
     tmp_path: Path, data_dirs: list[DataDir]
 ) -> None:
