@@ -63,7 +63,8 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
     if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():
         raise CorruptMetadata(f"{path.name} is not a liftlog {kind} file")
     if words[2] != str(VERSION).encode():
-        raise UnsupportedFormat(f"{path.name} has format version {words[2]!r}, {VERSION} is known")
+        version = words[2].decode("ascii", "backslashreplace")
+        raise UnsupportedFormat(f"{path.name} has format version {version}, {VERSION} is known")
     if words[3] != f"crc32c={crc32c(body):08x}".encode():
         raise CorruptMetadata(f"{path.name} is damaged: its checksum does not match")
     try:

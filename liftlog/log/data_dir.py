@@ -92,7 +92,8 @@ class DataDir:
 
         The clean marker is removed, durably, before this returns: whatever happens from here on
         is an unclean stop until `close` says otherwise. Raises DataDirLocked, StorageError,
-        CorruptMetadata for what is no data directory: a backup, or a restore without an end.
+        UnsupportedFormat, CorruptMetadata for what is no data directory: a backup, or a restore
+        without an end. Then the lock is free again.
         """
         fs = self.environment.fs
         refuse_unfit(fs, self.path)
@@ -101,14 +102,14 @@ class DataDir:
             self._take_lock()
             try:
                 refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
-            except CorruptMetadata:
+                self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
+                self._clean = self._read_states(CLEAN_NAME)
+                if fs.exists(self.path / CLEAN_NAME):
+                    fs.unlink(self.path / CLEAN_NAME)
+                fs.fsync_directory(self.path)
+            except BaseException:
                 self.close(None)
                 raise
-            self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
-            self._clean = self._read_states(CLEAN_NAME)
-            if fs.exists(self.path / CLEAN_NAME):
-                fs.unlink(self.path / CLEAN_NAME)
-            fs.fsync_directory(self.path)
 
     def _take_lock(self) -> None:
         fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)

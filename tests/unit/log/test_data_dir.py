@@ -12,7 +12,7 @@ import pytest
 from support.logs import SMALL, FakeClock, Promises, check, commit, environment, read_all
 from support.simfs import SimFileSystem
 
-from liftlog.errors import CorruptMetadata, DataDirLocked
+from liftlog.errors import CorruptMetadata, DataDirLocked, UnsupportedFormat
 from liftlog.log import DataDir, Log, OsFileSystem
 from liftlog.log.data_dir import make_durable_directory
 
@@ -107,6 +107,19 @@ def test_a_damaged_shared_file_only_costs_a_scan(
     assert report.clean is (name != "clean")
     check(log, promises)
     log.close()
+
+
+def test_a_file_of_a_newer_version_is_refused_and_the_lock_let_go(
+    tmp_path: Path, data_dirs: list[DataDir]
+) -> None:
+    data_dir = _open(data_dirs, tmp_path / "d")
+    data_dir.close({})
+    clean = tmp_path / "d" / "clean"
+    clean.write_bytes(clean.read_bytes().replace(b"clean 1 ", b"clean 2 "))
+    for _ in range(2):
+        with pytest.raises(UnsupportedFormat, match="clean has format version 2, 1 is known"):
+            DataDir(tmp_path / "d", environment(OsFileSystem())).open()
+    assert clean.exists()
 
 
 def test_recovery_points_survive_a_kill(tmp_path: Path, data_dirs: list[DataDir]) -> None:
