@@ -219,8 +219,8 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     from liftlog.log.backup.restoring import check_target
     from liftlog.log.data_dir import make_durable_directory
     from liftlog.log.filesystem import OsFileSystem
+    from liftlog.log.lock import exclusive
     from liftlog.log.read_only import ReadOnlyFileSystem
-    from liftlog.log.repair.repairing import exclusive
 
     fs = ReadOnlyFileSystem()
     content = _read(backup)

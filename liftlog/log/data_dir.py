@@ -8,34 +8,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import CorruptMetadata, DataDirLocked
-from liftlog.log.checkpoint_file import (
-    TEMPORARY_SUFFIX,
-    read_checkpoint_file,
-    write_checkpoint_file,
-)
+from liftlog.errors import CorruptMetadata
+from liftlog.log.checkpoint_file import TEMPORARY_SUFFIX
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem, storage_errors
 from liftlog.log.inventory import RecoveryReport
+from liftlog.log.lock import release_lock, take_lock
 from liftlog.log.log import Log
 from liftlog.log.manifest import MANIFEST_NAME
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
+from liftlog.log.shared_states import (
+    CLEAN_NAME,
+    RECOVERY_POINTS_NAME,
+    read_states,
+    write_states,
+)
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log")
 
-CLEAN_NAME = "clean"
-RECOVERY_POINTS_NAME = "recovery-points"
-LOCK_NAME = "lock"
 STREAMS_NAME = "streams"
 BACKUP_NAME = "backup"
 RESTORING_NAME = "restoring"
@@ -99,7 +95,7 @@ class DataDir:
         refuse_unfit(fs, self.path)
         with storage_errors(f"opening the data directory {self.path}"):
             make_durable_directory(fs, self.path / STREAMS_NAME)
-            self._take_lock()
+            self._lock_fd = take_lock(self.path)
             try:
                 refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
                 self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
@@ -111,34 +107,13 @@ class DataDir:
                 self.close(None)
                 raise
 
-    def _take_lock(self) -> None:
-        fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    def _read_states(self, file_name: str) -> dict[str, ActiveState]:
+        """A damaged file counts as none, which only costs a longer scan."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(fd)
-            raise DataDirLocked(
-                f"the data directory {self.path} is in use by process {holder or 'unknown'}"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._lock_fd = fd
-
-    def _read_states(self, name: str) -> dict[str, ActiveState]:
-        """States by stream; a damaged file counts as none, which only costs a longer scan."""
-        try:
-            content = read_checkpoint_file(self.environment.fs, self.path / name, name)
-            if content is None:
-                return {}
-            return {stream: ActiveState(**state) for stream, state in content["streams"].items()}
-        except (CorruptMetadata, KeyError, TypeError, AttributeError) as error:
-            logger.warning("checkpoint-file-ignored file=%s error=%s", name, error)
+            return read_states(self.environment.fs, self.path, file_name)
+        except CorruptMetadata as error:
+            logger.warning("checkpoint-file-ignored file=%s error=%s", file_name, error)
             return {}
-
-    def _write_states(self, name: str, states: dict[str, ActiveState]) -> None:
-        content = {"streams": {stream: asdict(state) for stream, state in states.items()}}
-        write_checkpoint_file(self.environment.fs, self.path / name, name, content)
 
     # --- streams ---
 
@@ -241,7 +216,9 @@ class DataDir:
         """Remember how far each stream was fsynced; replaces what was known of these streams."""
         with storage_errors("writing the recovery points"):
             self._recovery_points.update(states)
-            self._write_states(RECOVERY_POINTS_NAME, self._recovery_points)
+            write_states(
+                self.environment.fs, self.path, RECOVERY_POINTS_NAME, self._recovery_points
+            )
 
     def close(self, states: dict[str, ActiveState] | None) -> None:
         """Give up the lock; with `states` of the streams that were opened, write the clean marker
@@ -250,12 +227,10 @@ class DataDir:
             return
         try:
             if states is not None:
-                self._write_states(CLEAN_NAME, self._clean | states)
+                write_states(self.environment.fs, self.path, CLEAN_NAME, self._clean | states)
         except OSError as error:
             logger.warning("clean-marker-not-written error=%s", error)
         finally:
             self.environment.pool.close()
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._lock_fd, 0)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+            fd, self._lock_fd = self._lock_fd, -1
+            release_lock(fd)

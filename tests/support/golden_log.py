@@ -18,6 +18,7 @@ from support.simfs import SimFileSystem
 
 from liftlog.log import DataDir, Log, LogConfig
 from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.shared_states import CLEAN_NAME, write_states
 from liftlog.records import encode_batch, parse_header
 from liftlog.records.codecs import codec_named, compress_batch
 
@@ -167,7 +168,7 @@ def files() -> dict[str, bytes]:
     data_dir.write_recovery_points({"orders": log.checkpoint()})
     state = log.close()
     assert state is not None
-    data_dir._write_states("clean", {"orders": state})
+    write_states(fs, DATA_DIR, CLEAN_NAME, {"orders": state})
     after = fs.kill()
     return {name: after.read(DATA_DIR / name) for name in FILES}
 

@@ -16,7 +16,7 @@ from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
 from liftlog.log.read_only import ReadOnlyFileSystem
-from liftlog.log.repair.repairing import read_states
+from liftlog.log.shared_states import read_known_states
 from liftlog.log.slot import AckedSlot, SlotState
 
 FILES = ReadOnlyFileSystem()
@@ -123,7 +123,7 @@ def _recovery_point(stream: StreamDirectory, manifest: Manifest) -> int:
     """From the clean marker or the recovery points; 0 when neither says anything usable."""
     if not manifest.segments:
         return 0
-    states = read_states(FILES, stream.data_dir, stream.name)
+    states = read_known_states(FILES, stream.data_dir, stream.name)
     known = states.of(manifest.incarnation, manifest.segments[-1])
     return max((state.next_offset for state in known), default=0)
 

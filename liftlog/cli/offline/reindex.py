@@ -65,9 +65,9 @@ def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
     """
     from liftlog.cli.offline.files import find_streams, give_to_owner
     from liftlog.log.filesystem import OsFileSystem
+    from liftlog.log.lock import exclusive
     from liftlog.log.manifest import read_manifest
     from liftlog.log.repair.indexes import find_stale_indexes, write_index
-    from liftlog.log.repair.repairing import exclusive
 
     streams, fs = find_streams(directory), OsFileSystem()
     stale = []

@@ -89,7 +89,7 @@ def repair(
       liftlog log repair /var/lib/liftlog/streams/orders --subject 'orders.>' --yes
     """
     from liftlog.cli.offline.files import find_streams
-    from liftlog.log.repair.repairing import exclusive
+    from liftlog.log.lock import exclusive
 
     streams = find_streams(directory)
     data_dir = streams[0].data_dir if streams else None
@@ -132,12 +132,13 @@ def _plan(
 ) -> tuple[list[_Planned], bool]:
     """What is to be done, and whether there are streams that cannot be mended as things stand."""
     from liftlog.log.filesystem import OsFileSystem
-    from liftlog.log.repair.repairing import SAY_SETTINGS, Repair, read_states
+    from liftlog.log.repair.repairing import SAY_SETTINGS, Repair
+    from liftlog.log.shared_states import read_known_states
 
     fs = OsFileSystem()
     planned, refused = [], False
     for stream in streams:
-        states = read_states(fs, stream.data_dir, stream.name)
+        states = read_known_states(fs, stream.data_dir, stream.name)
         repair = Repair(stream.path, states, metadata)
         try:
             planned.append(_Planned(stream, repair, repair.plan(fs)))

@@ -13,23 +13,18 @@ While files are copied a marker keeps every daemon away; removing it is the last
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from liftlog.errors import CorruptMetadata, InvalidArgument
 from liftlog.log.backup.copying import copy_file
 from liftlog.log.backup.layout import BackedUpStream, read_backup
-from liftlog.log.checkpoint_file import write_checkpoint_file
-from liftlog.log.data_dir import (
-    CLEAN_NAME,
-    LOCK_NAME,
-    RESTORING_NAME,
-    STREAMS_NAME,
-    make_durable_directory,
-)
+from liftlog.log.data_dir import RESTORING_NAME, STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem
+from liftlog.log.lock import LOCK_NAME
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, epochs_from, read_manifest
 from liftlog.log.recovery import ActiveState
+from liftlog.log.shared_states import CLEAN_NAME, write_states
 
 _HARMLESS = {LOCK_NAME, "lost+found"}
 _MAX_EPOCH = 2**32 - 1
@@ -70,7 +65,7 @@ def restore_backup(
     for stream in wanted:
         _copy_stream(source, directory, files, data_dir, stream, copied)
         manifest = _new_epoch(files, data_dir, stream, now_seconds)
-        states[stream.name] = asdict(_clean_state(manifest))
+        states[stream.name] = _clean_state(manifest)
         restored.append(
             RestoredStream(
                 stream.name,
@@ -80,7 +75,7 @@ def restore_backup(
             )
         )
     files.fsync_directory(data_dir / STREAMS_NAME)
-    write_checkpoint_file(files, data_dir / CLEAN_NAME, CLEAN_NAME, {"streams": states})
+    write_states(files, data_dir, CLEAN_NAME, states)
     files.unlink(data_dir / RESTORING_NAME)
     files.fsync_directory(data_dir)
     return restored

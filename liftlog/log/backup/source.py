@@ -18,7 +18,7 @@ from liftlog.errors import CorruptMetadata, StreamUnavailable
 from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import Manifest, SegmentEntry, read_manifest
-from liftlog.log.repair.repairing import read_states
+from liftlog.log.shared_states import read_known_states
 from liftlog.log.slot import AckedSlot, SlotState
 
 _TRIES = 100
@@ -82,7 +82,7 @@ def _end(
     """Everything below was acked, and nothing at or above it; None when nobody knows."""
     if not manifest.segments:
         return None
-    clean = read_states(fs, data_dir, name).clean
+    clean = read_known_states(fs, data_dir, name).clean
     if clean is not None and clean.is_of(manifest.incarnation, manifest.segments[-1]):
         # A hole behind the last record, where more was acked than is left, is in the manifest.
         return max(clean.next_offset, manifest.high_watermark)

@@ -8,26 +8,22 @@ goes on: each step is one durable change that the next run finds done.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import CorruptMetadata, DataDirLocked
-from liftlog.log.checkpoint_file import read_checkpoint_file
+from liftlog.errors import CorruptMetadata
 from liftlog.log.clock import SystemClock
-from liftlog.log.data_dir import CLEAN_NAME, LOCK_NAME, RECOVERY_POINTS_NAME
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry, read_manifest
+from liftlog.log.manifest import Manifest, QuarantinedRange, read_manifest
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
 from liftlog.log.repair.damage import find_new_damage, merged
 from liftlog.log.repair.file_systems import KeepingFileSystem, PretendingFileSystem
 from liftlog.log.repair.rebuild import Rebuilt, rebuild_manifest
+from liftlog.log.shared_states import KnownStates
 
 MANIFEST = "manifest"
 QUARANTINE = "quarantine"
@@ -56,27 +52,12 @@ class Step:
 
 
 @dataclass(slots=True)
-class States:
-    """What the data directory's checkpoint files say of one stream."""
-
-    clean: ActiveState | None = None
-    recovery_point: ActiveState | None = None
-
-    def of(self, incarnation: str, active: SegmentEntry) -> list[ActiveState]:
-        """Those that speak of this very segment."""
-        return [one for one in self.all() if one.is_of(incarnation, active)]
-
-    def all(self) -> list[ActiveState]:
-        return [one for one in (self.clean, self.recovery_point) if one is not None]
-
-
-@dataclass(slots=True)
 class Repair:
     """One stream to repair. `metadata` is what a rebuilt manifest gets; without it a stream whose
     manifest is lost is refused with CorruptMetadata."""
 
     directory: Path
-    states: States = field(default_factory=States)
+    states: KnownStates = field(default_factory=KnownStates)
     metadata: Mapping[str, Any] | None = None
     boot_id: str | None = None
 
@@ -178,54 +159,3 @@ def _quarantine_step(bad: QuarantinedRange) -> Step:
     return Step(
         QUARANTINE, bad.reason, bad.segment, bad.position, bad.first_offset, bad.next_offset
     )
-
-
-# --- the data directory ---
-
-
-def read_states(fs: FileSystem, data_dir: Path | None, name: str) -> States:
-    """What clean marker and recovery points say of the stream; a damaged file says nothing."""
-    if data_dir is None:
-        return States()
-    return States(*(_read_state(fs, data_dir, file, name) for file in _STATE_FILES))
-
-
-_STATE_FILES: Sequence[str] = (CLEAN_NAME, RECOVERY_POINTS_NAME)
-
-
-def _read_state(fs: FileSystem, data_dir: Path, file: str, name: str) -> ActiveState | None:
-    try:
-        content = read_checkpoint_file(fs, data_dir / file, file) or {}
-        return ActiveState(**content["streams"][name])
-    except (CorruptMetadata, OSError, KeyError, TypeError):
-        return None
-
-
-@contextlib.contextmanager
-def exclusive(data_dir: Path | None, *, read_only: bool = False) -> Iterator[None]:
-    """Keep daemons out of `data_dir` meanwhile. Raises DataDirLocked when one holds it, OSError.
-
-    `read_only` leaves no trace: a directory that was never locked stays so.
-    """
-    if data_dir is None or (read_only and not (data_dir / LOCK_NAME).exists()):
-        yield
-        return
-    flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-    fd = os.open(data_dir / LOCK_NAME, flags | os.O_CLOEXEC, 0o640)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise DataDirLocked(
-                f"the data directory {data_dir} is in use by process {holder}",
-                hint="stop the daemon first",
-            ) from None
-        if not read_only:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        yield
-        if not read_only:
-            os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)

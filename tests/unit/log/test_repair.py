@@ -16,7 +16,8 @@ from liftlog.log import ActiveState, Log
 from liftlog.log.manifest import read_manifest
 from liftlog.log.repair.file_systems import KeepingFileSystem
 from liftlog.log.repair.rebuild import rebuild_manifest
-from liftlog.log.repair.repairing import QUARANTINE, TAIL, Repair, States, Step
+from liftlog.log.repair.repairing import QUARANTINE, TAIL, Repair, Step
+from liftlog.log.shared_states import KnownStates
 from liftlog.records import parse_header
 from liftlog.records.format import HEADER_SIZE
 
@@ -26,7 +27,7 @@ Damage = Callable[[SimFileSystem, Log], range]
 """Harms the files and returns the acked offsets that this costs."""
 
 
-def stored(*, clean: bool) -> tuple[SimFileSystem, Promises, Log, States]:
+def stored(*, clean: bool) -> tuple[SimFileSystem, Promises, Log, KnownStates]:
     """A log of several segments, the last of which holds three batches."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
@@ -38,9 +39,9 @@ def stored(*, clean: bool) -> tuple[SimFileSystem, Promises, Log, States]:
     state = log.checkpoint()
     commit(log, promises, 1)
     if clean:
-        return fs, promises, log, States(clean=log.close())
+        return fs, promises, log, KnownStates(clean=log.close())
     append(log, promises, 2)
-    return fs.kill(), promises, log, States(recovery_point=state)
+    return fs.kill(), promises, log, KnownStates(recovery_point=state)
 
 
 def batches(fs: SimFileSystem, log: Log, segment: int) -> list[tuple[int, int, range]]:
@@ -57,13 +58,15 @@ def batches(fs: SimFileSystem, log: Log, segment: int) -> list[tuple[int, int, r
 
 
 def run(
-    fs: SimFileSystem, states: States, metadata: dict[str, Any] | None = None
+    fs: SimFileSystem, states: KnownStates, metadata: dict[str, Any] | None = None
 ) -> tuple[list[Step], KeepingFileSystem]:
     keeping = KeepingFileSystem(fs, KEPT)
     return Repair(DIRECTORY, states, metadata, boot_id="boot-1").run(keeping), keeping
 
 
-def plan(fs: SimFileSystem, states: States, metadata: dict[str, Any] | None = None) -> list[Step]:
+def plan(
+    fs: SimFileSystem, states: KnownStates, metadata: dict[str, Any] | None = None
+) -> list[Step]:
     return Repair(DIRECTORY, states, metadata, boot_id="boot-1").plan(fs)
 
 
@@ -71,7 +74,7 @@ def contents(fs: SimFileSystem, directory: Path = DIRECTORY) -> dict[str, bytes]
     return {name: bytes(fs.read(directory / name)) for name in fs.list_directory(directory)}
 
 
-def start(fs: SimFileSystem, states: States) -> Log:
+def start(fs: SimFileSystem, states: KnownStates) -> Log:
     log, _ = reopen(fs, clean=states.clean, recovery_point=states.recovery_point)
     return log
 
@@ -193,10 +196,10 @@ def test_what_can_be_read_survives_and_the_log_goes_on(damage: Damage, clean: bo
     commit(again, promises, 2)
     assert len(check(again, promises, lost=lost)) == len(found) + 2
     state = again.close()
-    third = start(fs, States(clean=state))
+    third = start(fs, KnownStates(clean=state))
     check(third, promises, lost=lost)
     third.close()
-    assert plan(fs, States(clean=third.active_state())) == [], "a second repair has work to do"
+    assert plan(fs, KnownStates(clean=third.active_state())) == [], "a second repair has work to do"
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -274,8 +277,8 @@ def test_the_incarnation_of_an_older_stream_is_not_taken() -> None:
     assert states.clean is not None
     values = {name: getattr(states.clean, name) for name in ActiveState.__slots__}
     older = ActiveState(**(values | {"incarnation": "f" * 32, "position": 8, "next_offset": 3}))
-    run(fs, States(clean=older), METADATA)
-    assert start(fs, States()).incarnation not in (log.incarnation, "f" * 32)
+    run(fs, KnownStates(clean=older), METADATA)
+    assert start(fs, KnownStates()).incarnation not in (log.incarnation, "f" * 32)
 
 
 def test_a_rewritten_segment_stands_in_for_its_sources() -> None:
@@ -320,7 +323,7 @@ def test_segments_that_contradict_each_other_are_refused() -> None:
         plan(fs, states, METADATA)
 
 
-def truncated() -> tuple[SimFileSystem, Promises, Log, States, bytes]:
+def truncated() -> tuple[SimFileSystem, Promises, Log, KnownStates, bytes]:
     """Offset 3 was assigned twice; the last are the bytes of the first segment before that."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs)
@@ -331,7 +334,7 @@ def truncated() -> tuple[SimFileSystem, Promises, Log, States, bytes]:
     log.truncate_suffix(3)
     promises.acked = {offset: value for offset, value in promises.acked.items() if offset < 3}
     commit(log, promises, 1)
-    return fs, promises, log, States(clean=log.close()), before
+    return fs, promises, log, KnownStates(clean=log.close()), before
 
 
 def test_a_truncated_log_is_rebuilt_as_it_was() -> None:
