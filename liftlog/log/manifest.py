@@ -94,6 +94,19 @@ class Manifest:
         """
         return f"{self.incarnation}:{self.generation}" if self.generation else self.incarnation
 
+    @property
+    def unclaimed_generation(self) -> int:
+        """A generation of which no segment file is, nor will be by a rewriting under way.
+
+        That writes one above its sources, unaware that it may have become pointless, and into
+        whatever it finds under the name.
+        """
+        return max(self.generation, *(one.generation for one in self.segments)) + 2
+
+    def quarantined_in(self, file_name: str) -> list[QuarantinedRange]:
+        """The ranges of one segment file."""
+        return [bad for bad in self.quarantined if bad.segment == file_name]
+
     def with_changes(self, **changes: Any) -> Manifest:
         return replace(self, **changes)
 

@@ -44,8 +44,7 @@ class ReadView(NamedTuple):
         return IndexEntry(segment.next_offset, segment.size_bytes)
 
     def damaged(self, segment: Segment) -> list[QuarantinedRange]:
-        name = segment.path.name
-        return [bad for bad in self.manifest.quarantined if bad.segment == name]
+        return self.manifest.quarantined_in(segment.path.name)
 
 
 def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset: int) -> bool:

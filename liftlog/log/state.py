@@ -174,8 +174,7 @@ class LogState:
         return frozenset(found)
 
     def _quarantined_in(self, segment: Segment) -> list[QuarantinedRange]:
-        name = segment.path.name
-        return [bad for bad in self._manifest.quarantined if bad.segment == name]
+        return self._manifest.quarantined_in(segment.path.name)
 
     # --- how it changes ---
 

@@ -14,22 +14,13 @@ from liftlog.errors import OffsetOutOfRange
 from liftlog.log.environment import EncodedBatch
 from liftlog.log.filesystem import Buffer, storage_errors
 from liftlog.log.index import IndexEntry, write_index
-from liftlog.log.manifest import Manifest, SegmentEntry, epoch_before, epochs_from
+from liftlog.log.manifest import SegmentEntry, epoch_before, epochs_from
 from liftlog.log.reading import LogEnd
 from liftlog.log.segment import Segment, walk_batches
 from liftlog.log.structure import LogStructure
 from liftlog.records.header import parse_header, verify_body
 
 logger = logging.getLogger("liftlog.log")
-
-
-def _beyond_jobs(manifest: Manifest, segments: tuple[Segment, ...]) -> int:
-    """A generation of which no file was, nor will be by a rewriting that is under way.
-
-    That writes one above its sources, unaware that it has become pointless, and into whatever it
-    finds under the name: at the offset of the cut it must not be the new segment.
-    """
-    return max(manifest.generation, *(one.generation for one in segments)) + 2
 
 
 class LogTruncation(LogStructure):
@@ -146,7 +137,7 @@ class LogTruncation(LogStructure):
             self._switch_active(
                 kept,
                 end,
-                generation=_beyond_jobs(manifest, self._segments),
+                generation=manifest.unclaimed_generation,
                 log_start_offset=min(manifest.log_start_offset, end),
                 epochs=epochs,
                 quarantined=tuple(

@@ -67,7 +67,7 @@ def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
     from liftlog.log.filesystem import OsFileSystem
     from liftlog.log.lock import exclusive
     from liftlog.log.manifest import read_manifest
-    from liftlog.log.repair.indexes import find_stale_indexes, write_index
+    from liftlog.log.repair.indexes import find_stale_indexes, rebuild_index
 
     streams, fs = find_streams(directory), OsFileSystem()
     stale = []
@@ -89,7 +89,7 @@ def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
                 note("Nothing was changed.")
                 return ExitCode.FAILED
             for one in stale:
-                one.entries = write_index(fs, one.segment, one.manifest)
+                one.entries = rebuild_index(fs, one.segment, one.manifest)
                 give_to_owner(one.stream.path)
     if output_format() != "table":
         write_objects([one.to_object() for one in stale], output_format())

@@ -19,7 +19,7 @@ from liftlog import __version__
 from liftlog.errors import InvalidArgument, StreamUnavailable
 from liftlog.log.backup.copying import copy_file, describe_file
 from liftlog.log.backup.layout import BackedUpFile, BackedUpStream, Backup
-from liftlog.log.backup.sealing import next_generation, seal_active
+from liftlog.log.backup.sealing import seal_active
 from liftlog.log.backup.source import Source, look
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem
@@ -186,7 +186,7 @@ class _StreamCopy:
         if active is None:
             return None
         self._forget_unlisted(manifest)
-        fresh = SegmentEntry(end, next_generation(manifest))
+        fresh = SegmentEntry(end, manifest.unclaimed_generation)
         segments = [*found.sealed, *([active.entry] if active.entry else []), fresh]
         self.fs.open(self.directory / fresh.file_name, create=True).close()
         manifest = replace(

@@ -10,7 +10,7 @@ from liftlog.log.backup.copying import copy_file
 from liftlog.log.backup.source import Source
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
-from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import find_data_end
 from liftlog.log.segment import Damaged, walk_batches
 from liftlog.records.header import BatchHeader, verify_body
@@ -24,11 +24,6 @@ class SealedActive:
     file_names: tuple[str, ...]
     quarantined: tuple[QuarantinedRange, ...]
     damaged: tuple[str, ...]
-
-
-def next_generation(manifest: Manifest) -> int:
-    """One that no file of the stream has, nor will get by a rewriting that is under way."""
-    return max(manifest.generation, *(one.generation for one in manifest.segments)) + 2
 
 
 def seal_active(

@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import INTERVAL_BYTES, IndexEntry, SparseIndex, index_path, read_index
-from liftlog.log.index import write_index as store_index
+from liftlog.log.index import (
+    INTERVAL_BYTES,
+    IndexEntry,
+    SparseIndex,
+    index_path,
+    read_index,
+    write_index,
+)
 from liftlog.log.manifest import Manifest
 from liftlog.log.segment import Segment, build_index, walk_batches
 
@@ -36,15 +42,15 @@ def find_stale_indexes(fs: FileSystem, directory: Path, manifest: Manifest) -> l
     return found
 
 
-def write_index(fs: FileSystem, segment: Segment, manifest: Manifest) -> int:
+def rebuild_index(fs: FileSystem, segment: Segment, manifest: Manifest) -> int:
     """Make the segment's index anew; durable on return. Returns the number of entries."""
     file = fs.open(segment.path, writable=False)
     try:
-        known = [bad for bad in manifest.quarantined if bad.segment == segment.path.name]
+        known = manifest.quarantined_in(segment.path.name)
         index = build_index(file, segment, known)
     finally:
         file.close()
-    store_index(fs, segment.path, index)
+    write_index(fs, segment.path, index)
     fs.fsync_directory(segment.path.parent)
     return len(index)
 
@@ -67,7 +73,7 @@ def _disagreement(file: File, segment: Segment, index: SparseIndex, manifest: Ma
 
     Entries that point into damage stand: they tell where readers can go on.
     """
-    known = [bad for bad in manifest.quarantined if bad.segment == segment.path.name]
+    known = manifest.quarantined_in(segment.path.name)
     start = IndexEntry(segment.base_offset, 0)
     end = IndexEntry(segment.next_offset, min(segment.size_bytes, file.size()))
     before, border = 0, 0  # where the last batch begins, and ends
