@@ -21,6 +21,7 @@ from liftlog.errors import DiskFull, StorageError
 Buffer = bytes | bytearray | memoryview
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_PIECE_BYTES = 4 * 1024 * 1024
 
 
 class File(Protocol):
@@ -177,3 +178,15 @@ def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:
                 raise OSError(errno.EIO, "write returned 0 bytes")
             done += written
     return total
+
+
+def content_end(file: File, start: int) -> int:
+    """Where the zeros at the end of the file begin, at or after `start`. Raises OSError."""
+    end = file.size()
+    while end > start:
+        low = max(start, end - _PIECE_BYTES)
+        stem = file.pread(end - low, low).rstrip(b"\0")
+        if stem:
+            return low + len(stem)
+        end = low
+    return start

@@ -20,7 +20,7 @@ from liftlog.log.manifest import (
     epochs_from,
     read_manifest,
 )
-from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail, scan
+from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind, scan
 from liftlog.log.segment import Segment, build_index
 from liftlog.log.slot import AckedSlot, SlotState
 from liftlog.log.writing import RESERVE_STEP
@@ -205,7 +205,7 @@ class _Opening(Inventory):
         recovery_point: ActiveState | None,
     ) -> tuple[ActiveState | None, int]:
         """Deal with one damage: (state to scan on from, or None when the scan is over; log end)."""
-        resync = find_resync(file, damage, good, size)
+        resync = resync_behind(file, damage, good, size)
         verdict = judge_tail(
             damage,
             resync,

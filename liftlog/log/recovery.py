@@ -11,15 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from liftlog.errors import CorruptBatch
-from liftlog.log import resync
-from liftlog.log.filesystem import File
+from liftlog.log.filesystem import File, content_end
 from liftlog.log.manifest import SegmentEntry
-from liftlog.log.resync import Resync
+from liftlog.log.resync import Resync, find_resync
 from liftlog.log.slot import SlotState
+from liftlog.log.window import FileWindow
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header, verify_body
-
-_WINDOW_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,42 +72,14 @@ class Verdict:
     log_end_offset: int
 
 
-class _Window:
-    """A sliding view over the file, so that a scan reads each byte once."""
-
-    def __init__(self, file: File, size: int) -> None:
-        self._file = file
-        self._size = size
-        self._start = 0
-        self._buffer = b""
-
-    def view(self, position: int, length: int) -> memoryview:
-        """Up to `length` bytes at `position`; fewer only at the end of the file."""
-        length = min(length, self._size - position)
-        at = position - self._start
-        if at < 0 or at + length > len(self._buffer):
-            self._start, at = position, 0
-            self._buffer = self._file.pread(
-                min(max(length, _WINDOW_BYTES), self._size - position), position
-            )
-        return memoryview(self._buffer)[at : at + length]
-
-
 def find_data_end(file: File, start: int) -> int:
     """Where the zeros begin that were allocated ahead, at or after `start`; a multiple of 8.
 
     Zeros at the end of the last batch are taken for allocated ones too, so a batch may reach past
     this position. Nothing that can be a batch begins behind it.
     """
-    end = file.size()
-    while end > start:
-        low = max(start, end - _WINDOW_BYTES)
-        stem = file.pread(end - low, low).rstrip(b"\0")
-        if stem:
-            used = low + len(stem)
-            return start + (used - start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        end = low
-    return start
+    used = content_end(file, start) - start
+    return start + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def scan(
@@ -123,7 +93,7 @@ def scan(
     Calls `on_batch(position, header)` for each. Raises OSError (an unreadable file is not the
     end of the data) and UnsupportedFormat.
     """
-    window = _Window(file, file.size())
+    window = FileWindow(file, file.size())
     position, offset = state.position, state.next_offset
     count, newest, created = state.record_count, state.max_timestamp_ns, state.created_ns
     epoch, group = state.leader_epoch, state.commit_group
@@ -160,9 +130,9 @@ def scan(
     return good, damage
 
 
-def find_resync(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
+def resync_behind(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
     """Where good batches go on behind a damage of the active segment (see resync.py)."""
-    return resync.find_resync(
+    return find_resync(
         file,
         damage.position,
         data_end,

@@ -29,7 +29,6 @@ class Resync(NamedTuple):
 
     position: int
     offset: int
-    commit_groups: frozenset[int]
 
 
 class Headers:
@@ -85,8 +84,7 @@ def find_resync(
             and following.base_offset == header.next_offset
             and following.leader_epoch >= header.leader_epoch
         ):
-            groups, _ = _follow(headers, start, end, following)
-            return Resync(start, following.base_offset, frozenset(groups))
+            return Resync(start, following.base_offset)
     budget = _MAX_CHECKED_BYTES
     broken: set[int] = set()  # positions from which no chain leads to the end
     for at in _magics(file, start, end):
@@ -103,42 +101,33 @@ def find_resync(
             return None
         if not _is_whole(file, at, found):
             continue
-        groups, reached = _follow(headers, at, end, found, broken)
+        reached = _follow(headers, at, end, found, broken)
         if reached is not None and end_offset in (None, reached):
-            return Resync(at, found.base_offset, frozenset(groups))
+            return Resync(at, found.base_offset)
     return None
 
 
 def _follow(
-    headers: Headers,
-    position: int,
-    end: int,
-    header: BatchHeader,
-    broken: set[int] | None = None,
-) -> tuple[set[int], int | None]:
-    """Commit groups of the chain from `position` on, and the offset that it reaches at `end`.
+    headers: Headers, position: int, end: int, header: BatchHeader, broken: set[int]
+) -> int | None:
+    """The offset that the chain from `position` on reaches at `end`.
 
-    None when it breaks before. A last batch that the end cuts does not break it: that is the torn
-    tail that a crash leaves behind good batches.
+    None when it breaks before; then `broken` gets the positions that it passed. A last batch that
+    the end cuts does not break it: that is the torn tail that a crash leaves behind good batches.
     """
-    groups: set[int] = set()
     passed = []
     current: BatchHeader | None = header
-    while current is not None:
-        groups.add(current.commit_group)
+    while current is not None and position not in broken:
         passed.append(position)
         position += current.length
         offset, epoch = current.next_offset, current.leader_epoch
         if position >= end or headers.is_cut_at(position, end):
-            return groups, offset
-        if broken is not None and position in broken:
-            break
+            return offset
         current = headers.at(position)
         if current is not None and (current.base_offset != offset or current.leader_epoch < epoch):
             current = None
-    if broken is not None:
-        broken.update(passed)
-    return groups, None
+    broken.update(passed)
+    return None
 
 
 def _is_whole(file: File, position: int, header: BatchHeader) -> bool:

@@ -23,7 +23,7 @@ from liftlog.cli.text import plural
 from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
-from liftlog.log.recovery import ActiveState, Damage, find_data_end, find_resync, judge_tail
+from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind
 from liftlog.log.repair.walk import Missing, walk
 
 DAMAGE = "damage"
@@ -249,7 +249,7 @@ class _Verification:
         )
         verdict = judge_tail(
             damage,
-            find_resync(file, damage, good, data_end),
+            resync_behind(file, damage, good, data_end),
             recovery_point=facts.recovery_point,
             slot=facts.slot,
             reserved_offset=facts.manifest.reserved_offset,

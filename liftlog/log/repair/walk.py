@@ -13,11 +13,10 @@ from liftlog.errors import CorruptBatch
 from liftlog.log.filesystem import File
 from liftlog.log.index import SparseIndex
 from liftlog.log.resync import find_resync
+from liftlog.log.window import WINDOW_BYTES, FileWindow
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
-
-_WINDOW_BYTES = 4 * 1024 * 1024
 
 
 class Found(NamedTuple):
@@ -46,26 +45,6 @@ class Missing(NamedTuple):
         return self.end_position - self.position
 
 
-class _Window:
-    """The first `size` bytes of a file in large pieces, so that each byte is read about once."""
-
-    def __init__(self, file: File, size: int, window_bytes: int) -> None:
-        self._file = file
-        self._size = size
-        self._window_bytes = window_bytes
-        self._start = 0
-        self._buffer = b""
-
-    def view(self, position: int, length: int) -> memoryview:
-        """`length` bytes at `position`, fewer at the end."""
-        length = max(min(length, self._size - position), 0)
-        at = position - self._start
-        if at < 0 or at + length > len(self._buffer):
-            wanted = min(max(length, self._window_bytes), self._size - position)
-            self._start, at, self._buffer = position, 0, self._file.pread(wanted, position)
-        return memoryview(self._buffer)[at : at + length]
-
-
 def walk(
     file: File,
     base_offset: int,
@@ -74,7 +53,7 @@ def walk(
     index: SparseIndex | None = None,
     *,
     position: int = 0,
-    window_bytes: int = _WINDOW_BYTES,
+    window_bytes: int = WINDOW_BYTES,
 ) -> Iterator[Found | Missing]:
     """Every batch and every gap from `position`, where the batch of `base_offset` begins, to
     `data_end`, in order of position.
@@ -82,7 +61,7 @@ def walk(
     No batch reaches past `size`; between the two lie zeros allocated ahead. `index` is the one of
     a sealed segment. Raises OSError, and UnsupportedFormat for what a newer liftlog wrote.
     """
-    window = _Window(file, size, window_bytes)
+    window = FileWindow(file, size, window_bytes)
     expected, epoch = base_offset, 0
     while position < data_end:
         header, batch, reason = _read_batch(window, position, expected, epoch)
@@ -103,7 +82,7 @@ def walk(
 
 
 def _read_batch(
-    window: _Window, position: int, expected: int, epoch: int
+    window: FileWindow, position: int, expected: int, epoch: int
 ) -> tuple[BatchHeader | None, RecordBatch | None, str]:
     """The header if it is good and can continue the log, the batch if its body is good too, and
     what is wrong."""
