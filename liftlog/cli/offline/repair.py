@@ -184,7 +184,7 @@ def _carry_out(one: _Planned) -> None:
     from liftlog.cli.offline.files import give_to_owner
     from liftlog.cli.offline.verify import DAMAGE, verify_stream
     from liftlog.log.filesystem import OsFileSystem
-    from liftlog.log.repair.file_systems import KeepingFileSystem
+    from liftlog.log.repair.keeping import KeepingFileSystem
 
     stream = one.stream
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")

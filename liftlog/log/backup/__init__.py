@@ -3,6 +3,7 @@
 layout     what a backup consists of; its own manifest, written last
 source     what of a stream is to be copied: everything that was acked
 copying    files, byte for byte, with a checksum
+sealing    what was acked of the active segment, as a sealed one
 creating   from a data directory to a backup
 verifying  whether a backup is whole
 restoring  from a backup to a data directory that begins a new leader epoch

@@ -21,7 +21,8 @@ from liftlog.log.manifest import Manifest, QuarantinedRange, read_manifest
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
 from liftlog.log.repair.damage import find_new_damage, merged
-from liftlog.log.repair.file_systems import KeepingFileSystem, PretendingFileSystem
+from liftlog.log.repair.keeping import KeepingFileSystem
+from liftlog.log.repair.pretending import PretendingFileSystem
 from liftlog.log.repair.rebuild import Rebuilt, rebuild_manifest
 from liftlog.log.shared_states import KnownStates
 

@@ -14,7 +14,7 @@ from support.simfs import MachineStopped, SimFileSystem
 from liftlog.errors import CorruptMetadata
 from liftlog.log import ActiveState, Log
 from liftlog.log.manifest import read_manifest
-from liftlog.log.repair.file_systems import KeepingFileSystem
+from liftlog.log.repair.keeping import KeepingFileSystem
 from liftlog.log.repair.rebuild import rebuild_manifest
 from liftlog.log.repair.repairing import QUARANTINE, TAIL, Repair, Step
 from liftlog.log.shared_states import KnownStates
