@@ -160,7 +160,7 @@ def verify(backup: Path, quick: bool) -> ExitCode:
       liftlog backup verify /backup/liftlog-2026-01-31
     """
     from liftlog.log.backup import verify_backup
-    from liftlog.log.read_only import ReadOnlyFileSystem
+    from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 
     style, fs = output_format(), ReadOnlyFileSystem()
     with byte_progress(_read(backup).size_bytes) as advance:
@@ -220,7 +220,7 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     from liftlog.log.data_dir import make_durable_directory
     from liftlog.log.filesystem import OsFileSystem
     from liftlog.log.lock import exclusive
-    from liftlog.log.read_only import ReadOnlyFileSystem
+    from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 
     fs = ReadOnlyFileSystem()
     content = _read(backup)
@@ -257,7 +257,7 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
 
 def _read(backup: Path) -> Backup:
     from liftlog.log.backup import read_backup
-    from liftlog.log.read_only import ReadOnlyFileSystem
+    from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 
     if not backup.is_dir():
         raise Problem(

@@ -13,8 +13,8 @@ from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.inventory import RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.opening import open_log
-from liftlog.log.reader import LogSlice
 from liftlog.log.recovery import ActiveState
+from liftlog.log.slices import LogSlice
 
 __all__ = [
     "ActiveState",

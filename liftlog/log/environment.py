@@ -9,7 +9,7 @@ from typing import NamedTuple
 from liftlog.log.clock import Clock
 from liftlog.log.file_pool import FilePool
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.segment import IndexCache
+from liftlog.log.index_cache import IndexCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import SparseIndex, write_index
 from liftlog.log.manifest import Manifest, SegmentEntry, epoch_before
-from liftlog.log.reader import LogSlice
 from liftlog.log.reading import ReadView, first_offset_at, read_slice
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
+from liftlog.log.slices import LogSlice
 from liftlog.log.truncation import LogTruncation
 from liftlog.log.writing import RESERVE_STEP
 

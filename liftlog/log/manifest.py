@@ -69,6 +69,16 @@ class QuarantinedRange:
         """Whether records may have been in it that somebody was told are stored."""
         return self.reason != SKIPPED
 
+    def widened(self, other: QuarantinedRange) -> QuarantinedRange:
+        """Over the offsets and bytes of both, for the reason of this one."""
+        return replace(
+            self,
+            first_offset=min(self.first_offset, other.first_offset),
+            next_offset=max(self.next_offset, other.next_offset),
+            position=min(self.position, other.position),
+            end_position=max(self.end_position, other.end_position),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

@@ -10,6 +10,7 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors, write_all
 from liftlog.log.index import SparseIndex, read_index
+from liftlog.log.index_cache import build_index
 from liftlog.log.inventory import BROKEN_SUFFIX, Inventory, RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.manifest import (
@@ -21,7 +22,7 @@ from liftlog.log.manifest import (
     read_manifest,
 )
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind, scan
-from liftlog.log.segment import Segment, build_index
+from liftlog.log.segment import Segment
 from liftlog.log.slot import AckedSlot, SlotState
 from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.header import BatchHeader

@@ -10,8 +10,8 @@ from liftlog.errors import CorruptRange
 from liftlog.log.file_pool import FilePool
 from liftlog.log.index import IndexEntry
 from liftlog.log.manifest import Manifest, QuarantinedRange
-from liftlog.log.reader import IndexOf, LogSlice, find_time_in_segment, slice_segment
 from liftlog.log.segment import Segment
+from liftlog.log.slices import IndexOf, LogSlice, find_time_in_segment, slice_segment
 
 
 class LogEnd(NamedTuple):

@@ -1,23 +1,18 @@
-"""One segment: a file of record batches that begins at `base_offset`, and its index."""
+"""One segment: a file of record batches that begins at `base_offset`, and walking its headers."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch
-from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import IndexEntry, SparseIndex, index_path, read_index, write_index
+from liftlog.log.filesystem import File
+from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.resync import find_resync
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
-
-logger = logging.getLogger("liftlog.log")
 
 MAX_POSITION = 0xFFFF_0000  # positions in the index are u32; leave room for one last group
 _WALK_BYTES = 64 * 1024
@@ -67,7 +62,7 @@ class Segment:
         )
 
 
-class Damaged(NamedTuple):
+class SteppedOver(NamedTuple):
     """A stretch of a segment that a walk had to step over, and the offsets that lay in it."""
 
     position: int
@@ -83,14 +78,14 @@ def walk_batches(
     *,
     index: SparseIndex | None = None,
     quarantined: Sequence[QuarantinedRange] = (),
-    damaged: list[Damaged] | None = None,
+    stepped_over: list[SteppedOver] | None = None,
     window: int = _WALK_BYTES,
 ) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of each batch from `start` to `end`, reading ahead in windows.
 
-    Damage is stepped over, to the next batch that provably continues the log, and noted in
-    `damaged`; so it costs readers what it hit and no more. Bodies are not checked. Raises OSError
-    and UnsupportedFormat.
+    Damage is stepped over, to the next batch that provably continues the log, and told to
+    `stepped_over`; so it costs readers what it hit and no more. Bodies are not checked. Raises
+    OSError and UnsupportedFormat.
     """
     offset, position = start
     limit = end.position
@@ -111,14 +106,14 @@ def walk_batches(
             position += header.length
             offset += header.last_offset_delta + 1
             continue
-        hit = Damaged(position, offset, 0, known=False)
+        hit = SteppedOver(position, offset, 0, known=False)
         known = _covering(quarantined, position)
         if known is not None:
             offset, position = known.next_offset, known.end_position
         else:
             offset, position = _behind_damage(file, position, offset, end, index)
-        if damaged is not None:
-            damaged.append(hit._replace(next_offset=offset, known=known is not None))
+        if stepped_over is not None:
+            stepped_over.append(hit._replace(next_offset=offset, known=known is not None))
 
 
 def _covering(ranges: Sequence[QuarantinedRange], position: int) -> QuarantinedRange | None:
@@ -138,67 +133,3 @@ def _behind_damage(
         file, position, border.position, offset=offset, epoch=0, end_offset=border.offset
     )
     return IndexEntry(found.offset, found.position) if found is not None else border
-
-
-def build_index(
-    file: File, segment: Segment, quarantined: Sequence[QuarantinedRange] = ()
-) -> SparseIndex:
-    """Make the index anew from the batch headers, past damage if there is some."""
-    index = SparseIndex(segment.base_offset)
-    newest = 0
-    start = IndexEntry(segment.base_offset, 0)
-    end = IndexEntry(segment.next_offset, segment.size_bytes)
-    for position, header in walk_batches(file, start, end, quarantined=quarantined):
-        newest = max(newest, header.max_timestamp_ns)
-        index.maybe_add(header.base_offset, position, newest)
-    return index
-
-
-class IndexCache:
-    """Indexes of sealed segments, the most recently used ones in memory.
-
-    Shared by all logs of a daemon; a look-up of a cold segment reads one small file.
-    """
-
-    def __init__(self, fs: FileSystem, limit: int) -> None:
-        self._fs = fs
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._indexes: OrderedDict[Path, SparseIndex] = OrderedDict()
-
-    def get(
-        self, segment: Segment, file: File, quarantined: Sequence[QuarantinedRange] = ()
-    ) -> SparseIndex:
-        """The index of a sealed segment; rebuilt (and stored) when its file is lost or bad."""
-        with self._lock:
-            index = self._indexes.get(segment.path)
-            if index is not None:
-                self._indexes.move_to_end(segment.path)
-                return index
-        index = read_index(self._fs, segment.path, segment.base_offset)
-        if index is None:
-            index = build_index(file, segment, quarantined)
-            try:
-                write_index(self._fs, segment.path, index)
-                if not self._fs.exists(segment.path):
-                    # Retention was quicker: whoever removed the file did not know of this one.
-                    self._fs.unlink(index_path(segment.path))
-            except OSError as error:  # a full disk must not keep anyone from reading
-                logger.warning("index-not-stored segment=%s error=%s", segment.path, error)
-        self.put(segment, index)
-        return index
-
-    def put(self, segment: Segment, index: SparseIndex) -> None:
-        with self._lock:
-            self._indexes[segment.path] = index
-            while len(self._indexes) > self._limit:
-                self._indexes.popitem(last=False)
-
-    def drop(self, path: Path) -> None:
-        with self._lock:
-            self._indexes.pop(path, None)
-
-    def drop_directory(self, directory: Path) -> None:
-        with self._lock:
-            for path in [path for path in self._indexes if path.parent == directory]:
-                del self._indexes[path]

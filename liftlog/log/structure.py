@@ -1,4 +1,4 @@
-"""Changes of what a log consists of: retention, swaps, quarantine, truncation.
+"""Changes of what a log consists of: metadata, retention, swaps, quarantine.
 
 Every change is one write of the manifest. What has to be on disk for it is there before; files that
 it no longer lists go after it, and a stop in between leaves garbage that the next start removes.
@@ -188,7 +188,7 @@ class LogStructure(LogWriting):
                 merged = replace(bad, segment=file_name)
                 for other in [one for one in known if _overlap(one, merged)]:
                     known.remove(other)
-                    merged = _union(other, merged)
+                    merged = other.widened(merged)
                 known.append(merged)
             if set(known) == set(self._manifest.quarantined):
                 return
@@ -208,16 +208,6 @@ def _overlap(one: QuarantinedRange, other: QuarantinedRange) -> bool:
         one.segment == other.segment
         and one.position < other.end_position
         and other.position < one.end_position
-    )
-
-
-def _union(one: QuarantinedRange, other: QuarantinedRange) -> QuarantinedRange:
-    return replace(
-        one,
-        first_offset=min(one.first_offset, other.first_offset),
-        next_offset=max(one.next_offset, other.next_offset),
-        position=min(one.position, other.position),
-        end_position=max(one.end_position, other.end_position),
     )
 
 

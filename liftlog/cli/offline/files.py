@@ -15,7 +15,7 @@ from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
-from liftlog.log.read_only import ReadOnlyFileSystem
+from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 from liftlog.log.shared_states import read_known_states
 from liftlog.log.slot import AckedSlot, SlotState
 

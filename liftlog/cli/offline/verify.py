@@ -6,7 +6,7 @@ never acked are not damage: a running daemon is just writing them, or the next s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind
+from liftlog.log.repair.damage import is_covered
 from liftlog.log.repair.walk import Missing, walk
 
 DAMAGE = "damage"
@@ -147,7 +148,7 @@ class _Verification:
         """Offsets that hold nothing: damage, unless it is known or below the log's start."""
         if following <= self.log_start:
             self._add(NOTE, f"below the log's start: {text}", segment, position, first, following)
-        elif not _covered(first, following, self.quarantined):
+        elif not is_covered(first, following, self.quarantined):
             self._add(DAMAGE, text, segment, position, first, following)
 
     # --- segments ---
@@ -238,7 +239,7 @@ class _Verification:
         facts = self.facts
         if facts.manifest is None or item.size_bytes == 0:
             return False
-        if _covered(item.first_offset, item.first_offset + 1, self.quarantined):
+        if is_covered(item.first_offset, item.first_offset + 1, self.quarantined):
             return False
         damage = Damage(item.position, item.first_offset, item.reason, item.header)
         good = replace(
@@ -262,11 +263,3 @@ class _Verification:
             text = "its index is missing or bad; it is made anew when it is needed"
             self._add(NOTE, text, entry.file_name)
         return index
-
-
-def _covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> bool:
-    """Whether [first, following) lies in the ranges taken together."""
-    for bad in sorted(ranges, key=lambda one: one.first_offset):
-        if bad.first_offset <= first < bad.next_offset:
-            first = bad.next_offset
-    return first >= following

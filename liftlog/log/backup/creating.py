@@ -25,7 +25,7 @@ from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.index import index_path
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry
-from liftlog.log.read_only import ReadOnlyFileSystem
+from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log.backup")

@@ -12,7 +12,7 @@ from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import find_data_end
-from liftlog.log.segment import Damaged, walk_batches
+from liftlog.log.segment import SteppedOver, walk_batches
 from liftlog.records.header import BatchHeader, verify_body
 
 
@@ -98,9 +98,9 @@ class _Walk:
     def _run(self, file: File, end: int, quarantined: list[QuarantinedRange]) -> None:
         start = IndexEntry(self.next_offset, 0)
         limit = IndexEntry(end, find_data_end(file, 0))
-        stepped: list[Damaged] = []
+        stepped: list[SteppedOver] = []
         bad: list[str] = []
-        batches = walk_batches(file, start, limit, quarantined=quarantined, damaged=stepped)
+        batches = walk_batches(file, start, limit, quarantined=quarantined, stepped_over=stepped)
         for position, header in batches:
             if header.next_offset > end:
                 break

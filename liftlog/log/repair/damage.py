@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from liftlog.log.filesystem import File, FileSystem
@@ -61,13 +60,7 @@ def merged(
         apart = []
         for other in ranges:
             if other.segment == bad.segment and _overlap(other, bad):
-                bad = replace(
-                    bad,
-                    first_offset=min(bad.first_offset, other.first_offset),
-                    next_offset=max(bad.next_offset, other.next_offset),
-                    position=min(bad.position, other.position),
-                    end_position=max(bad.end_position, other.end_position),
-                )
+                bad = bad.widened(other)
             else:
                 apart.append(other)
         ranges = [*apart, bad]

@@ -14,8 +14,9 @@ from liftlog.log.index import (
     read_index,
     write_index,
 )
+from liftlog.log.index_cache import build_index
 from liftlog.log.manifest import Manifest
-from liftlog.log.segment import Segment, build_index, walk_batches
+from liftlog.log.segment import Segment, walk_batches
 
 
 class StaleIndex(NamedTuple):

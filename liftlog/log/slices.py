@@ -1,4 +1,5 @@
-"""Finding the run of whole batches that answers a fetch, without reading the batches."""
+"""Slices of one segment: the run of whole batches that answers a fetch, found without reading the
+batches. `reading.py` goes across segments."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from liftlog.log.file_pool import FilePool, PooledFile
 from liftlog.log.filesystem import File
 from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.segment import Damaged, Segment, walk_batches
+from liftlog.log.segment import Segment, SteppedOver, walk_batches
 from liftlog.records.decode import decode_batch
 
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
@@ -143,21 +144,21 @@ def _find_start(
     file: File, index: SparseIndex, start: IndexEntry, end: IndexEntry, offset: int
 ) -> tuple[int, int, IndexEntry] | None:
     """Position and base offset of the first batch that ends after `offset`, and its end."""
-    damaged: list[Damaged] = []
-    walk = walk_batches(file, start, end, index=index, damaged=damaged, window=_WALK_WINDOW)
+    stepped: list[SteppedOver] = []
+    walk = walk_batches(file, start, end, index=index, stepped_over=stepped, window=_WALK_WINDOW)
     for position, header in walk:
         following = header.next_offset
         if following > offset and header.record_count:
-            if damaged:
-                _refuse_damaged(damaged, offset, header.base_offset)
+            if stepped:
+                _refuse_damaged(stepped, offset, header.base_offset)
             return position, header.base_offset, IndexEntry(following, position + header.length)
-    _refuse_damaged(damaged, offset, end.offset)
+    _refuse_damaged(stepped, offset, end.offset)
     return None
 
 
-def _refuse_damaged(damaged: list[Damaged], offset: int, found_offset: int) -> None:
+def _refuse_damaged(stepped: list[SteppedOver], offset: int, found_offset: int) -> None:
     """Raise CorruptRange when what was asked for lay in bytes that had to be stepped over."""
-    for bad in damaged:
+    for bad in stepped:
         if offset < bad.next_offset <= found_offset:
             first = max(bad.first_offset, offset)
             raise CorruptRange(
