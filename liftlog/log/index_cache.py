@@ -1,4 +1,4 @@
-"""The indexes of sealed segments: in memory as far as there is room, made anew when they are lost."""
+"""The indexes of sealed segments: the latest used ones in memory, lost ones made anew."""
 
 from __future__ import annotations
 

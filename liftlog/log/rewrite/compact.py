@@ -37,9 +37,10 @@ from liftlog.log.rewrite.job import (
     no_throttle,
 )
 from liftlog.log.rewrite.marks import OffsetMarks
+from liftlog.log.rewrite.merger import BatchMerger
 from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
-from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
+from liftlog.log.rewrite.writer import SegmentWriter
 from liftlog.records.column_set import KeyedRecords, concat_binary
 from liftlog.records.decode import RecordBatch
 

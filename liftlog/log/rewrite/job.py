@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 from compaction import CompactionPlan
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 
+TARGET_BATCH_BYTES = 64 * 1024
+"""What small batches are put together to."""
+
 _T = TypeVar("_T", SegmentEntry, QuarantinedRange)
 
 
@@ -87,7 +90,7 @@ class CompactJob:
     @property
     def generation(self) -> int:
         """Of all files that this job writes."""
-        return next_generation(self.sources)
+        return _next_generation(self.sources)
 
     def to_dict(self) -> dict[str, Any]:
         return _to_dict(self)
@@ -110,12 +113,12 @@ class RebatchJob:
 
     directory: str
     source: SegmentEntry
-    target_bytes: int = 64 * 1024
+    target_bytes: int = TARGET_BATCH_BYTES
     compression: str = "none"
 
     @property
     def generation(self) -> int:
-        return next_generation([self.source])
+        return _next_generation([self.source])
 
     def to_dict(self) -> dict[str, Any]:
         return _to_dict(self)
@@ -236,7 +239,7 @@ class ScrubResult:
         return cls(**content | {"damaged": _values(QuarantinedRange, content["damaged"])})
 
 
-def next_generation(sources: tuple[SegmentEntry, ...] | list[SegmentEntry]) -> int:
+def _next_generation(sources: Sequence[SegmentEntry]) -> int:
     """A generation that no file of these offsets ever had: each rewriting takes a higher one."""
     return max(source.generation for source in sources) + 1
 

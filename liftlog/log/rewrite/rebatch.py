@@ -24,9 +24,10 @@ from liftlog.log.rewrite.job import (
     no_progress,
     no_throttle,
 )
+from liftlog.log.rewrite.merger import BatchMerger
 from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
-from liftlog.log.rewrite.writer import BatchMerger, SegmentWriter
+from liftlog.log.rewrite.writer import SegmentWriter
 from liftlog.records.codecs import raw_length
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import parse_header
@@ -37,10 +38,8 @@ _SAMPLES = 16
 _HEAD_BYTES = HEADER_SIZE + 8
 
 
-def needs_rebatch(
-    fs: FileSystem, directory: Path, entry: SegmentEntry, *, below_bytes: int = SMALL_BATCH_BYTES
-) -> bool:
-    """Whether the mean batch of a sealed segment is smaller than `below_bytes`, uncompressed.
+def needs_rebatch(fs: FileSystem, directory: Path, entry: SegmentEntry) -> bool:
+    """Whether the mean batch of a sealed segment is a small one, uncompressed.
 
     Looks at how long its index is: batches of more than 4 KiB have an entry each, smaller ones
     share entries that are less than 8 KiB apart. How much compression hides, a few headers tell.
@@ -55,9 +54,9 @@ def needs_rebatch(
         entries = file.size() // ENTRY_SIZE - 1
     finally:
         file.close()
-    if entries < 2 or entry.size_bytes >= below_bytes * entries:
+    if entries < 2 or entry.size_bytes >= SMALL_BATCH_BYTES * entries:
         return False
-    return entry.size_bytes * _inflation(fs, directory, entry) < below_bytes * entries
+    return entry.size_bytes * _inflation(fs, directory, entry) < SMALL_BATCH_BYTES * entries
 
 
 def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry) -> float:

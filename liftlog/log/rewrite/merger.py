@@ -1,0 +1,182 @@
+"""Putting the records that stay into batches, for the writer of a rewritten segment."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from liftlog.log.filesystem import Buffer
+from liftlog.log.rewrite.chunks import Chunk, with_range
+from liftlog.log.rewrite.job import TARGET_BATCH_BYTES
+from liftlog.log.rewrite.writer import MAX_RELATIVE_OFFSET, SegmentWriter
+from liftlog.records.codecs import codec_named, compress_batch
+from liftlog.records.column_set import Columns, Offsets, concat
+from liftlog.records.columns import can_share_batch, encode_columns
+from liftlog.records.encode import encode_batch
+from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
+from liftlog.records.header import BatchHeader, parse_header
+
+MAX_MERGED_RECORDS = 4096
+_OVERHEAD_BYTES = 256  # of a batch: header, a subject or a few, padding
+
+
+class BatchMerger:
+    """Puts what is left of small batches together, and writes large ones as they are.
+
+    No record changes: neither offset nor stamp. Batches of different epochs are never put
+    together, so that where an epoch begins stays in the log; where all records of an epoch are
+    gone, or the first ones of a segment, an empty batch keeps their place.
+    """
+
+    def __init__(
+        self,
+        writer: SegmentWriter,
+        *,
+        target_bytes: int = TARGET_BATCH_BYTES,
+        compression: str = "none",
+    ) -> None:
+        """`compression` is for batches that are put together; others stay as they are."""
+        self._writer = writer
+        self._codec = codec_named(compression)
+        self._target_bytes = target_bytes - _OVERHEAD_BYTES
+        self.batches_out = 0
+        self._first: BatchHeader | None = None  # of what waits; its records may be gone
+        self._next_offset = 0
+        self._parts: list[Columns] = []
+        self._size = 0
+        self._count = 0
+        self._stamps = (0, 0)
+
+    def add(self, chunk: Chunk) -> None:
+        """A chunk of which every record stays."""
+        if not chunk.is_one_batch:
+            self.add_records(chunk.columns(), chunk.header, divisible=True)
+        elif not chunk.header.record_count:
+            self.skip(chunk.header)
+        elif 2 * len(chunk.batches[0].raw) >= self._target_bytes:
+            self.flush()
+            self._write(chunk.batches[0].stored, chunk.header)
+        else:
+            self.add_records(chunk.columns(), chunk.header)
+
+    def add_records(
+        self, columns: Columns, header: BatchHeader, *, divisible: bool = False
+    ) -> None:
+        """What is left, at least one record, of the offsets of this header.
+
+        Records of one batch stay together. Those of several are `divisible`.
+        """
+        if self._first is not None and not self._is_near(header):
+            self.flush()
+        if divisible:
+            self._divide(columns, header)
+            return
+        stamps = _span(columns.timestamps_ns)
+        if self._parts and not (
+            self._size + columns.size_bytes <= self._target_bytes
+            and self._count + len(columns) <= MAX_MERGED_RECORDS
+            and can_share_batch(self._stamps, stamps)
+        ):
+            self.flush()
+        self._append(columns, header, stamps)
+
+    def skip(self, header: BatchHeader) -> None:
+        """A batch of which nothing is left."""
+        if self._first is not None:
+            if self._is_near(header):
+                self._next_offset = header.next_offset
+                return
+            self.flush()
+        if not self._writer.extend(header):
+            self._first = header
+            self._next_offset = header.next_offset
+
+    def flush(self) -> None:
+        """Write what waits."""
+        first = self._first
+        if first is None:
+            return
+        raw: bytearray | memoryview
+        if self._parts:
+            raw = encode_columns(
+                concat(self._parts),
+                base_offset=first.base_offset,
+                last_offset=self._next_offset - 1,
+                leader_epoch=first.leader_epoch,
+                commit_group=first.commit_group,
+            )
+        else:
+            raw = encode_batch(
+                base_offset=first.base_offset,
+                last_offset=self._next_offset - 1,
+                leader_epoch=first.leader_epoch,
+                commit_group=first.commit_group,
+                stamps=[],
+                subjects=[],
+                values=[],
+            )
+        self._first = None
+        self._parts, self._size, self._count = [], 0, 0
+        if self._codec is not None:
+            raw = compress_batch(raw, self._codec)
+        self._write(raw, parse_header(raw))
+
+    def _is_near(self, header: BatchHeader) -> bool:
+        """Whether what waits may become one batch with these offsets."""
+        first = self._first
+        return first is not None and (
+            first.leader_epoch == header.leader_epoch
+            and header.last_offset - first.base_offset <= MAX_RELATIVE_OFFSET
+        )
+
+    def _divide(self, columns: Columns, header: BatchHeader) -> None:
+        """Fill up batches one after the other, each up to the record that does not fit."""
+        count, sizes, offsets = len(columns), columns.sizes(), columns.offsets
+        first = 0
+        while first < count:
+            room = self._target_bytes - self._size + (int(sizes[first - 1]) if first else 0)
+            end = min(
+                int(np.searchsorted(sizes, room, "right")),
+                first + MAX_MERGED_RECORDS - self._count,
+            )
+            if not self._parts:
+                end = max(end, first + 1)
+            end = first + self._fitting_stamps(columns.timestamps_ns[first:end])
+            if end == first:
+                self.flush()
+                continue
+            part = columns.part(first, end)
+            base = int(offsets[first]) if first else header.base_offset
+            last = int(offsets[end]) - 1 if end < count else header.last_offset
+            self._append(part, with_range(header, base, last), _span(part.timestamps_ns))
+            first = end
+
+    def _fitting_stamps(self, timestamps_ns: Offsets) -> int:
+        """How many of these records can go into the batch that waits, or into one of their own."""
+        if not len(timestamps_ns):
+            return 0
+        waiting = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2
+        since = timestamps_ns - waiting[0]
+        fits = since % 1000 == 0
+        lowest = np.minimum(np.minimum.accumulate(since), 0)
+        highest = np.maximum(np.maximum.accumulate(since), waiting[1] - waiting[0])
+        fits &= highest - lowest <= MAX_TIMESTAMP_DELTA_US * 1000
+        return len(fits) if fits.all() else int(fits.argmin())
+
+    def _append(self, columns: Columns, header: BatchHeader, stamps: tuple[int, int]) -> None:
+        if self._first is None:
+            self._first = header
+        if self._parts:
+            stamps = min(self._stamps[0], stamps[0]), max(self._stamps[1], stamps[1])
+        self._stamps = stamps
+        self._parts.append(columns)
+        self._size += columns.size_bytes
+        self._count += len(columns)
+        self._next_offset = header.next_offset
+
+    def _write(self, raw: Buffer, header: BatchHeader) -> None:
+        self._writer.write(raw, header)
+        self.batches_out += 1
+
+
+def _span(timestamps_ns: Offsets) -> tuple[int, int]:
+    return int(timestamps_ns.min()), int(timestamps_ns.max())
