@@ -67,10 +67,6 @@ class RetentionPolicy:
         if self.protect_newer_than_ns < 0:
             raise ValueError("the protected time must not be negative")
 
-    @property
-    def is_off(self) -> bool:
-        return self.max_age_ns is None and self.max_bytes is None and self.max_messages is None
-
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:

@@ -43,7 +43,6 @@ OK: Final = 0
 UNKNOWN: Final = 1
 INCORRECT_OFFSET: Final = 2
 TOO_LARGE: Final = 3
-ENCRYPTION: Final = 4
 
 _HEADER = struct.Struct(
     ">"

@@ -9,7 +9,7 @@ holder hears of it, and ends by release, by time, or when the disk is full: rath
 what is published, retention then removes what it must, and the reader is told by
 OFFSET_OUT_OF_RANGE.
 
-Kept in the checkpoint file `leases` in the stream's directory; without leases there is none.
+Kept in the checkpoint file `leases` in the stream's directory, from the first lease on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_DURATION_NS = 3600 * 1_000_000_000
 _CLOCK_TOLERANCE_NS = 600 * 1_000_000_000
 MAX_LEASES = 100
 """Of one stream."""
-MAX_HOLDER = 200
+MAX_HOLDER_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class Leases:
         _check_duration(duration_ns)
         if low > high:
             raise InvalidArgument(f"a lease on [{low}, {high}) holds nothing")
-        lease = Lease(uuid.uuid4().hex, low, high, now_ns + duration_ns, holder[:MAX_HOLDER])
+        holder = holder[:MAX_HOLDER_CHARACTERS]
+        lease = Lease(uuid.uuid4().hex, low, high, now_ns + duration_ns, holder)
         with self._lock:
             leases = self._living(now_ns)
             if len(leases) >= MAX_LEASES:
@@ -168,10 +169,6 @@ class Leases:
     def low_bound(self, now_ns: int) -> int | None:
         """The log start must not pass this, nor may tombstones go from here on; None if free."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
-
-    def high_bound(self, now_ns: int) -> int | None:
-        """Compaction must not look at records from here on; None if free."""
-        return min((lease.high for lease in self.live(now_ns)), default=None)
 
     # --- the file ---
 

@@ -1,8 +1,9 @@
 """A record batch as numpy columns, for those who work on whole batches: compaction, exports.
 
 `decode_columns` gives views into the batch; nothing is copied but what has to be widened.
-`encode_columns` is its inverse. No step runs per record in Python. numpy is imported here and
-in its neighbours column_set.py and many.py only, so that a client does not need it.
+`encode_columns` is its inverse. No step runs per record in Python. This needs numpy, as do
+column_set.py, many.py, positions.py, selection.py and the two for Arrow; nothing else in the
+package imports them before it is asked to, so a client does not need it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def decode_columns(batch: RecordBatch) -> Columns:
     view, header = batch.raw, batch.header
     count = header.record_count
     dictionary = find_dictionary(view, header)
-    found = find_columns(view, header)
+    found = find_columns(view, header, dictionary)
     ids = None
     if header.attributes & SUBJECT_IDS:
         ids = np.frombuffer(view, np.uint16, count, dictionary.end)

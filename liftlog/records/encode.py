@@ -60,8 +60,9 @@ def encode_batch(
     """Encode one batch.
 
     `subjects` are the bytes that NATS delivered. `headers` holds one raw header block per
-    record, b"" for none. `offsets` (ascending) is given only for batches that compaction left
-    with holes; `last_offset` then says where the batch ends. `has_tombstones` must be true when
+    record, b"" for none. `offsets` (ascending) is for a batch with holes, as compaction leaves
+    them (it encodes its own by `columns.encode_columns`); `last_offset` says where the batch ends,
+    if not with its last record. `has_tombstones` must be true when
     any value is None: looking for None would cost a pass over every batch.
 
     Stamps keep their microseconds relative to the first one, and none is stored as older than
@@ -194,7 +195,7 @@ def _timestamp_deltas(stamps: StampRuns, base_ns: int) -> array[int]:
     deltas = array("I")
     for stamp, count in stamps:
         # A clock that stepped back inside one batch cannot be written as an unsigned delta;
-        # stamps never run backwards (DESIGN 5, Clock) except after a jump of more than a minute.
+        # stamps never run backwards, except where the clock was more than a minute ahead before.
         delta = min(max((stamp - base_ns) // 1000, 0), MAX_TIMESTAMP_DELTA_US)
         deltas.extend([delta] * count)
     return deltas

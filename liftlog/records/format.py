@@ -28,7 +28,6 @@ if sys.byteorder != "little":  # columns are handed to the kernel and to Arrow a
 
 MAGIC = b"LLB\x01"
 MAGIC_PREFIX = b"LLB"
-FORMAT_VERSION = 1
 
 HEADER = struct.Struct(
     "<"

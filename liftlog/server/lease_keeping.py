@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from liftlog.errors import InvalidArgument
-from liftlog.log.leases import MAX_HOLDER, Lease
+from liftlog.log.leases import MAX_HOLDER_CHARACTERS, Lease
 from liftlog.protocol.described import LeaseInfo
 from liftlog.protocol.messages import EARLIEST
 from liftlog.server.disk_reserve import DiskReserve
@@ -58,7 +58,7 @@ class LeaseKeeping:
                 low,
                 duration_ns=ttl_ms * _MS_NS,
                 now_ns=self._now_ns(),
-                holder=holder[:MAX_HOLDER],
+                holder=holder[:MAX_HOLDER_CHARACTERS],
             )
 
         return self._info(host, await exclusively(host, grant))

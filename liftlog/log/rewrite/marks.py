@@ -10,7 +10,8 @@ Offsets = NDArray[np.int64]
 
 
 class OffsetMarks:
-    """Offsets in [first_offset, end_offset) can be marked; all others are ignored."""
+    """Offsets in [first_offset, end_offset) can be marked. Later ones are ignored; earlier ones
+    must not come."""
 
     def __init__(self, first_offset: int, end_offset: int) -> None:
         self.first_offset = first_offset

@@ -229,8 +229,3 @@ def test_limits_are_positive(name: str, limit: int) -> None:
         RetentionPolicy(**{name: limit})
     with pytest.raises(ValueError, match="negative"):
         RetentionPolicy(protect_newer_than_ns=-1)
-
-
-def test_is_off() -> None:
-    assert RetentionPolicy(protect_newer_than_ns=5).is_off
-    assert not RetentionPolicy(max_messages=5).is_off
