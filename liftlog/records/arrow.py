@@ -8,26 +8,21 @@ them alive. Offsets and timestamps are computed, the subject becomes a dictionar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError
 from liftlog.records.format import (
-    HEADER_SIZE,
     HEADERS,
     KEYS,
     MAX_BATCH_RECORDS,
-    OFFSET_DELTAS,
     SUBJECT_IDS,
-    TIMESTAMP_DELTAS,
     TOMBSTONES,
 )
 from liftlog.records.layout import (
     Binary,
-    Dictionary,
     dictionary_position,
     find_dictionary,
     numbers,
-    timestamps_position,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +33,8 @@ if TYPE_CHECKING:
 try:
     import numpy as np
     import pyarrow as pa
+
+    from liftlog.records.columns import offsets_of, timestamps_of
 except ImportError as error:
     raise LiftlogError(
         f"Arrow record batches need {error.name}, which is not installed",
@@ -80,7 +77,7 @@ def _arrays_of(batch: RecordBatch, names: Sequence[str]) -> list[pa.Array]:
         for made in arrays:
             # Offsets that leave the batch, or ids outside the dictionary, would be followed by C++.
             made.validate(full=True)
-    except (pa.ArrowException, OverflowError, IndexError) as error:
+    except (pa.ArrowException, IndexError) as error:
         raise CorruptBatch(f"the columns of the batch contradict each other: {error}") from error
     if len(batch) == batch.header.record_count:
         return arrays
@@ -88,68 +85,43 @@ def _arrays_of(batch: RecordBatch, names: Sequence[str]) -> list[pa.Array]:
 
 
 def _offsets(batch: RecordBatch) -> pa.Array:
-    return _fixed(pa.int64(), offsets_of(batch))
-
-
-def offsets_of(batch: RecordBatch) -> NDArray[np.int64]:
-    """Of all records, whatever was trimmed. Raises CorruptBatch."""
-    header = batch.header
-    base, count = header.base_offset, header.record_count
-    if not header.attributes & OFFSET_DELTAS:
-        return np.arange(base, base + count, dtype=np.int64)
-    deltas = _numbers(batch, HEADER_SIZE, "I").astype(np.int64)
-    if count and (np.any(np.diff(deltas) <= 0) or deltas[-1] > header.last_offset_delta):
-        raise CorruptBatch("the offset deltas do not ascend inside the batch")
-    return deltas + base
+    return _fixed(pa.int64(), offsets_of(batch.raw, batch.header))
 
 
 def _timestamps(batch: RecordBatch) -> pa.Array:
-    return _fixed(_TIMESTAMP, timestamps_of(batch))
-
-
-def timestamps_of(batch: RecordBatch) -> NDArray[np.int64]:
-    """Of all records, whatever was trimmed, in nanoseconds. Raises CorruptBatch."""
-    header = batch.header
-    if header.attributes & TIMESTAMP_DELTAS:
-        deltas = _numbers(batch, timestamps_position(header), "I")
-        return deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
-    return np.full(header.record_count, header.base_timestamp_ns, np.int64)
+    return _fixed(_TIMESTAMP, timestamps_of(batch.raw, batch.header))
 
 
 def _subjects(batch: RecordBatch) -> pa.Array:
-    names, ids = subjects_of(batch, find_dictionary(batch.raw, batch.header))
-    names.validate(full=True)
-    return pa.DictionaryArray.from_arrays(_fixed(pa.int32(), ids), names, safe=False)
-
-
-def subjects_of(batch: RecordBatch, dictionary: Dictionary) -> tuple[pa.Array, NDArray[np.int32]]:
-    """The dictionary as it lies in the batch, and each record's place in it, whatever was trimmed.
-
-    Neither is checked: not that the names are UTF-8, nor that the places exist.
-    """
+    """The dictionary as it lies in the batch, and each record's place in it."""
     header, raw = batch.header, batch.raw
+    dictionary = find_dictionary(raw, header)
     count = len(dictionary.ends) - 1
     ends = numbers(raw, dictionary_position(header) + 8, count + 1, "i")
     data = raw[dictionary.data : dictionary.data + dictionary.ends[-1]]
     names = pa.Array.from_buffers(pa.utf8(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    names.validate(full=True)  # that they are UTF-8; the places are checked with the whole array
     if header.attributes & SUBJECT_IDS:
-        return names, _numbers(batch, dictionary.end, "H").astype(np.int32)
-    return names, np.zeros(header.record_count, np.int32)
+        found = numbers(raw, dictionary.end, header.record_count, "H")
+        ids = np.asarray(found).astype(np.int32)
+    else:
+        ids = np.zeros(header.record_count, np.int32)
+    return pa.DictionaryArray.from_arrays(_fixed(pa.int32(), ids), names, safe=False)
 
 
 def _keys(batch: RecordBatch) -> pa.Array:
     if not batch.header.attributes & KEYS:
         return pa.nulls(batch.header.record_count, pa.binary())
-    return binary_of(batch, batch._column(KEYS))
+    return _binary_of(batch, batch._column(KEYS))
 
 
 def _headers(batch: RecordBatch) -> pa.Array:
     has_headers = batch.header.attributes & HEADERS
-    return binary_of(batch, batch._column(HEADERS) if has_headers else None)
+    return _binary_of(batch, batch._column(HEADERS) if has_headers else None)
 
 
 def _values(batch: RecordBatch) -> pa.Array:
-    return binary_of(batch, batch._column(TOMBSTONES))
+    return _binary_of(batch, batch._column(TOMBSTONES))
 
 
 _MAKERS: dict[str, Callable[[Any], pa.Array]] = {
@@ -162,7 +134,7 @@ _MAKERS: dict[str, Callable[[Any], pa.Array]] = {
 }
 
 
-def binary_of(batch: RecordBatch, column: Binary | None) -> pa.Array:
+def _binary_of(batch: RecordBatch, column: Binary | None) -> pa.Array:
     """A binary column as it lies in the batch, whatever was trimmed; not checked. None: empty."""
     if column is None:
         nothing = [None, _ZEROS, pa.py_buffer(b"")]
@@ -175,8 +147,3 @@ def binary_of(batch: RecordBatch, column: Binary | None) -> pa.Array:
 
 def _fixed(kind: pa.DataType, items: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(items), [None, pa.py_buffer(items)])
-
-
-def _numbers(batch: RecordBatch, position: int, kind: Literal["H", "I"]) -> NDArray[Any]:
-    """The fixed-width column at `position`."""
-    return np.asarray(numbers(batch.raw, position, batch.header.record_count, kind))

@@ -45,6 +45,7 @@ from liftlog.records.layout import (
     bits,
     find_columns,
     find_dictionary,
+    numbers,
     timestamps_position,
 )
 
@@ -70,8 +71,8 @@ def decode_columns(batch: RecordBatch) -> Columns:
         if count and int(ids.max()) >= len(dictionary.ends) - 1:
             raise CorruptBatch("a subject id points outside the dictionary")
     return Columns(
-        _offsets(view, header),
-        _timestamps(view, header),
+        offsets_of(view, header),
+        timestamps_of(view, header),
         _subject_entries(view, dictionary),
         ids,
         _binary_column(view, found[KEYS], count) if KEYS in found else None,
@@ -89,7 +90,7 @@ def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
     found = find_columns(view, header)
     bitmap = found[TOMBSTONES].bitmap
     return KeyedRecords(
-        _offsets(view, header),
+        offsets_of(view, header),
         _binary_column(view, found[KEYS], count),
         None if bitmap is None else _flags(bitmap, count),
     )
@@ -100,11 +101,14 @@ def _flags(bitmap: memoryview, count: int) -> Flags:
     return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
 
 
-def _offsets(view: memoryview, header: BatchHeader) -> Offsets:
+def offsets_of(view: memoryview, header: BatchHeader) -> Offsets:
+    """Of all records. Raises CorruptBatch."""
     count = header.record_count
+    if header.last_offset >> 63:
+        raise CorruptBatch("offsets beyond 63 bits")
     if not header.attributes & OFFSET_DELTAS:
         return np.arange(header.base_offset, header.base_offset + count, dtype=np.int64)
-    deltas = np.frombuffer(view, np.uint32, count, HEADER_SIZE)
+    deltas: NDArray[np.uint32] = np.asarray(numbers(view, HEADER_SIZE, count, "I"))
     if count and not (
         int(deltas[-1]) <= header.last_offset_delta and np.all(deltas[1:] > deltas[:-1])
     ):
@@ -112,11 +116,12 @@ def _offsets(view: memoryview, header: BatchHeader) -> Offsets:
     return deltas + np.int64(header.base_offset)
 
 
-def _timestamps(view: memoryview, header: BatchHeader) -> Offsets:
+def timestamps_of(view: memoryview, header: BatchHeader) -> Offsets:
+    """Of all records, in nanoseconds. Raises CorruptBatch."""
     count = header.record_count
     if not header.attributes & TIMESTAMP_DELTAS:
         return np.full(count, header.base_timestamp_ns, np.int64)
-    deltas = np.frombuffer(view, np.uint32, count, timestamps_position(header))
+    deltas: NDArray[np.uint32] = np.asarray(numbers(view, timestamps_position(header), count, "I"))
     return deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
 
 
@@ -262,6 +267,6 @@ def _append_binary(parts: list[Any], column: BinaryColumn, valid: Flags | None) 
     _append_numbers(parts, column.content())
 
 
-def _append_numbers(parts: list[Any], numbers: NDArray[Any]) -> None:
-    parts.append(np.ascontiguousarray(numbers).data)
-    parts.append(padding_for(numbers.nbytes))
+def _append_numbers(parts: list[Any], items: NDArray[Any]) -> None:
+    parts.append(np.ascontiguousarray(items).data)
+    parts.append(padding_for(items.nbytes))

@@ -91,13 +91,19 @@ class Octets(Protocol):
 def locate(batches: Sequence[RecordBatch]) -> tuple[Positions, Octets]:
     """Of verified batches with a record or more each, less than 2 GiB in all.
 
-    Raises CorruptBatch when columns reach past the end of their batch.
+    Raises CorruptBatch when columns reach past the end of their batch, or offsets beyond 63 bits.
     """
     total = sum([len(batch.raw) for batch in batches])
+    octets: Octets
     if total < _JOIN_BELOW_BYTES * len(batches):
-        joined = _Joined(batches)
-        return joined.positions(), joined
-    return _positions_one_by_one(batches), _Apart(batches)
+        octets = joined = _Joined(batches)
+        found = joined.positions()
+    else:
+        octets, found = _Apart(batches), _positions_one_by_one(batches)
+    # What passes 63 bits has become negative.
+    if min(found.base_offsets.min(), (found.base_offsets + found.last_deltas).min()) < 0:
+        raise CorruptBatch("offsets beyond 63 bits")
+    return found, octets
 
 
 def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
@@ -255,8 +261,6 @@ class _Joined:
         begin, longs = self._begin, np.frombuffer(self._raw, np.int64)
         counts = self._unsigned[(begin + 20) >> 2].astype(np.int64)
         base_offsets = longs[(begin + 8) >> 3]
-        if (base_offsets < 0).any():
-            raise CorruptBatch("offsets beyond 63 bits")
         offset_deltas = self._step(4 * counts, OFFSET_DELTAS)
         time_deltas = self._step(4 * counts, TIMESTAMP_DELTAS)
         entries, escapes, dictionary = self._dictionaries()

@@ -12,6 +12,8 @@ from crc32c import crc32c
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import RecordBatch, decode_batch, encode_batch, iter_batches, parse_header
+from liftlog.records.arrow_rows import rows_of
+from liftlog.records.columns import decode_columns
 from liftlog.records.format import HEADER_SIZE, OFFSET_DELTAS, SUBJECT_IDS
 
 
@@ -54,6 +56,29 @@ def _everything(batch: RecordBatch) -> None:
     batch.value_views()
     batch.records()
     batch.trim(batch.header.base_offset + 1, batch.header.last_offset).records()
+
+
+@pytest.mark.parametrize("base_offset", [2**63 - 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("size", [5, 50_000])  # joined with others, and left where it is
+def test_offsets_that_no_column_can_hold(base_offset: int, size: int) -> None:
+    data = encode_batch(
+        base_offset=1,
+        leader_epoch=1,
+        commit_group=1,
+        stamps=[(1_000_000, 2)],
+        subjects=[b"a"] * 2,
+        values=[bytes(size)] * 2,
+    )
+    struct.pack_into("<Q", data, 8, base_offset)
+    batch = decode_batch(_sealed(data))
+    ways: list[Callable[[RecordBatch], object]] = [
+        decode_columns,
+        RecordBatch.to_arrow,
+        lambda one: rows_of([one], ["offset"]),
+    ]
+    for decode in ways:
+        with pytest.raises(CorruptBatch, match="offsets beyond 63 bits"):
+            decode(batch)
 
 
 @pytest.mark.parametrize("full", [False, True])
