@@ -64,7 +64,9 @@ def to_arrow(batch: RecordBatch, columns: Sequence[str] | None = None) -> pa.Rec
     unknown = [name for name in names if name not in _MAKERS]
     if unknown or not names:
         raise InvalidArgument(
-            f"a record batch has no column {', '.join(unknown)!r}",
+            f"a record batch has no column {unknown[0]!r}"
+            if unknown
+            else "no column was asked for",
             hint=f"choose from {', '.join(_MAKERS)}",
         )
     schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in names])

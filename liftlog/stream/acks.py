@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from envelope.liftbridge import Ack
 from liftlog.stream.refusals import to_json
 
 _WEAVE_FROM = 16
 
 Answer = tuple[bytes, bytes]
 """(subject, body) of one answer."""
+
+Echo = str | Ack | None
+"""What an answer repeats of its message: nothing, a correlation id, or all that Liftbridge's Ack
+repeats."""
 
 
 class AckFormat:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import envelope
 from envelope import Envelope
-from envelope.liftbridge import Ack
 from liftlog.records.message_headers import build_block, header_lines
+from liftlog.stream.acks import Echo
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import CORRELATION_ID, MESSAGE_ID, Control
 from liftlog.stream.liftbridge import open_liftbridge
 from liftlog.stream.refusals import Refusal
 
-Opened = tuple[Envelope, str | Ack | None, Refusal | None]
-"""The fields; what an answer has to bear beside its outcome (nothing, a correlation id, or all
-that Liftbridge's Ack repeats of the message); and why it cannot be stored, if so. A plain tuple:
+Opened = tuple[Envelope, Echo, Refusal | None]
+"""The fields, what an answer repeats, and why the message cannot be stored, if so. A plain tuple:
 one is built per message."""
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from envelope.liftbridge import Ack
 from liftlog.records.encode import encode_batch, encode_single
-from liftlog.stream.acks import Answer
+from liftlog.stream.acks import Answer, Echo
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES
 
 _BATCH_OVERHEAD_BYTES = 256
@@ -19,7 +19,7 @@ class CommitGroup:
     `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
     record, b"" for no ack. `answers` are worded already: duplicates, refusals, acks with a
     correlation id; `timed_acks` will bear the time of the commit. `waiting` names who is to be
-    nacked in the place of both if the group fails, and what the nack has to bear.
+    nacked in the place of both if the group fails, and what the nack has to repeat.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class CommitGroup:
         self.has_acks = False
         self.answers: list[Answer] = []
         self.timed_acks: list[tuple[bytes, Ack]] | None = None
-        self.waiting: list[tuple[bytes, str | Ack | None]] = []
+        self.waiting: list[tuple[bytes, Echo]] = []
         self.message_ids: list[bytes] = []
         self.prepared_answers: bytes | None = None
         self.received = 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from envelope import AckPolicy, Envelope, liftbridge
 from envelope.fields import NO_HEADERS, wrong_headers, wrong_id, wrong_key
 from envelope.liftbridge import Ack, Publish
-from liftlog.stream.acks import publish_commands
+from liftlog.stream.acks import Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.refusals import BAD_ENVELOPE, Refusal, refusal_body
 
@@ -24,7 +24,7 @@ _ERRORS = {
 
 def open_liftbridge(
     config: SequencerConfig, subject: bytes, payload: bytes, stamp: int
-) -> tuple[Envelope, str | Ack | None, Refusal | None] | None:
+) -> tuple[Envelope, Echo, Refusal | None] | None:
     """As `liftlog.stream.enveloped.open_envelope`."""
     found = liftbridge.decode_publish(payload)
     if found is None:
@@ -32,9 +32,9 @@ def open_liftbridge(
     # One that no header can carry is not repeated in an answer either: its length has no bound.
     bad_id = bool(found.correlation_id and wrong_id(found.correlation_id))
     correlation_id = "" if bad_id else found.correlation_id
-    wish: str | Ack | None = correlation_id or None
+    echo: Echo = correlation_id or None
     if found.ack_inbox:
-        wish = Ack(
+        echo = Ack(
             stream=config.stream,
             partition_subject=config.subject,
             msg_subject=subject.decode("utf-8", "replace"),
@@ -54,7 +54,7 @@ def open_liftbridge(
         ack_policy=_POLICIES.get(found.ack_policy, "none"),
         expected_last_offset=_expected_last_offset(found),
     )
-    return fields, wish, BAD_ENVELOPE if bad else None
+    return fields, echo, BAD_ENVELOPE if bad else None
 
 
 def _headers(given: Mapping[str, bytes]) -> Mapping[str, str] | None:
@@ -74,12 +74,12 @@ def _expected_last_offset(found: Publish) -> int | None:
     return None if found.offset in (0, -1) else found.offset - 1
 
 
-def nack_body(stream: str, refusal: Refusal, wish: str | Ack | None) -> bytes:
+def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes:
     """A nack in the form that the publisher understands."""
-    if isinstance(wish, Ack):
+    if isinstance(echo, Ack):
         error = _ERRORS.get(refusal.reason, liftbridge.UNKNOWN)
-        return liftbridge.encode_ack(wish._replace(ack_error=error))
-    return refusal_body(stream, refusal, wish)
+        return liftbridge.encode_ack(echo._replace(ack_error=error))
+    return refusal_body(stream, refusal, echo)
 
 
 def ack_commands(acks: Iterable[tuple[bytes, Ack]], now_ns: int) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from acl.subjects import matches
 from envelope.liftbridge import Ack
 from liftlog.stream.ack_subjects import AckSubjects
-from liftlog.stream.acks import AckFormat, Answer, publish_commands
+from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
 from liftlog.stream.dedupe import DedupeWindow
@@ -203,7 +203,7 @@ class Sequencer:
                 self._store(group, subject, payload, block, NO_CONTROL, _NO_REPLY, None, stamp)
             return
         value: bytes | None = payload
-        wish: str | Ack | None = None
+        echo: Echo = None
         refusal = None
         found = open_envelope(self.config, subject, payload, stamp, too_large=too_large)
         if found is None:
@@ -211,7 +211,7 @@ class Sequencer:
             if self.config.acks != "on":
                 reply = _NO_REPLY
         else:
-            opened, wish, refusal = found
+            opened, echo, refusal = found
             value = opened.value
             block = merge_headers(opened, block)
             control = with_envelope(self._control(block), opened)
@@ -225,9 +225,9 @@ class Sequencer:
             value = None
         refusal = self._why_refused(control, value, too_large=too_large) or refusal
         if refusal is not None:
-            self._refuse(group, reply, refusal, wish)
-        elif control is NO_CONTROL or not self._settled(group, reply, control, wish):
-            self._store(group, subject, value, block, control, reply, wish, stamp)
+            self._refuse(group, reply, refusal, echo)
+        elif control is NO_CONTROL or not self._settled(group, reply, control, echo):
+            self._store(group, subject, value, block, control, reply, echo, stamp)
 
     def _control(self, block: bytes) -> Control:
         if block and may_control(block):
@@ -252,9 +252,7 @@ class Sequencer:
             return control.refusal
         return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
 
-    def _settled(
-        self, group: CommitGroup, reply: bytes, control: Control, wish: str | Ack | None
-    ) -> bool:
+    def _settled(self, group: CommitGroup, reply: bytes, control: Control, echo: Echo) -> bool:
         """True when the message is answered without being stored.
 
         In the order of nats-server: dedupe, then preconditions.
@@ -264,16 +262,16 @@ class Sequencer:
             if original is not None:
                 self.duplicates += 1
                 if reply:
-                    self._acknowledge(group, reply, wish, original, duplicate=True)
+                    self._acknowledge(group, reply, echo, original, duplicate=True)
                 return True
         last = self.next_offset - 1
         if control.expected_last_sequence not in (None, last):
-            self._refuse(group, reply, wrong_last_sequence(last), wish)
+            self._refuse(group, reply, wrong_last_sequence(last), echo)
             return True
         wanted = control.expected_last_message_id
         if wanted and wanted != self.last_message_id:
             refusal = wrong_last_message_id(self.last_message_id)
-            self._refuse(group, reply, refusal, wish)
+            self._refuse(group, reply, refusal, echo)
             return True
         return False
 
@@ -281,32 +279,32 @@ class Sequencer:
         self,
         group: CommitGroup,
         reply: bytes,
-        wish: str | Ack | None,
+        echo: Echo,
         offset: int,
         *,
         duplicate: bool = False,
     ) -> None:
         """An ack that is not of the common form."""
-        if isinstance(wish, Ack):
+        if isinstance(echo, Ack):
             if group.timed_acks is None:
                 group.timed_acks = []
-            group.timed_acks.append((reply, wish._replace(offset=offset)))
+            group.timed_acks.append((reply, echo._replace(offset=offset)))
         else:
-            body = self.format.body(offset, duplicate=duplicate, correlation_id=wish)
+            body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)
             group.answers.append((reply, body))
-        group.waiting.append((reply, wish))
+        group.waiting.append((reply, echo))
 
     def _refuse(
         self,
         group: CommitGroup,
         reply: bytes,
         refusal: Refusal,
-        wish: str | Ack | None = None,
+        echo: Echo = None,
     ) -> None:
         self.refused[refusal.reason] += 1
         if reply:
-            group.answers.append((reply, nack_body(self.config.stream, refusal, wish)))
-            group.waiting.append((reply, wish))
+            group.answers.append((reply, nack_body(self.config.stream, refusal, echo)))
+            group.waiting.append((reply, echo))
 
     def _store(
         self,
@@ -316,7 +314,7 @@ class Sequencer:
         block: bytes,
         control: Control,
         reply: bytes,
-        wish: str | Ack | None,
+        echo: Echo,
         stamp: int,
     ) -> None:
         if block:
@@ -331,8 +329,8 @@ class Sequencer:
         group.add_stamp(stamp, 1)
         group.size_bytes += len(value or b"") + len(block)
         offset = self.next_offset
-        if reply and wish is not None:
-            self._acknowledge(group, reply, wish, offset)
+        if reply and echo is not None:
+            self._acknowledge(group, reply, echo, offset)
             reply = _NO_REPLY
         if reply:
             group.has_acks = True
@@ -394,11 +392,11 @@ class Sequencer:
         for lost in reversed(undone):
             self.dedupe.forget_newest(lost.message_ids)
         for lost in undone:
-            waiting: list[tuple[bytes, str | Ack | None]] = [
+            waiting: list[tuple[bytes, Echo]] = [
                 (reply, None) for reply in lost.ack_replies if reply
             ]
-            for reply, wish in waiting + lost.waiting:
-                nacks.append((reply, nack_body(self.config.stream, refusal, wish)))
+            for reply, echo in waiting + lost.waiting:
+                nacks.append((reply, nack_body(self.config.stream, refusal, echo)))
             self.refused[refusal.reason] += len(lost)
         self.pending_bytes = 0
         self.next_offset = group.base_offset if next_offset is None else next_offset
@@ -426,9 +424,9 @@ class Sequencer:
     ) -> list[Answer]:
         """The answer to one message that is refused unjudged: none or one."""
         found = open_envelope(self.config, subject, payload, self.last_timestamp_ns)
-        wish: str | Ack | None = None
+        echo: Echo = None
         if found is not None:
-            opened, wish, _ = found
+            opened, echo, _ = found
             block = merge_headers(opened, block)  # they may name the stream that is meant
             reply = reply_of(opened, reply, self.config.acks)
         elif self.config.acks != "on":
@@ -438,4 +436,4 @@ class Sequencer:
         reply = self._checked(reply)
         if not reply:
             return []
-        return [(reply, nack_body(self.config.stream, refusal, wish))]
+        return [(reply, nack_body(self.config.stream, refusal, echo))]
