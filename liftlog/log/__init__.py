@@ -1,7 +1,32 @@
 """Blocking storage: segments, index, manifest, recovery. No asyncio and no NATS here.
 
-Read `state.py`, `writing.py`, `structure.py`, `truncation.py` and `log.py` in this order: one class
-on top of the other. Then `opening.py` and `recovery.py`: what a crash may leave.
+One stream's log, as five classes one on top of the other; read them in this order:
+
+    state        what a log is made of and what is known of it
+    writing      appending, syncing, acks, the roll to a new segment
+    structure    retention, swaps of rewritten segments, quarantine
+    truncation   cutting either end, batches of another log
+    log          `Log`: creating, reading, closing
+
+    reading, slices, counting     across segments; inside one; the n-th record of one
+    segment, index, index_cache   a file of batches and how places in it are found
+    manifest, leases, slot        what else lies in a stream's directory
+
+What a crash may leave, and what is made of it:
+
+    opening      a log after a clean stop and after any other
+    inventory    which files are there
+    recovery     what of the active segment is good; whether a bad tail was acked
+    resync       where good batches go on behind damage
+
+    data_dir, lock, shared_states   all streams of a data directory
+    checkpoint_file                 the form of all small files
+    filesystem, read_only_filesystem, file_pool, window, clock, environment   what is beneath
+
+    rewrite      compaction, re-batching, scrubbing; in a process of its own
+    repair       mending while no daemon runs
+    backup       copies while one does
+
 `docs/explanation/durability.md` tells what an ack means and why;
 `docs/reference/storage-format.md` specifies every byte.
 """

@@ -1,4 +1,18 @@
-"""The record batch: the unit of checksum, of writing and of transfer. Pure bytes and values."""
+"""The record batch: the unit of checksum, of writing and of transfer. Pure bytes and values.
+
+    format, header   the constants, and the 64 bytes in front of each batch
+    layout           where the columns lie; every length in the bytes is checked here
+    encode, decode   lists to the bytes of a batch; a lazy view over its bytes
+    codecs           compressed bodies
+    subjects, message_headers, json_form   escaped subjects, header blocks, a record as JSON
+
+With numpy, for those who work on many records at a time:
+
+    column_set, columns   records as arrays; from a batch and to one
+    positions, many       many batches as one set of columns
+    selection             which records somebody wants, and which columns
+    arrow, arrow_rows     one batch, or many, for Arrow
+"""
 
 from liftlog.records.decode import Record, RecordBatch, decode_batch, iter_batches
 from liftlog.records.encode import encode_batch

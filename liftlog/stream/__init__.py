@@ -1,4 +1,13 @@
-"""What one stream does with a batch of messages. Pure: events in, effects out."""
+"""What one stream does with a batch of messages. Pure: events in, effects out.
+
+run         messages as they come from NATS
+sequencer   judges, numbers and groups them; then words acks or nacks
+control, enveloped, liftbridge   what headers and envelopes ask for
+dedupe      message ids seen within the window
+group       what one write and one fsync make durable, and who is to be told
+acks, ack_subjects, refusals     what is answered, and where that may go
+config      what of a stream's settings matters here
+"""
 
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat
