@@ -97,6 +97,28 @@ def add(log: Log, batches: Iterable[list[Row]], *, compression: str = "none") ->
     return found
 
 
+def add_segments(log: Log, *groups: list[list[Row]]) -> Rows:
+    """A sealed segment for each group of batches."""
+    rows: Rows = {}
+    for batches in groups:
+        rows.update(add(log, batches))
+        log.roll()
+    return rows
+
+
+def key_rows(count: int, of: int = 10, *, tag: bytes = b"", first: int = 0) -> list[Row]:
+    """So many rows, which take turns with `of` keys."""
+    return [row(b"k%d" % (i % of), b"%s%d" % (tag, i)) for i in range(first, first + count)]
+
+
+def segment_files(fs: SimFileSystem) -> list[str]:
+    return [name for name in fs.list_directory(DIRECTORY) if name.endswith((".log", ".index"))]
+
+
+def file_names(log: Log) -> list[str]:
+    return [segment.path.name for segment in log.segments]
+
+
 def rows_of(batch: RecordBatch) -> Rows:
     columns = (
         batch.timestamps_ns(), batch.subjects(), batch.keys(), batch.values(), batch.headers(),
