@@ -75,8 +75,8 @@ def is_stream_pattern(text: str) -> bool:
 
 
 class StreamMatcher:
-    """`stream_matches` for any of some patterns, with what most of them are found out before: a
-    decision is asked for with every request."""
+    """Whether any of some patterns matches. Every request asks, so most patterns are sorted out
+    beforehand into whole names and prefixes, which are looked up without a loop."""
 
     __slots__ = ("_exact", "_general", "_prefixes", "_system")
 

@@ -3,10 +3,12 @@
     retention  limits by age, size and number of messages
     planning   when a stream is compacted by key, and which segments take part
     keymap     the newest offset of each key, in bounded memory
+    keytable   its tables of distinct keys
+    keys       columns of keys, as words that can be compared and hashed many at a time
     keep       which record stays
 
 Pure: works on Protocols and arrays that it declares itself, knows no files and no clock.
-`keymap`, `keys` and `keep` need numpy and are imported by whoever rewrites segments.
+The last four need numpy and are imported by whoever rewrites segments.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def find_resync(
         budget -= found.length
         if budget < 0:
             return None
-        if not _is_whole(file, at, found):
+        if not is_whole(file, at, found):
             continue
         reached = _follow(headers, at, end, found, broken)
         if reached is not None and end_offset in (None, reached):
@@ -130,7 +130,8 @@ def _follow(
     return None
 
 
-def _is_whole(file: File, position: int, header: BatchHeader) -> bool:
+def is_whole(file: File, position: int, header: BatchHeader) -> bool:
+    """Whether the body of the batch there is what its header says. Raises OSError."""
     try:
         verify_body(file.pread(header.length, position), header)
     except CorruptBatch:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from liftlog.errors import CorruptBatch
 from liftlog.log.backup.copying import copy_file
 from liftlog.log.backup.source import Source
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import find_data_end
+from liftlog.log.resync import is_whole
 from liftlog.log.segment import SteppedOver, walk_batches
-from liftlog.records.header import BatchHeader, verify_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class _Walk:
         for position, header in batches:
             if header.next_offset > end:
                 break
-            if not _is_whole(file, position, header):
+            if not is_whole(file, position, header):
                 bad.append(f"the batch at offset {header.base_offset} is damaged")
             self.position = position + header.length
             self.next_offset = header.next_offset
@@ -119,14 +118,6 @@ class _Walk:
             if not one.known and one.next_offset <= self.next_offset
         ]
         self.damaged = tuple(bad)
-
-
-def _is_whole(file: File, position: int, header: BatchHeader) -> bool:
-    try:
-        verify_body(memoryview(file.pread(header.length, position)), header)
-    except CorruptBatch:
-        return False
-    return True
 
 
 def _behind(
