@@ -25,7 +25,8 @@ class PooledFile:
 
 
 class FilePool:
-    """Least recently used open files, at most `limit` of them idle. Thread-safe."""
+    """Open files, `limit` of them unless more are held at once; the longest unused is closed first.
+    Thread-safe."""
 
     def __init__(self, fs: FileSystem, limit: int) -> None:
         self._fs = fs
