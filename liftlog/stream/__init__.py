@@ -2,6 +2,7 @@
 
 run         messages as they come from NATS
 sequencer   judges, numbers and groups them; then words acks or nacks
+judging     what of a message is judged by itself
 control, enveloped, liftbridge   what headers and envelopes ask for
 dedupe      message ids seen within the window
 group       what one write and one fsync make durable, and who is to be told

@@ -17,13 +17,13 @@ from envelope.liftbridge import Ack
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
-from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
+from liftlog.stream.control import NO_CONTROL, Control
 from liftlog.stream.dedupe import DedupeWindow
 from liftlog.stream.enveloped import merge_headers, open_envelope, reply_of, with_envelope
 from liftlog.stream.group import CommitGroup
+from liftlog.stream.judging import control_of, is_plain, why_refused
 from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import (
-    TOMBSTONE_WITHOUT_KEY,
     TOO_LARGE,
     WRONG_STREAM,
     Refusal,
@@ -89,7 +89,7 @@ class Sequencer:
         before = group.size_bytes
         group.received += len(run)
         stamp = self._stamp(now_ns)
-        if self._is_plain(run):
+        if is_plain(self.config, run):
             self._take_all(group, run, stamp)
         else:
             self.dedupe.expire(stamp)
@@ -148,20 +148,6 @@ class Sequencer:
         self.last_timestamp_ns = max(previous, now_ns)
         return self.last_timestamp_ns
 
-    def _is_plain(self, run: MessageRun) -> bool:
-        """Nothing in the run needs a look of its own."""
-        if run.size_bytes > self.config.max_message_bytes and (
-            max(map(len, run.payloads)) > self.config.max_message_bytes
-        ):
-            return False
-        if self.config.acks == "off":
-            return run.headers is None
-        if run.headers is not None:
-            return False
-        return not (
-            run.has_cookie and (self.config.recognise_envelopes or self.config.recognise_liftbridge)
-        )
-
     def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
         count = len(run)
         group.subjects += run.subjects
@@ -207,14 +193,14 @@ class Sequencer:
         refusal = None
         found = open_envelope(self.config, subject, payload, stamp, too_large=too_large)
         if found is None:
-            control = self._control(block)
+            control = control_of(self.config, block)
             if self.config.acks != "on":
                 reply = _NO_REPLY
         else:
             opened, echo, refusal = found
             value = opened.value
             block = merge_headers(opened, block)
-            control = with_envelope(self._control(block), opened)
+            control = with_envelope(control_of(self.config, block), opened)
             reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
             # It will answer; this one only counts.
@@ -223,34 +209,16 @@ class Sequencer:
         reply = self._checked(reply)
         if control.tombstone:
             value = None
-        refusal = self._why_refused(control, value, too_large=too_large) or refusal
+        refusal = why_refused(self.config, control, value, too_large=too_large) or refusal
         if refusal is not None:
             self._refuse(group, reply, refusal, echo)
         elif control is NO_CONTROL or not self._settled(group, reply, control, echo):
             self._store(group, subject, value, block, control, reply, echo, stamp)
 
-    def _control(self, block: bytes) -> Control:
-        if block and may_control(block):
-            return parse_control(block, own_only=self.config.acks != "on")
-        return NO_CONTROL
-
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
         """Whether the message names another stream that records this subject too."""
         pattern = self.sibling_streams.get(control.expected_stream)
         return pattern is not None and matches(pattern, subject.decode("utf-8", "replace"))
-
-    def _why_refused(
-        self, control: Control, value: bytes | None, *, too_large: bool
-    ) -> Refusal | None:
-        """What needs no knowledge of other messages. The expected stream comes first, as in
-        nats-server: a message for another stream is not ours to judge."""
-        if control.expected_stream and control.expected_stream != self.config.stream.encode():
-            return WRONG_STREAM
-        if too_large:
-            return TOO_LARGE
-        if control.refusal is not None:
-            return control.refusal
-        return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
 
     def _settled(self, group: CommitGroup, reply: bytes, control: Control, echo: Echo) -> bool:
         """True when the message is answered without being stored.
@@ -431,7 +399,7 @@ class Sequencer:
             reply = reply_of(opened, reply, self.config.acks)
         elif self.config.acks != "on":
             return []
-        if self._is_for_another(self._control(block), subject):
+        if self._is_for_another(control_of(self.config, block), subject):
             return []
         reply = self._checked(reply)
         if not reply:

@@ -1,0 +1,42 @@
+"""What of a message is judged by itself, without knowing of any other."""
+
+from __future__ import annotations
+
+from liftlog.stream.config import SequencerConfig
+from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
+from liftlog.stream.refusals import TOMBSTONE_WITHOUT_KEY, TOO_LARGE, WRONG_STREAM, Refusal
+from liftlog.stream.run import MessageRun
+
+
+def is_plain(config: SequencerConfig, run: MessageRun) -> bool:
+    """Nothing in the run needs a look of its own."""
+    if run.size_bytes > config.max_message_bytes and (
+        max(map(len, run.payloads)) > config.max_message_bytes
+    ):
+        return False
+    if config.acks == "off":
+        return run.headers is None
+    if run.headers is not None:
+        return False
+    return not (run.has_cookie and (config.recognise_envelopes or config.recognise_liftbridge))
+
+
+def control_of(config: SequencerConfig, block: bytes) -> Control:
+    """What the header block of one message asks for."""
+    if block and may_control(block):
+        return parse_control(block, own_only=config.acks != "on")
+    return NO_CONTROL
+
+
+def why_refused(
+    config: SequencerConfig, control: Control, value: bytes | None, *, too_large: bool
+) -> Refusal | None:
+    """The expected stream comes first, as in nats-server: a message for another stream is not ours
+    to judge."""
+    if control.expected_stream and control.expected_stream != config.stream.encode():
+        return WRONG_STREAM
+    if too_large:
+        return TOO_LARGE
+    if control.refusal is not None:
+        return control.refusal
+    return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
