@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
@@ -28,9 +29,15 @@ def read_states(fs: FileSystem, data_dir: Path, file_name: str) -> dict[str, Act
     if content is None:
         return {}
     try:
-        return {stream: ActiveState(**state) for stream, state in content["streams"].items()}
+        return {stream: _state(state) for stream, state in content["streams"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptMetadata(f"{file_name} holds something else than states: {error}") from error
+
+
+def _state(content: dict[str, Any]) -> ActiveState:
+    """Keys that a newer liftlog has added are ignored, as in every checkpoint file."""
+    known = ActiveState.__slots__
+    return ActiveState(**{name: value for name, value in content.items() if name in known})
 
 
 def write_states(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptMetadata, DataDirLocked, UnsupportedFormat
 from liftlog.log import DataDir, Log, OsFileSystem
+from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.log.data_dir import make_durable_directory
+from liftlog.log.shared_states import CLEAN_NAME
 
 
 @pytest.fixture
@@ -120,6 +123,26 @@ def test_a_file_of_a_newer_version_is_refused_and_the_lock_let_go(
         with pytest.raises(UnsupportedFormat, match="clean has format version 2, 1 is known"):
             DataDir(tmp_path / "d", environment(OsFileSystem())).open()
     assert clean.exists()
+
+
+def test_keys_that_a_newer_version_added_are_ignored(
+    tmp_path: Path, data_dirs: list[DataDir]
+) -> None:
+    data_dir = _open(data_dirs, tmp_path / "d")
+    promises = Promises()
+    log = _create(data_dir)
+    commit(log, promises, 4)
+    state = log.close()
+    assert state is not None
+    data_dir.close({})
+    states = {"orders": asdict(state) | {"colour": "blue"}}
+    path = tmp_path / "d" / CLEAN_NAME
+    write_checkpoint_file(OsFileSystem(), path, CLEAN_NAME, {"streams": states, "colour": "red"})
+    data_dir = _open(data_dirs, tmp_path / "d")
+    log, report = data_dir.open_log("orders", SMALL)
+    assert report.clean
+    check(log, promises)
+    log.close()
 
 
 def test_recovery_points_survive_a_kill(tmp_path: Path, data_dirs: list[DataDir]) -> None:
