@@ -133,7 +133,7 @@ class Daemon:
                 self.settings.nats,
                 await self._nats_servers(stack),
                 seam,
-                on_chunk_end=broker.intake.kick_dirty,
+                on_chunk_end=broker.intake.chunk_ended,
                 on_gap=broker.on_gap,
                 on_state=lambda: None,
                 wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,

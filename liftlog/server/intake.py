@@ -57,12 +57,15 @@ class Intake:
         self.dirty[host] = None
         if not self._kick_scheduled:
             self._kick_scheduled = True
-            asyncio.get_running_loop().call_soon(self.kick_dirty)
+            asyncio.get_running_loop().call_soon(self._kick_dirty)
 
-    def kick_dirty(self) -> None:
-        """Commit what has arrived."""
-        self._kick_scheduled = False
+    def chunk_ended(self) -> None:
+        """Commit what a chunk from NATS has brought."""
         self._chunks += 1
+        self._kick_dirty()
+
+    def _kick_dirty(self) -> None:
+        self._kick_scheduled = False
         self.inline.begin_chunk()
         dirty, self.dirty = self.dirty, {}
         for host in dirty:
@@ -71,7 +74,7 @@ class Intake:
     # --- how much may wait ---
 
     def ingested(self) -> Ingested:
-        """All that has come so far."""
+        """All that has come from NATS so far."""
         return Ingested(self._chunks, self._size_bytes)
 
     def receiver(self, host: StreamHost) -> Callable[[MessageRun], None]:
