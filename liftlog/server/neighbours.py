@@ -16,11 +16,17 @@ def introduce(hosts: Sequence[StreamHost]) -> AckSubjects:
         [host.settings.subject for host in hosts if host.settings.acks != "off"],
         [host.settings.subject for host in hosts if host.settings.acks == "off"],
     )
+    # One map for all who have the same neighbours: a thousand streams with a map each would stop
+    # the event loop for a second.
+    siblings: dict[str | None, dict[bytes, str]] = {}
     for host in hosts:
+        group = host.settings.queue_group
+        if group not in siblings:
+            siblings[group] = {
+                other.name.encode(): other.settings.subject
+                for other in hosts
+                if not share_messages(host.settings, other.settings)
+            }
         host.sequencer.ack_subjects = ack_subjects
-        host.sequencer.sibling_streams = {
-            other.name.encode(): other.settings.subject
-            for other in hosts
-            if other is not host and not share_messages(host.settings, other.settings)
-        }
+        host.sequencer.sibling_streams = siblings[group]
     return ack_subjects

@@ -63,6 +63,7 @@ class Sequencer:
         self.last_timestamp_ns = last_timestamp_ns
         self.last_message_id = last_message_id
         self.sibling_streams: Mapping[bytes, str] = {}
+        """Subjects of streams that get messages of their own, by name; this one may be there."""
         self.refused: Counter[str] = Counter()
         self.duplicates = 0
         self.acks_suppressed = 0
@@ -217,8 +218,11 @@ class Sequencer:
 
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
         """Whether the message names another stream that records this subject too."""
-        pattern = self.sibling_streams.get(control.expected_stream)
-        return pattern is not None and matches(pattern, subject.decode("utf-8", "replace"))
+        wanted = control.expected_stream
+        pattern = self.sibling_streams.get(wanted)
+        if pattern is None or wanted == self.config.stream.encode():
+            return False
+        return matches(pattern, subject.decode("utf-8", "replace"))
 
     def _settled(self, group: CommitGroup, reply: bytes, control: Control, echo: Echo) -> bool:
         """True when the message is answered without being stored.
