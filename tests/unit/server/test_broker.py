@@ -164,6 +164,33 @@ async def test_a_stream_that_cannot_be_served_does_not_keep_the_daemon_from_star
     await again.broker.close()
 
 
+async def test_settings_of_another_version_do_not_keep_the_daemon_from_starting(
+    running: Running,
+) -> None:
+    """Of a stream in the configuration file what the file says holds; another has failed."""
+    for name in ("in_file", "not_in_file"):
+        await running.broker.create_stream(name, {"subject": name})
+        await running.publish(name, *[b"x"] * 20)
+        log = running.broker.hosts[name].log
+        stored = log.metadata["settings"] | {"of_a_newer_version": True}
+        log.set_metadata(log.metadata | {"settings": stored})
+    again = await restarted(running, in_file={"subject": "in_file"})
+    states = {info.name: info.state for info in await again.broker.list_streams()}
+    assert states == {"in_file": "detached", "not_in_file": "failed"}
+    (why,) = (await again.broker.describe_stream("not_in_file")).warnings
+    assert "of_a_newer_version" in why
+    assert "of_a_newer_version" not in again.broker.hosts["in_file"].log.metadata["settings"]
+
+    log = again.broker.hosts["in_file"].log
+    log.set_metadata(log.metadata | {"settings": {"subject": 1}})
+    await again.broker.close()
+    limits = {"subject": "in_file", "retention": {"max_messages": 1}}
+    refused = Running(running.data_dir.path, in_file=limits)
+    with pytest.raises(ConfigError, match="tenth"):  # what is not understood is no consent
+        await refused.start()
+    await refused.broker.close()
+
+
 @contextmanager
 def uninstalled(package: str) -> Iterator[None]:
     codecs._codec.cache_clear()
