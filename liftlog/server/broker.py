@@ -196,6 +196,12 @@ class Broker:
 
     async def _create_host(self, name: str, settings: StreamSettings, origin: str) -> StreamHost:
         metadata = {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
+        if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
+            # Put there since the start: a new stream would overwrite it.
+            raise StreamUnavailable(
+                f"there are files of a stream {name} which this daemon has not opened",
+                hint="restart it to serve them, or move them away",
+            )
         log: Log | None = None
         try:
             log = await asyncio.to_thread(

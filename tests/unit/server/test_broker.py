@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,6 +139,19 @@ async def test_a_creation_that_fails_leaves_nothing(
             await running.broker.create_stream("s", {"subject": "in"})
     assert not running.data_dir.stream_path("s").exists()
     await running.broker.create_stream("s", {"subject": "in"})
+
+
+async def test_files_that_somebody_put_there_are_not_overwritten(running: Running) -> None:
+    """By hand, while the daemon runs: another daemon's stream, for instance."""
+    await running.broker.create_stream("s", {"subject": "in"})
+    await running.publish("s", b"1", b"2")
+    here = running.data_dir.stream_path("s")
+    shutil.copytree(here, here.with_name("copy"))
+    with pytest.raises(StreamUnavailable, match="has not opened"):
+        await running.broker.create_stream("copy", {"subject": "in", "acks": "off"})
+    again = await restarted(running)
+    assert again.broker.stream("copy").log.high_watermark == 3
+    await again.broker.close()
 
 
 async def test_a_stream_that_cannot_be_served_does_not_keep_the_daemon_from_starting(
