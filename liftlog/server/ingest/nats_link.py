@@ -21,7 +21,8 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from liftlog.errors import NatsUnavailable
 from liftlog.server.ingest.batch_parser import MessageSink
 from liftlog.server.ingest.login import login_options
-from liftlog.server.ingest.seam import WideTransport, make_client
+from liftlog.server.ingest.seam import make_client
+from liftlog.server.ingest.transport import WideTransport
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
 

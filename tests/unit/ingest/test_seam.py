@@ -14,8 +14,8 @@ from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
 from liftlog.errors import ConfigError
-from liftlog.server.ingest import seam
-from liftlog.server.ingest.seam import DirectReader, choose_seam, make_client, replace_done_pongs
+from liftlog.server.ingest.seam import choose_seam, make_client, replace_done_pongs
+from liftlog.server.ingest.transport import DirectReader
 from liftlog.stream import MessageRun
 
 
@@ -55,24 +55,10 @@ def other_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Parser, "parse", parse)
 
 
-def other_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def read(self: Any) -> bytes: ...
-
-    monkeypatch.setattr(TcpTransport, "read", read)
-
-
-def other_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def connect(self: Any, uri: Any) -> None: ...
-
-    monkeypatch.setattr(TcpTransport, "connect", connect)
-
-
 CHANGES = [
     other_pongs,
     sync_parse,
     other_parse,
-    other_read,
-    other_connect,
     without_parser,
 ]
 
@@ -97,6 +83,20 @@ def test_neither_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted in ("auto", "client"):
         with pytest.raises(ConfigError, match=r"cannot be used: Client\._process_msg"):
             choose_seam(wanted)
+
+
+@pytest.mark.parametrize("name", ["connect", "connect_tls", "read"])
+@pytest.mark.parametrize("wanted", ["auto", "client", "parser"])
+def test_a_transport_of_another_shape_fits_neither(
+    name: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours takes its place in the fallback too: connecting would fail for ever."""
+
+    async def other(self: Any) -> None: ...
+
+    monkeypatch.setattr(TcpTransport, name, other)
+    with pytest.raises(ConfigError, match=rf"cannot be used: TcpTransport\.{name} "):
+        choose_seam(wanted)
 
 
 @pytest.mark.parametrize("name", ["_reading_task", "_reconnection_task"])
@@ -273,4 +273,3 @@ async def test_trouble_is_told_once() -> None:
     client._status = Client.CLOSED
     await client._process_op_err(ProtocolError())
     assert told == []
-    assert seam.READ_BYTES == 1 << 20
