@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import ConfigError, NatsUnavailable
+from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
 from liftlog.server.child_processes import tied_to_parent
 
-log = logging.getLogger("liftlog.server.embedded")
+logger = logging.getLogger("liftlog.server.embedded")
 
 START_TIMEOUT_SECONDS = 10.0
 STOP_TIMEOUT_SECONDS = 5.0
@@ -82,19 +82,10 @@ class EmbeddedNats:
     server is killed when the thread that started it ends.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        port: int | None = None,
-        max_payload_bytes: int | None = None,
-        binary: Path | None = None,
-    ) -> None:
+    def __init__(self, directory: Path) -> None:
         """`directory` takes the configuration, the ports file and the server's log."""
         self._directory = directory
-        self._port = port
-        self._max_payload_bytes = max_payload_bytes
-        self._binary = binary
+        self._port: int | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -119,18 +110,14 @@ class EmbeddedNats:
         """
         if self._process is not None:
             raise RuntimeError("the embedded nats-server was started already")
-        binary = self._binary or find_nats_server()
+        binary = find_nats_server()
         self._directory.mkdir(parents=True, exist_ok=True)
-        extra: dict[str, Any] = {
+        log_settings = {
             "log_file": str(self.log_path.absolute()),
             "logfile_size_limit": 16 << 20,
             "logfile_max_num": 2,
         }
-        if self._max_payload_bytes is not None:
-            # The server refuses a payload bound above its bound on bytes pending per client.
-            extra["max_payload"] = self._max_payload_bytes
-            extra["max_pending"] = max(64 << 20, self._max_payload_bytes)
-        config = write_config(self._directory.absolute(), port=self._port, extra=extra)
+        config = write_config(self._directory.absolute(), port=self._port, extra=log_settings)
         self._process = await asyncio.create_subprocess_exec(
             *tied_to_parent([str(binary.absolute()), "-c", str(config)]),
             stdin=asyncio.subprocess.DEVNULL,
@@ -146,7 +133,7 @@ class EmbeddedNats:
             if isinstance(error, TimeoutError):
                 raise self._not_up("did not become ready in time") from error
             raise
-        log.info("nats-server started url=%s pid=%d", self.url, self._process.pid)
+        logger.info("nats-server-started url=%s pid=%d", self.url, self._process.pid)
         return self.url
 
     async def wait(self) -> int:
@@ -161,14 +148,14 @@ class EmbeddedNats:
         while True:
             if self._process is not None:
                 status = await self.wait()
-                log.error("nats-server ended exit_status=%d log=%s", status, self.log_path)
+                logger.error("nats-server-ended exit_status=%d log=%s", status, self.log_path)
                 self._process = None
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
                 await self.start()
                 failures = 0
-            except NatsUnavailable:
-                log.exception("nats-server did not restart")
+            except (LiftlogError, OSError) as error:  # its program is being replaced, for one
+                logger.error("nats-server-not-restarted error=%s", error)  # noqa: TRY400
                 failures += 1
 
     async def stop(self) -> None:
@@ -181,7 +168,7 @@ class EmbeddedNats:
             async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
                 await process.wait()
         except TimeoutError:
-            log.warning("nats-server ignored SIGTERM; killing it pid=%d", process.pid)
+            logger.warning("nats-server-killed pid=%d reason=%s", process.pid, "it ignored SIGTERM")
             _send_signal(process, signal.SIGKILL)
             await process.wait()
 

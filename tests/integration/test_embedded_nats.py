@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -33,14 +34,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_start_serves_on_loopback_and_stop_ends_it(tmp_path: Path) -> None:
-    server = EmbeddedNats(tmp_path / "nats", max_payload_bytes=8 << 20)
+    server = EmbeddedNats(tmp_path / "nats")
     url = await server.start()
     pid = server.pid
     assert pid is not None
     assert url.startswith("nats://127.0.0.1:")
     assert url == server.url
     with RawNats(int(url.rpartition(":")[2])) as client:
-        assert client.info["max_payload"] == 8 << 20
         assert not client.info.get("jetstream", False)
         client.sub("x")
         client.pub("x", "hello")
@@ -64,7 +64,8 @@ async def test_start_again_keeps_the_port(tmp_path: Path) -> None:
 async def test_a_given_port_that_is_taken_is_reported(tmp_path: Path) -> None:
     first = EmbeddedNats(tmp_path / "1")
     port = int((await first.start()).rpartition(":")[2])
-    second = EmbeddedNats(tmp_path / "2", port=port)
+    second = EmbeddedNats(tmp_path / "2")
+    second._port = port
     with pytest.raises(NatsUnavailable, match="ended with status") as caught:
         await second.start()
     assert "address already in use" in caught.value.hint
@@ -84,6 +85,35 @@ async def test_a_killed_server_comes_back_on_its_port(tmp_path: Path) -> None:
     assert server.url == url
     with RawNats(int(url.rpartition(":")[2])) as client:
         client.ping()
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    await server.stop()
+
+
+async def test_a_restart_is_tried_again_whatever_was_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A package manager replaces the program, or the disk is full: the daemon goes on."""
+    monkeypatch.setattr(embedded, "_BACKOFF_SECONDS", (0.01,))
+    server = EmbeddedNats(tmp_path)
+    await server.start()
+    first = server.pid
+    assert first is not None
+    problems: list[Exception] = [ConfigError("no program"), OSError(errno.ENOSPC, "disk full")]
+    found = find_nats_server()
+
+    def find() -> Path:
+        if problems:
+            raise problems.pop()
+        return found
+
+    monkeypatch.setattr(embedded, "find_nats_server", find)
+    keeper = asyncio.create_task(server.keep_running())
+    os.kill(first, signal.SIGKILL)
+    ready = "Server is ready"
+    await until(lambda: keeper.done() or server.log_path.read_text().count(ready) == 2)
+    assert not keeper.done()
+    assert caplog.text.count("nats-server-not-restarted") == 2
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     await server.stop()
