@@ -135,7 +135,6 @@ class Daemon:
                 seam,
                 on_chunk_end=broker.intake.chunk_ended,
                 on_gap=broker.on_gap,
-                on_state=lambda: None,
                 wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,
                 reading_is_held=broker.intake.reading_is_held,
             )

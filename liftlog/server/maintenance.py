@@ -35,9 +35,6 @@ class MaintenanceTurns:
         self._waiting: deque[Maintenance] = deque()
         self._had_last_turn = False
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
     def add(self, work: Maintenance) -> None:
         self._waiting.append(work)
 

@@ -76,7 +76,6 @@ class NatsLink:
         *,
         on_chunk_end: Callable[[], None],
         on_gap: Callable[[str], None],
-        on_state: Callable[[], None],
         wait_until_ready_to_read: Callable[[], Any],
         reading_is_held: Callable[[], bool],
     ) -> None:
@@ -85,7 +84,6 @@ class NatsLink:
         self.seam = seam
         self._on_chunk_end = on_chunk_end
         self._on_gap = on_gap
-        self._on_state = on_state
         self._wait_ready = wait_until_ready_to_read
         self._reading_is_held = reading_is_held
         self._client: Client | None = None
@@ -194,7 +192,6 @@ class NatsLink:
         logger.info("nats-connected server=%s version=%s", url and url.netloc, self.server_version)
         if self.counters.connects > 1:
             self._on_gap(self._disconnect_reason or "the NATS client was replaced")
-        self._on_state()
 
     async def _watch(self) -> None:
         """Returns when this client is beyond repair."""
@@ -237,7 +234,6 @@ class NatsLink:
                 except NatsUnavailable as error:
                     logger.warning("attach-failed subject=%s error=%s", wanted.subject, error)
                     return
-                self._on_state()
 
     def _options(self) -> dict[str, Any]:
         s = self._settings
@@ -283,7 +279,6 @@ class NatsLink:
         for wanted in self._wanted:
             wanted.confirmed = False
             wanted.problem = ""
-        self._on_state()
 
     async def _on_disconnected(self) -> None:
         self.counters.disconnects += 1
@@ -298,7 +293,6 @@ class NatsLink:
         logger.info("nats-reconnected")
         self._on_gap(self._disconnect_reason or "the connection to NATS was lost")
         self._disconnect_reason = ""
-        self._on_state()
 
     async def _on_closed(self) -> None:
         self._closed_client.set()

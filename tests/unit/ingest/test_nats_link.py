@@ -91,7 +91,6 @@ class Harness:
             self._seam,
             on_chunk_end=self._chunk_end,
             on_gap=self.gaps.append,
-            on_state=lambda: None,
             wait_until_ready_to_read=self._ready,
             reading_is_held=lambda: False,
         )
