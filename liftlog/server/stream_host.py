@@ -100,6 +100,7 @@ class StreamHost:
         self._idle: asyncio.Future[None] | None = None
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_overdue = False
         self._maintenance = MaintenanceTurns()
         self._closed = False
         self._own = OwnRecords(name)
@@ -158,6 +159,9 @@ class StreamHost:
     def kick(self) -> None:
         """Commit what waits, unless a commit is under way: then its end does it. Never raises."""
         if self._in_flight or self._closed:
+            return
+        if self._flush_overdue and not self.failure:
+            self._flush()
             return
         waiting = self.sequencer.pending_messages > 0 and not self.failure
         if self._maintenance.comes_first(messages_wait=waiting):
@@ -220,18 +224,26 @@ class StreamHost:
         except Exception as error:  # noqa: BLE001  # `_undo` decides what it means
             self._undo(group, error)
             return
+        must_sync = self._writer.must_sync(self._unsynced + len(group))
+        self._begin_job(
+            partial(self._writer.write, batches),
+            self.log.sync if must_sync else None,
+            partial(self._thread_done, group),
+        )
+        self.sequencer.prepare_answers(group)  # while the thread writes
+
+    def _begin_job(
+        self,
+        write: Callable[[], object],
+        sync: Callable[[], object] | None,
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        """Have a thread write and sync; `done` hears on the loop how it ended."""
         self._in_flight = True
         self._in_flight_since = time.monotonic()
         loop = asyncio.get_running_loop()
-        must_sync = self._writer.must_sync(self._unsynced + len(group))
-        self._shared.pool.submit(
-            CommitJob(
-                write=partial(self._writer.write, batches),
-                sync=self.log.sync if must_sync else None,
-                done=lambda error: _call_loop(loop, self._thread_done, group, error),
-            )
-        )
-        self.sequencer.prepare_answers(group)  # while the thread writes
+        tell = partial(_call_loop, loop, done)
+        self._shared.pool.submit(CommitJob(write=write, sync=sync, done=tell))
 
     def _thread_done(self, group: CommitGroup, error: Exception | None) -> None:
         self._in_flight = False
@@ -317,34 +329,29 @@ class StreamHost:
             self._unsynced = 0
             self._stop_flush_timer()
             self._committed_up_to(self.log.log_end_offset)
-        elif self._flush_timer is None and self._unsynced:
+        elif self._unsynced and self._flush_timer is None and not self._flush_overdue:
             loop = asyncio.get_running_loop()
             delay = self.settings.flush.interval_seconds
             self._flush_timer = loop.call_later(delay, self._flush_due)
 
     def _stop_flush_timer(self) -> None:
+        self._flush_overdue = False
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
 
     def _flush_due(self) -> None:
         self._flush_timer = None
-        if self._in_flight or self.failure or self._closed:
-            # The commit under way ends in `_after_interval_append`, which sets the timer again.
-            if self._in_flight:
-                loop = asyncio.get_running_loop()
-                self._flush_timer = loop.call_later(0.01, self._flush_due)
+        if self.failure or self._closed:
             return
-        self._in_flight = True
-        self._in_flight_since = time.monotonic()
-        loop = asyncio.get_running_loop()
-        self._shared.pool.submit(
-            CommitJob(
-                write=lambda: None,
-                sync=self.log.sync,
-                done=lambda error: _call_loop(loop, self._flushed, error),
-            )
-        )
+        if self._in_flight:
+            self._flush_overdue = True  # what is under way may be followed by more without a pause
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flush_overdue = False
+        self._begin_job(lambda: None, self.log.sync, self._flushed)
 
     def _flushed(self, error: Exception | None) -> None:
         self._in_flight = False
@@ -387,16 +394,11 @@ class StreamHost:
         work = None if self._in_flight else self._maintenance.take()
         if work is None:
             return
-        self._in_flight = True
-        self._in_flight_since = time.monotonic()
-        loop = asyncio.get_running_loop()
         outcome: list[object] = []
-        self._shared.pool.submit(
-            CommitJob(
-                write=lambda: outcome.append(work.call()),
-                sync=None,
-                done=lambda error: _call_loop(loop, self._maintenance_done, work, outcome, error),
-            )
+        self._begin_job(
+            lambda: outcome.append(work.call()),
+            None,
+            partial(self._maintenance_done, work, outcome),
         )
 
     def _maintenance_done(

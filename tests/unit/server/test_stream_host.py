@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -265,6 +266,38 @@ async def test_what_a_roll_has_synced_can_be_read(tmp_path: Path) -> None:
     await harness.host.run_exclusive(harness.log.roll)
     assert harness.log.high_watermark == 3
     await asyncio.wait_for(waiting, 5)
+    harness.close()
+
+
+async def test_a_flush_that_is_due_comes_before_what_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load one commit follows the other without a pause, for as long as it lasts."""
+    harness = Harness(tmp_path, 0, durability="interval", flush={"interval": "60s"})
+    host, log = harness.host, harness.log
+    done: list[str] = []
+    may_go_on = threading.Event()
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            may_go_on.wait(10)
+            done.append(name)
+            return original(*arguments)
+
+        return call
+
+    monkeypatch.setattr(log, "append", noted("append", log.append))
+    monkeypatch.setattr(log, "sync", noted("sync", log.sync))
+    for payload in (b"1", b"2"):  # the second waits for the first
+        host.receive(MessageRun([b"in"], [b"_INBOX.r"], [payload], has_cookie=False))
+        host.kick()
+    assert host.sequencer.pending_messages == 1
+    host._flush_due()
+    may_go_on.set()
+    await host.drained()
+    assert done == ["append", "sync", "append"]
+    assert log.high_watermark == 2
+    assert seqs(harness.shared.answers()) == [1, 2]
     harness.close()
 
 
