@@ -49,12 +49,12 @@ class Housekeeping:
         # Threads of its own: a decision may read from a disk that stalls.
         self._deciders = ThreadPoolExecutor(_DECIDERS, "liftlog-retention")
         self._retention = SideBySide("retention")
-        self._checkpoints = SideBySide("checkpoint")
+        self._recovery_points = SideBySide("recovery-point")
         self._states: dict[StreamHost, ActiveState] = {}
 
     async def close(self) -> None:
         await self._retention.close()
-        await self._checkpoints.close()
+        await self._recovery_points.close()
         self._deciders.shutdown(wait=False, cancel_futures=True)
 
     # --- retention ---
@@ -123,9 +123,9 @@ class Housekeeping:
         changed = [
             host
             for host in self._streams.hosts.values()
-            if not host.failure and host.log.log_end_offset != host.checkpointed_offset
+            if not host.failure and host.log.log_end_offset != host.recovery_point_offset
         ]
-        await self._checkpoints.run(changed, self._checkpoint)
+        await self._recovery_points.run(changed, self._take_recovery_point)
         # Also those of streams that stalled in an earlier round.
         states, self._states = self._states, {}
         if states:
@@ -134,7 +134,7 @@ class Housekeeping:
             except LiftlogError as error:
                 logger.warning("recovery-points-not-written error=%s", error)
 
-    async def _checkpoint(self, host: StreamHost) -> None:
+    async def _take_recovery_point(self, host: StreamHost) -> None:
         state = await host.run_exclusive(host.log.checkpoint)
         assert isinstance(state, ActiveState)
         self._states[host] = state
@@ -146,7 +146,7 @@ class Housekeeping:
             write: Callable[[dict[str, ActiveState]], None] = self._data_dir.write_recovery_points
             await asyncio.to_thread(write, {h.name: state for h, state in known.items()})
             for host, state in known.items():
-                host.checkpointed_offset = state.next_offset
+                host.recovery_point_offset = state.next_offset
 
 
 def _may_be_due(host: StreamHost) -> bool:

@@ -82,7 +82,7 @@ class StreamHost:
         """Since the start; the list keeps only the newest, but over restarts."""
         self.switches: dict[str, list[bool]] = {}
         """Of a stream of the configuration file; see `stream_settings.with_switches`."""
-        self.checkpointed_offset = log.log_end_offset
+        self.recovery_point_offset = log.log_end_offset
         self.commits = 0
         self.inline_commits = 0
         self.commit_failures = 0

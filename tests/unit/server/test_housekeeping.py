@@ -20,7 +20,7 @@ from liftlog.server.stream_retention import grant_lease
 async def housekeeping(running: Running) -> AsyncIterator[Housekeeping]:
     broker = running.broker
     made = Housekeeping(broker, running.data_dir, broker.reserve)
-    made._checkpoints = SideBySide("checkpoint", patience_seconds=0.05)
+    made._recovery_points = SideBySide("recovery-point", patience_seconds=0.05)
     made._retention = SideBySide("retention", patience_seconds=0.05)
     yield made
     await made.close()
@@ -54,13 +54,13 @@ async def test_a_stalled_stream_does_not_hold_up_recovery_points(
     monkeypatch.setattr(stuck.log, "checkpoint", stalled)
     await asyncio.wait_for(housekeeping.save_recovery_points(), 10)
     assert set(running.data_dir._recovery_points) == {"a", "z"}
-    assert stuck.checkpointed_offset == 1
+    assert stuck.recovery_point_offset == 1
     gate.set()
-    while housekeeping._checkpoints.stalled:
+    while housekeeping._recovery_points.stalled:
         await asyncio.sleep(0.01)
     await housekeeping.save_recovery_points()
     assert set(running.data_dir._recovery_points) == {"a", "stuck", "z"}
-    assert stuck.checkpointed_offset == 21
+    assert stuck.recovery_point_offset == 21
 
 
 async def test_a_stalled_stream_does_not_hold_up_retention(
@@ -85,7 +85,7 @@ async def test_a_stream_deleted_meanwhile_gets_no_recovery_point(
     await streams(running, "a", "b")
     hosts = list(running.broker.hosts.values())
     for host in hosts:
-        await housekeeping._checkpoint(host)
+        await housekeeping._take_recovery_point(host)
     await running.broker.delete_stream("a")
     await running.broker.create_stream("a", {"subject": "in"})
     await housekeeping._write({host: housekeeping._states[host] for host in hosts})
