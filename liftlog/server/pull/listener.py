@@ -30,7 +30,7 @@ class Listener:
         """Stop listening; remove the socket file if it is still ours."""
         self.sock.close()
         if self.socket_file is not None:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # the next daemon removes it
                 if self.socket_file.stat().st_ino == self.inode:
                     self.socket_file.unlink()
 

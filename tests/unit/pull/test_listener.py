@@ -82,3 +82,17 @@ async def test_all_addresses_or_none(broker: LogBroker, tmp_path: Path) -> None:
     for address in addresses:
         await (await RawPull.connect(address)).close()
     await server.close(grace=1)
+
+
+async def test_a_socket_file_that_cannot_be_removed_does_not_hold_up_the_end(
+    broker: LogBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError
+
+    async with pull_server(broker, listen=f"unix://{tmp_path}/pull.sock") as (server, address):
+        async with await RawPull.connect(address):
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "unlink", refuse)
+                await server.close(0.1)
+        assert server.connection_count == 0
