@@ -132,13 +132,13 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
         if found is None:
             return
         with found:
-            reached = _learn(found.pread(), offset, dedupe, since_ns)
+            reached = _learn(log.name, found.pread(), offset, dedupe, since_ns)
         if reached == offset:
             return  # it rotted since `read_stored` looked at it
         offset = reached
 
 
-def _learn(raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: int) -> int:
+def _learn(name: str, raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: int) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to read on at.
 
     A damaged body costs its batch. At a damaged header this stops: reading on from there tells
@@ -154,7 +154,9 @@ def _learn(raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: int) -> int:
             try:
                 dedupe.add_batch(decode_batch(raw, position).trim(offset))
             except CorruptBatch as error:
-                logger.warning("dedupe-ids-lost offset=%d error=%s", header.base_offset, error)
+                logger.warning(
+                    "dedupe-ids-lost stream=%s offset=%d error=%s", name, header.base_offset, error
+                )
         position += header.length
         reached = header.next_offset
     return reached

@@ -55,7 +55,7 @@ from liftlog.tls.contexts import problem
 if TYPE_CHECKING:
     from liftlog.server.pull.server import PullServer
 
-log = logging.getLogger("liftlog.pull")
+logger = logging.getLogger("liftlog.server.pull")
 
 _SOFTWARE = f"liftlog/{liftlog.__version__}"
 _DONE = Done()
@@ -140,7 +140,7 @@ class PullConnection:
             return
         except OSError as error:
             if not self._transport.established:
-                log.warning("TLS handshake failed peer=%s reason=%s", self.peer, problem(error))
+                logger.warning("tls-handshake-failed peer=%s reason=%s", self.peer, problem(error))
             self._close(f"receiving failed: {error}")
             return
         if received == 0:
@@ -287,7 +287,7 @@ class PullConnection:
         except LiftlogError as error:
             refusal = error
         except Exception:
-            log.exception("authentication broke peer=%s", self.peer)
+            logger.exception("authentication-failed peer=%s", self.peer)
             refusal = InternalError("the daemon failed to check the token")
         else:
             return
@@ -407,10 +407,10 @@ class PullConnection:
         if self._closed or self._last_words:
             return
         if not isinstance(error, LiftlogError):
-            log.error("request failed peer=%s", self.peer, exc_info=error)
+            logger.error("request-failed peer=%s", self.peer, exc_info=error)
             error = InternalError("the daemon failed to answer this request")
         elif not error.code:
-            log.error("request failed peer=%s error=%s", self.peer, error, exc_info=error)
+            logger.error("request-failed peer=%s error=%s", self.peer, error, exc_info=error)
         self._server.counters.refusal(error)
         self._outbox.put(self._protocol.error(request_id, error))
 
@@ -438,7 +438,7 @@ class PullConnection:
 
     def make_room(self, reason: str) -> None:
         """End it for the sake of the others."""
-        log.warning("connection cut off peer=%s reason=%s", self.peer, reason)
+        logger.warning("connection-cut-off peer=%s reason=%s", self.peer, reason)
         self._server.counters.refusals_total[LimitExceeded.name] += 1
         self._close(reason)
 
@@ -452,8 +452,8 @@ class PullConnection:
         if self._closed or self._last_words:
             return
         if not isinstance(error, ShuttingDown | Unauthenticated):
-            log.warning(
-                "connection refused peer=%s error=%s message=%s",
+            logger.warning(
+                "connection-refused peer=%s error=%s reason=%s",
                 self.peer,
                 error.name,
                 error.message,
@@ -504,7 +504,7 @@ class PullConnection:
             return
         self._closed = True
         level = logging.ERROR if unexpected else logging.DEBUG
-        log.log(level, "connection closed peer=%s reason=%s", self.peer, reason)
+        logger.log(level, "connection-closed peer=%s reason=%s", self.peer, reason)
         self._cancel_timer()
         self._stop_reading()
         for queue in self._fetches.values():

@@ -31,7 +31,7 @@ from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
 from liftlog.tls.contexts import own_certificate
 
-log = logging.getLogger("liftlog.pull")
+logger = logging.getLogger("liftlog.server.pull")
 
 _ACCEPTS_PER_TURN = 32
 _ACCEPT_PAUSE_SECONDS = 0.5
@@ -92,9 +92,9 @@ class PullServer:
         for connection in list(self._connections):
             connection.check_identity()
 
-    def set_tls(self, context: ssl.SSLContext | None) -> None:
+    def set_tls(self, context: ssl.SSLContext) -> None:
         """For handshakes to come. Raises ConfigError for a certificate that is of no use."""
-        self._certificate = None if context is None else own_certificate(context)
+        self._certificate = own_certificate(context)
         self.tls = context
 
     async def start(self, listen: Sequence[str]) -> list[str]:
@@ -131,7 +131,7 @@ class PullServer:
             try:
                 await asyncio.wait_for(self._idle.wait(), grace)
             except TimeoutError:
-                log.warning("connections cut off count=%d", len(self._connections))
+                logger.warning("connections-cut-off count=%d", len(self._connections))
         for connection in list(self._connections):
             connection.close()
         for job in list(self._jobs):
@@ -212,7 +212,7 @@ class PullServer:
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
         """Out of file descriptors, most likely: the same error would come at once again."""
         name = errno.errorcode.get(error.errno or 0, "?")
-        log.error("accepting failed listen=%s error=%s", listener.address, name)
+        logger.error("accepting-failed listen=%s error=%s", listener.address, name)
         self.loop.remove_reader(listener.sock.fileno())
         self.loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, listener)
 
@@ -235,7 +235,7 @@ class PullServer:
             refusal: LiftlogError = ShuttingDown("the daemon is shutting down")
             if not self._closing:
                 refusal = LimitExceeded(f"the daemon serves at most {limit} connections")
-            log.warning("connection refused peer=%s error=%s", origin.name, refusal.name)
+            logger.warning("connection-refused peer=%s error=%s", origin.name, refusal.name)
             with sock:
                 sock.setblocking(False)
                 try:

@@ -139,10 +139,10 @@ async def test_what_is_no_tls(
 ) -> None:
     async with tls_server(broker, authority) as (server, port):
         peer = await raw(port)
-        with caplog.at_level(logging.WARNING, "liftlog.pull"):
+        with caplog.at_level(logging.WARNING, "liftlog.server.pull"):
             peer.send_bytes(sent)
             assert len(await peer.closed()) <= 7  # an alert at most
-        assert "TLS handshake failed" in caplog.text
+        assert "tls-handshake-failed" in caplog.text
         await until_idle(server)
         await peer.close()
 
