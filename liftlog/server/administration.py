@@ -33,6 +33,7 @@ from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.exclusive import exclusively
 from liftlog.server.lease_keeping import LeaseKeeping
 from liftlog.server.stream_host import StreamHost
+from liftlog.server.stream_metadata import metadata_of
 from liftlog.server.stream_retention import (
     decide_retention,
     is_large,
@@ -91,7 +92,6 @@ class Streams(Protocol):
         ...
 
     def describe(self, host: StreamHost) -> StreamInfo: ...
-    def metadata_of(self, host: StreamHost) -> dict[str, Any]: ...
     def streams_changed(self) -> None:
         """Settings differ from before."""
         ...
@@ -207,7 +207,7 @@ class Administration:
         def store() -> None:
             if wanted.durability != host.settings.durability:
                 log.sync()  # what the old durability still owed, or had promised early
-            metadata = streams.metadata_of(host) | {"settings": wanted.to_yaml_dict()}
+            metadata = metadata_of(host) | {"settings": wanted.to_yaml_dict()}
             metadata.pop("switches", None)
             log.set_metadata(metadata | ({"switches": switches} if switches else {}))
 

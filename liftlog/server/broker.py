@@ -1,4 +1,5 @@
-"""The streams of the daemon: open, create, describe, delete; attach to NATS; keep in order.
+"""The streams of the daemon: find, create, describe, attach to NATS, delete; all of them at the
+start and at the end.
 
 Everything runs on the event loop; blocking work goes to the writer pool or to threads.
 """
@@ -6,7 +7,6 @@ Everything runs on the event loop; blocking work goes to the writer pool or to t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -15,41 +15,32 @@ from functools import partial
 from typing import Any, Protocol
 
 from liftlog.errors import (
-    ConfigError,
     Conflict,
     Forbidden,
     InvalidArgument,
-    LiftlogError,
     ShuttingDown,
     StreamNotFound,
     StreamUnavailable,
-    UnsupportedFormat,
 )
-from liftlog.log import Clock, DataDir, Log, RecoveryReport
+from liftlog.log import Clock, DataDir
 from liftlog.log.recovery import ActiveState
 from liftlog.names import is_stream_name
 from liftlog.protocol.stream_info import StreamInfo
-from liftlog.records.codecs import codec_named
 from liftlog.server.administration import Administration
 from liftlog.server.attachments import Attachments
 from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.clock_guard import ClockGuard
+from liftlog.server.dedupe_restoring import write_dedupe_snapshot
 from liftlog.server.disk_reserve import DiskReserve
 from liftlog.server.ingest.nats_link import NatsLink, RunHandler
 from liftlog.server.intake import Intake
-from liftlog.server.neighbours import introduce
+from liftlog.server.neighbours import Neighbours
 from liftlog.server.possible_losses import PossibleLosses
 from liftlog.server.stream_description import describe, describe_broken
 from liftlog.server.stream_host import SYSTEM, StreamHost
-from liftlog.server.stream_opening import (
-    load_stream,
-    log_config,
-    make_sequencer,
-    stored_settings,
-    write_dedupe_snapshot,
-)
-from liftlog.server.stream_retention import removes_too_much
-from liftlog.server.stream_settings import check_same, rivals
+from liftlog.server.stream_maker import StreamMaker
+from liftlog.server.stream_metadata import save_metadata
+from liftlog.server.stream_settings import check_same
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects
 
@@ -77,14 +68,25 @@ class Broker:
         self.hosts: dict[str, StreamHost] = {}
         self.intake = Intake(settings.commit, settings.ingest.max_pending_bytes, clock, self.hosts)
         self.broken: dict[str, str] = {}
+        """Those that are not served, and why."""
         self._data_dir = data_dir
         self.reserve = DiskReserve(data_dir.path)
         self.changes = asyncio.Lock()
+        """Held while streams come or go."""
         self.clock_guard = ClockGuard(clock)
         self._attachments = Attachments(self.hosts, self.intake)
-        self._losses = PossibleLosses(clock, self._save_metadata)
-        self._ack_subjects = AckSubjects()
-        self._rivals: dict[str, list[str]] = {}
+        self._losses = PossibleLosses(clock)
+        self._neighbours = Neighbours(self.hosts)
+        self._maker = StreamMaker(
+            self.hosts,
+            self.broken,
+            settings,
+            data_dir,
+            committers=self.intake,
+            neighbours=self._neighbours,
+            losses=self._losses,
+            now_ns=self.now_ns,
+        )
         self.compactor: Compactor | None = None
         self.administration = Administration(self)
         self._checkpoints: Checkpoints | None = None
@@ -108,130 +110,13 @@ class Broker:
         Raises ConfigError when the configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.reserve.release)
-        names = await asyncio.to_thread(self._data_dir.stream_names)
-        for name in names:
-            if is_stopping():
-                return
-            await self._open_stream(name, assume_yes=assume_yes)
-        for name, settings in self.settings.streams.items():
-            if is_stopping():
-                return
-            if name not in self.hosts and name not in self.broken:
-                await self._create_configured(name, settings)
+        await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
         self.streams_changed()
-
-    async def _create_configured(self, name: str, settings: StreamSettings) -> None:
-        try:
-            codec_named(settings.compression)
-        except UnsupportedFormat as error:
-            self._leave_alone(name, error)
-            return
-        await self._create_host(name, settings, origin="config")
-
-    def _leave_alone(self, name: str, error: LiftlogError) -> None:
-        """It is not served, and said to have failed."""
-        self.broken[name] = str(error)
-        logger.error("stream-not-opened stream=%s error=%s", name, error)
 
     async def keep_disk_reserve(self) -> None:
         """Set room aside for the day when the disk is full. Call it before messages come in, and
         after everything that a start must write."""
         await asyncio.to_thread(self.reserve.keep)
-
-    async def _open_stream(self, name: str, *, assume_yes: bool) -> None:
-        try:
-            host, report = await self._load_host(name)
-        except LiftlogError as error:
-            self._leave_alone(name, error)
-            return
-        except Exception as error:  # a supervisor: the other streams are served
-            self.broken[name] = f"internal error: {error!r}"
-            logger.exception("stream-not-opened stream=%s", name)
-            return
-        log = host.log
-        if host.origin == "config" and not assume_yes and _has_changed(host):
-            await self._refuse_large_deletion(log, host.settings)
-        if self.metadata_of(host) != log.metadata:
-            await self._save_metadata(host)
-        logger.info(
-            "stream-opened stream=%s clean=%s log_start=%d log_end=%d scanned_bytes=%d",
-            name,
-            report.clean,
-            log.log_start_offset,
-            log.log_end_offset,
-            report.scanned_bytes,
-        )
-        if log.log_end_offset > host.settings.initial_offset and host.origin != SYSTEM:
-            self._losses.note(host, "the daemon was not running")
-
-    async def _load_host(self, name: str) -> tuple[StreamHost, RecoveryReport]:
-        configured = self.settings.streams.get(name)
-        found = await asyncio.to_thread(load_stream, self._data_dir, name, configured)
-        try:
-            host = await self._make_host(name, found.settings, found.log, found.origin)
-        except Exception:
-            await asyncio.to_thread(found.log.close)
-            raise
-        host.switches = found.switches
-        return host, found.report
-
-    async def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
-        if await asyncio.to_thread(removes_too_much, log, settings, self.now_ns()):
-            raise ConfigError(
-                f"streams.{log.directory.name}.retention would delete more than a tenth of the "
-                "stream at once",
-                hint="start once with --yes if that is what you want",
-            )
-
-    async def _make_host(
-        self, name: str, settings: StreamSettings, log: Log, origin: str
-    ) -> StreamHost:
-        sequencer = await asyncio.to_thread(
-            make_sequencer, name, settings, log, self._ack_subjects, self.now_ns()
-        )
-        host = StreamHost(name, settings, log, sequencer, self.intake, origin=origin)
-        host.possible_losses = list(log.metadata.get("possible_losses", []))
-        self.hosts[name] = host
-        return host
-
-    async def _create_host(self, name: str, settings: StreamSettings, origin: str) -> StreamHost:
-        metadata = {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
-        if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
-            # Put there since the start: a new stream would overwrite it.
-            raise StreamUnavailable(
-                f"there are files of a stream {name} which this daemon has not opened",
-                hint="restart it to serve them, or move them away",
-            )
-        log: Log | None = None
-        try:
-            log = await asyncio.to_thread(
-                self._data_dir.create_log,
-                name,
-                log_config(settings),
-                initial_offset=settings.initial_offset,
-                metadata=metadata,
-            )
-            host = await self._make_host(name, settings, log, origin)
-        except Exception:
-            # Nobody was told that it exists: it must not be there after the next start.
-            if log is not None:
-                await asyncio.to_thread(log.close)
-            with contextlib.suppress(LiftlogError):
-                await self._remove_files(name)
-            raise
-        logger.info("stream-created stream=%s subject=%s", name, settings.subject)
-        for warning in self._warnings(host):
-            logger.warning("stream-warning stream=%s %s", name, warning)
-        return host
-
-    def metadata_of(self, host: StreamHost) -> dict[str, Any]:
-        """What the manifest of a stream says beside the log's own."""
-        metadata = {
-            "settings": host.settings.to_yaml_dict(),
-            "origin": host.origin,
-            "possible_losses": host.possible_losses,
-        }
-        return metadata | ({"switches": host.switches} if host.switches else {})
 
     # --- the system's own streams ---
 
@@ -242,10 +127,10 @@ class Broker:
             raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
         host = self.hosts.get(name)
         if host is None:
-            host = await self._create_host(name, settings, origin=SYSTEM)
+            host = await self._maker.create(name, settings, origin=SYSTEM)
         elif host.settings != settings:
             await host.run_exclusive(lambda: None, then=partial(host.adopt, settings))
-            await self._save_metadata(host)
+            await save_metadata(host)
         self.streams_changed()
         return host
 
@@ -255,7 +140,7 @@ class Broker:
 
     @property
     def ack_subjects(self) -> AckSubjects:
-        return self._ack_subjects
+        return self._neighbours.ack_subjects
 
     def send(self, commands: bytes) -> None:
         """NATS commands."""
@@ -300,16 +185,9 @@ class Broker:
             if self._attachments.is_attachable(host):
                 self._losses.note(host, reason)
 
-    async def _save_metadata(self, host: StreamHost) -> None:
-        try:
-            await host.run_exclusive(lambda: host.log.set_metadata(self.metadata_of(host)))
-        except LiftlogError as error:
-            logger.warning("metadata-not-saved stream=%s error=%s", host.name, error)
-
     def streams_changed(self) -> None:
         """Subjects that acks must not go to, and who is a neighbour of whom."""
-        self._ack_subjects = introduce(list(self.hosts.values()))
-        self._rivals.clear()
+        self._neighbours.changed()
 
     # --- the pull server's Broker ---
 
@@ -334,7 +212,7 @@ class Broker:
             if host is not None:
                 check_same(name, host.origin, host.settings, wanted_settings)
             else:
-                host = await self._create_host(name, wanted_settings, origin="api")
+                host = await self._maker.create(name, wanted_settings, origin="api")
                 self.streams_changed()
                 self._attachments.want(host)
         await self._attachments.attach(host)
@@ -369,7 +247,7 @@ class Broker:
             try:
                 if host is not None:
                     await self._end_host(host)
-                await self._remove_files(name)
+                await self._maker.remove_files(name)
             finally:
                 self._deleting.discard(name)
             logger.info("stream-deleted stream=%s", name)
@@ -391,17 +269,6 @@ class Broker:
             await self.compactor.forget(host)
         self.streams_changed()
         await asyncio.to_thread(host.log.close)
-
-    async def _remove_files(self, name: str) -> None:
-        try:
-            await asyncio.to_thread(self._data_dir.delete_log, name)
-        except LiftlogError as error:
-            if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
-                self.broken[name] = f"its deletion failed: {error}"
-                raise
-            # Under its new name it is no stream any more; the next start removes the rest.
-            logger.warning("stream-files-left stream=%s error=%s", name, error)
-        self.broken.pop(name, None)
 
     async def compact_stream(self, name: str) -> StreamInfo:
         """Ask for a pass as soon as possible; describe the stream with the request noted."""
@@ -431,7 +298,7 @@ class Broker:
 
     def describe(self, host: StreamHost) -> StreamInfo:
         compaction = self.compactor.describe(host) if self.compactor is not None else {}
-        return describe(host, self.state_of(host), self._warnings(host), compaction)
+        return describe(host, self.state_of(host), self._neighbours.warnings(host), compaction)
 
     def state_of(self, host: StreamHost) -> str:
         if host.failure:
@@ -464,14 +331,6 @@ class Broker:
     def nats_version(self) -> str:
         """Of the server; empty without a connection."""
         return self._attachments.server_version
-
-    def _warnings(self, host: StreamHost) -> list[str]:
-        """Looked at once per change: each stream is compared with every other."""
-        found = self._rivals.get(host.name)
-        if found is None:
-            others = {other.name: other.settings for other in self.hosts.values()}
-            found = self._rivals[host.name] = rivals(host.name, host.settings, others)
-        return found
 
     # --- stop ---
 
@@ -506,12 +365,3 @@ class Broker:
                 states[host.name] = state
         self._data_dir.close(states)
         logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)
-
-
-def _has_changed(host: StreamHost) -> bool:
-    """Whether its settings are others than those that it was last served with. Those of another
-    version of liftlog need not be understood: then nobody knows."""
-    try:
-        return host.settings != stored_settings(host.name, host.log)
-    except LiftlogError:
-        return True

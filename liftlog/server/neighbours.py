@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from liftlog.server.stream_host import StreamHost
-from liftlog.server.stream_settings import share_messages
+from liftlog.server.stream_settings import rivals, share_messages
 from liftlog.stream import AckSubjects
 
 
-def introduce(hosts: Sequence[StreamHost]) -> AckSubjects:
-    """Tell every stream which subjects acks must not go to, and who its neighbours are. Call it
-    when streams come and go, or their settings change."""
-    ack_subjects = AckSubjects(
-        [host.settings.subject for host in hosts if host.settings.acks != "off"],
-        [host.settings.subject for host in hosts if host.settings.acks == "off"],
-    )
-    # One map for all who have the same neighbours: a thousand streams with a map each would stop
-    # the event loop for a second.
-    siblings: dict[str | None, dict[bytes, str]] = {}
-    for host in hosts:
-        group = host.settings.queue_group
-        if group not in siblings:
-            siblings[group] = {
-                other.name.encode(): other.settings.subject
-                for other in hosts
-                if not share_messages(host.settings, other.settings)
-            }
-        host.sequencer.ack_subjects = ack_subjects
-        host.sequencer.sibling_streams = siblings[group]
-    return ack_subjects
+class Neighbours:
+    """Of the streams in `hosts`. Belongs to the event loop."""
+
+    def __init__(self, hosts: Mapping[str, StreamHost]) -> None:
+        self.ack_subjects = AckSubjects()
+        """Where acks may go."""
+        self._hosts = hosts
+        self._warnings: dict[str, list[str]] = {}
+
+    def changed(self) -> None:
+        """Streams have come or gone, or their settings are others: tell every stream which subjects
+        acks must not go to, and who its neighbours are."""
+        hosts = list(self._hosts.values())
+        self._warnings.clear()
+        self.ack_subjects = AckSubjects(
+            [host.settings.subject for host in hosts if host.settings.acks != "off"],
+            [host.settings.subject for host in hosts if host.settings.acks == "off"],
+        )
+        # One map for all who have the same neighbours: a thousand streams with a map each would
+        # stop the event loop for a second.
+        siblings: dict[str | None, dict[bytes, str]] = {}
+        for host in hosts:
+            group = host.settings.queue_group
+            if group not in siblings:
+                siblings[group] = {
+                    other.name.encode(): other.settings.subject
+                    for other in hosts
+                    if not share_messages(host.settings, other.settings)
+                }
+            host.sequencer.ack_subjects = self.ack_subjects
+            host.sequencer.sibling_streams = siblings[group]
+
+    def warnings(self, host: StreamHost) -> list[str]:
+        """Looked at once per change: each stream is compared with every other."""
+        found = self._warnings.get(host.name)
+        if found is None:
+            others = {other.name: other.settings for other in self._hosts.values()}
+            found = self._warnings[host.name] = rivals(host.name, host.settings, others)
+        return found

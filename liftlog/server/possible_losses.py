@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 
 from liftlog.log import Clock
 from liftlog.server.stream_host import StreamHost
+from liftlog.server.stream_metadata import save_metadata
 
 logger = logging.getLogger("liftlog.server")
 
@@ -17,11 +17,8 @@ _MAX_NOTED = 100
 class PossibleLosses:
     """Belongs to the event loop. Notes are saved in the background: they hold nobody up."""
 
-    def __init__(
-        self, clock: Clock, save: Callable[[StreamHost], Coroutine[object, object, None]]
-    ) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._save = save
         self._saving: set[asyncio.Task[None]] = set()
 
     def note(self, host: StreamHost, reason: str) -> None:
@@ -36,7 +33,7 @@ class PossibleLosses:
         logger.warning(
             "possible-loss stream=%s offset=%d reason=%s", host.name, event["offset"], reason
         )
-        task = asyncio.get_running_loop().create_task(self._save(host))
+        task = asyncio.get_running_loop().create_task(save_metadata(host))
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
 

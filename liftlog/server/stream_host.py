@@ -19,8 +19,8 @@ from liftlog.server.commit_policy import InlineBudget
 from liftlog.server.group_writing import GroupWriter
 from liftlog.server.maintenance import Maintenance, MaintenanceTurns
 from liftlog.server.own_records import OwnRecords, Told
+from liftlog.server.stream_configs import log_config, sequencer_config, window_ns
 from liftlog.server.stream_observations import StreamObservations
-from liftlog.server.stream_opening import log_config, sequencer_config, window_ns
 from liftlog.server.watermark_waiters import WatermarkWaiters
 from liftlog.server.writer_pool import CommitJob, WriterPool
 from liftlog.settings import StreamSettings

@@ -14,6 +14,7 @@ from liftlog.errors import Conflict, OffsetOutOfRange, StorageError
 from liftlog.log import Log
 from liftlog.log.leases import Lease
 from liftlog.log.segment import Segment
+from liftlog.server.stream_configs import window_ns
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server")
@@ -44,7 +45,7 @@ def decide_retention(
         max_age_ns=_nanoseconds(retention.max_age_seconds) if by_time else None,
         max_bytes=retention.max_bytes,
         max_messages=retention.max_messages,
-        protect_newer_than_ns=int(settings.dedupe_window_seconds * _SECOND_NS),
+        protect_newer_than_ns=window_ns(settings),
     )
     decision = decide(
         log.segments,
@@ -150,7 +151,7 @@ def truncate_before(
         log.roll()  # or the file of records that nobody can read would stay
     decision = decide(
         log.segments,
-        RetentionPolicy(protect_newer_than_ns=int(settings.dedupe_window_seconds * _SECOND_NS)),
+        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
         log_start_offset=offset,
         log_end_offset=log.high_watermark,
         now_ns=now_ns,

@@ -17,6 +17,7 @@ from liftlog.log import Log
 from liftlog.log.rewrite import CompactJob
 from liftlog.log.segment import Segment
 from liftlog.records import HEADER_SIZE, parse_header
+from liftlog.server.stream_configs import window_ns
 from liftlog.settings import CompactionSettings, StreamSettings
 
 logger = logging.getLogger("liftlog.server.cleaner")
@@ -38,7 +39,7 @@ def policy_of(settings: StreamSettings) -> CompactionPolicy:
         min_lag_ns=int(compaction.min_lag_seconds * _SECOND_NS),
         max_lag_ns=None if max_lag is None else max(1, int(max_lag * _SECOND_NS)),
         tombstone_retention_ns=int(compaction.tombstone_retention_seconds * _SECOND_NS),
-        protect_newer_than_ns=int(settings.dedupe_window_seconds * _SECOND_NS),
+        protect_newer_than_ns=window_ns(settings),
     )
 
 

@@ -1,0 +1,131 @@
+"""The message ids that a stream remembers, when it is opened: from the snapshot of a clean stop, or
+from the log. Blocking."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptBatch, CorruptMetadata, LiftlogError
+from liftlog.log import Log
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.records import decode_batch, iter_batches, parse_header
+from liftlog.stream import DedupeWindow
+from liftlog.stream.dedupe import message_ids
+
+logger = logging.getLogger("liftlog.server.stream")
+
+_SNAPSHOT_NAME = "dedupe"
+_SNAPSHOT_MAX_IDS = 200_000  # beyond it scanning the log costs less than writing the snapshot
+_SCAN_BYTES = 4 * 1024 * 1024
+
+
+def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
+    """Fill an empty window with what it would hold, had it been there all the time."""
+    if not dedupe.window_ns:
+        return
+    if not _restore_snapshot(log, dedupe):
+        _rebuild(log, dedupe, now_ns - dedupe.window_ns)
+    dedupe.expire(now_ns)
+
+
+def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
+    """Learn the message ids of the window from the log alone, also those that retention has put
+    out of the readers' reach."""
+    recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
+    offset = recent[0].base_offset if recent else log.high_watermark
+    while offset < log.high_watermark:
+        try:
+            found = log.read_stored(offset, _SCAN_BYTES)
+        except LiftlogError as error:
+            # Damage costs the ids that lie in it; what is behind it still counts.
+            offset = int(error.details.get("next_offset", log.high_watermark))
+            continue
+        if found is None:
+            return
+        with found:
+            reached = _learn(log.name, found.pread(), offset, dedupe, since_ns)
+        if reached == offset:
+            return  # it rotted since `read_stored` looked at it
+        offset = reached
+
+
+def _learn(name: str, raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: int) -> int:
+    """Add the ids of the batches in `raw` from `offset` on; returns the offset to read on at.
+
+    A damaged body costs its batch. At a damaged header this stops: reading on from there tells
+    how far the damage goes.
+    """
+    reached, position = offset, 0
+    while position < len(raw):
+        try:
+            header = parse_header(raw, position)
+        except CorruptBatch:
+            break
+        if header.max_timestamp_ns >= since_ns:
+            try:
+                dedupe.add_batch(decode_batch(raw, position).trim(offset))
+            except CorruptBatch as error:
+                logger.warning(
+                    "dedupe-ids-lost stream=%s offset=%d error=%s", name, header.base_offset, error
+                )
+        position += header.length
+        reached = header.next_offset
+    return reached
+
+
+def last_message_id(log: Log) -> bytes:
+    last = log.high_watermark - 1
+    try:
+        found = log.read_stored(last, 1)
+    except LiftlogError:
+        return b""
+    if found is None:
+        return b""
+    with found:
+        try:
+            for batch in iter_batches(found.pread()):
+                for offset, _, message_id in message_ids(batch):
+                    if offset == last:
+                        return message_id
+        except CorruptBatch:
+            pass  # as with the ids of the window: damage costs what lies in it
+    return b""
+
+
+# --- the snapshot of a clean stop ---
+
+
+def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow) -> None:
+    """Save the window so that the next start need not scan for it. Raises OSError."""
+    if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
+        return
+    # After a stop that could not drain, some ids belong to messages that were never stored.
+    end = log.log_end_offset
+    content: dict[str, Any] = {
+        "lineage": log.lineage,
+        "log_end_offset": end,
+        "ids": [entry for entry in dedupe.snapshot() if entry[2] < end],
+    }
+    write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
+
+
+def _restore_snapshot(log: Log, dedupe: DedupeWindow) -> bool:
+    """True when there was a snapshot of exactly this state of the log."""
+    try:
+        content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
+        if content is None or (content["lineage"], content["log_end_offset"]) != (
+            log.lineage,
+            log.log_end_offset,
+        ):
+            return False
+        dedupe.restore(content["ids"])
+    except (CorruptMetadata, KeyError, TypeError, ValueError, OSError) as error:
+        logger.warning("dedupe-snapshot-ignored stream=%s error=%s", log.directory.name, error)
+        return False
+    return True
+
+
+def _snapshot_path(log: Log) -> Path:
+    return log.directory / _SNAPSHOT_NAME

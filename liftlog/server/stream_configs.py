@@ -1,0 +1,37 @@
+"""The settings of a stream in the terms of its log and its sequencer."""
+
+from __future__ import annotations
+
+from liftlog.log import LogConfig
+from liftlog.settings import StreamSettings
+from liftlog.stream import SequencerConfig
+
+_SECOND_NS = 1_000_000_000
+
+
+def log_config(settings: StreamSettings) -> LogConfig:
+    age, compaction = settings.segment.max_age_seconds, settings.compaction
+    if compaction is not None and compaction.enabled and compaction.max_lag_seconds is not None:
+        # Only sealed segments are compacted, so on a quiet stream this has to roll as well.
+        age = min(compaction.max_lag_seconds, age or compaction.max_lag_seconds)
+    return LogConfig(
+        segment_max_bytes=settings.segment.max_bytes,
+        segment_max_age_ns=None if age is None else int(age * _SECOND_NS),
+    )
+
+
+def window_ns(settings: StreamSettings) -> int:
+    """How long message ids are remembered."""
+    return int(settings.dedupe_window_seconds * _SECOND_NS)
+
+
+def sequencer_config(name: str, settings: StreamSettings) -> SequencerConfig:
+    return SequencerConfig(
+        stream=name,
+        acks=settings.acks,
+        durability=settings.durability,
+        max_message_bytes=settings.max_message_bytes,
+        recognise_envelopes=settings.envelope,
+        recognise_liftbridge=settings.liftbridge,
+        subject=settings.subject,
+    )
