@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import CorruptBatch, CorruptMetadata, LiftlogError
+from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
 from liftlog.log import Log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.records import decode_batch, iter_batches, parse_header
@@ -32,23 +32,31 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
 
 def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
     """Learn the message ids of the window from the log alone, also those that retention has put
-    out of the readers' reach."""
+    out of the readers' reach. What cannot be read costs the ids that lie in it."""
     recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
     offset = recent[0].base_offset if recent else log.high_watermark
     while offset < log.high_watermark:
+        reached, problem = offset, None
         try:
             found = log.read_stored(offset, _SCAN_BYTES)
-        except LiftlogError as error:
-            # Damage costs the ids that lie in it; what is behind it still counts.
-            offset = int(error.details.get("next_offset", log.high_watermark))
-            continue
-        if found is None:
-            return
-        with found:
-            reached = _learn(log.name, found.pread(), offset, dedupe, since_ns)
-        if reached == offset:
-            return  # it rotted since `read_stored` looked at it
+            if found is None:
+                return
+            with found:
+                reached = _learn(log.name, found.pread(), offset, dedupe, since_ns)
+        except CorruptRange as error:
+            reached, problem = error.next_offset, str(error)
+        except (StorageError, OSError) as error:
+            problem = str(error)
+        if problem or reached == offset:
+            _note_loss(log.name, offset, problem or "a damaged batch header")
+        if reached == offset:  # nobody knows how far it goes: on with the next segment
+            ends = [segment.next_offset for segment in log.segments]
+            reached = min([end for end in ends if end > offset], default=log.high_watermark)
         offset = reached
+
+
+def _note_loss(name: str, offset: int, error: object) -> None:
+    logger.warning("dedupe-ids-lost stream=%s offset=%d error=%s", name, offset, error)
 
 
 def _learn(name: str, raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: int) -> int:
@@ -67,30 +75,26 @@ def _learn(name: str, raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: i
             try:
                 dedupe.add_batch(decode_batch(raw, position).trim(offset))
             except CorruptBatch as error:
-                logger.warning(
-                    "dedupe-ids-lost stream=%s offset=%d error=%s", name, header.base_offset, error
-                )
+                _note_loss(name, header.base_offset, error)
         position += header.length
         reached = header.next_offset
     return reached
 
 
 def last_message_id(log: Log) -> bytes:
+    """Of the newest record; b"" if it has none, or cannot be read."""
     last = log.high_watermark - 1
     try:
         found = log.read_stored(last, 1)
-    except LiftlogError:
-        return b""
-    if found is None:
-        return b""
-    with found:
-        try:
+        if found is None:
+            return b""
+        with found:
             for batch in iter_batches(found.pread()):
                 for offset, _, message_id in message_ids(batch):
                     if offset == last:
                         return message_id
-        except CorruptBatch:
-            pass  # as with the ids of the window: damage costs what lies in it
+    except (CorruptRange, CorruptBatch, StorageError, OSError) as error:
+        logger.warning("last-message-id-lost stream=%s error=%s", log.name, error)
     return b""
 
 

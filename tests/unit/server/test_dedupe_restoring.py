@@ -1,0 +1,111 @@
+"""Message ids of a stream that is opened without a snapshot, from a disk that is ill."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.local_broker import Running
+
+from liftlog.errors import CorruptRange, StorageError
+from liftlog.log import LogSlice
+from liftlog.server.dedupe_restoring import last_message_id, restore_dedupe
+from liftlog.stream import DedupeWindow, MessageRun
+
+COUNT = 60
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(tmp_path)
+    await made.start()
+    await made.broker.create_stream("s", {"subject": "in", "segment": {"max_bytes": "16KiB"}})
+    host = made.broker.hosts["s"]
+    for number in range(1, COUNT + 1):
+        header = f"NATS/1.0\r\nNats-Msg-Id: {number}\r\n\r\n".encode()
+        host.receive(MessageRun([b"in"], [b""], [b"x" * 1000], [header], has_cookie=False))
+        host.kick()
+        await host.drained()
+    assert host.log.segment_count >= 4
+    yield made
+    await made.broker.close()
+
+
+def restored(running: Running) -> list[int]:
+    """The ids that are remembered."""
+    log = running.broker.hosts["s"].log
+    dedupe = DedupeWindow(600 * 10**9, 1000)
+    restore_dedupe(log, dedupe, running.clock.now_ns())
+    return [number for number in range(1, COUNT + 1) if dedupe.lookup(b"%d" % number)]
+
+
+async def test_all_of_them(running: Running) -> None:
+    assert restored(running) == list(range(1, COUNT + 1))
+    assert last_message_id(running.broker.hosts["s"].log) == b"%d" % COUNT
+
+
+def failing_read(log: Any, base: int) -> Callable[..., Any]:
+    original = log.read_stored
+
+    def read(offset: int, max_bytes: int) -> Any:
+        if offset == base:
+            raise StorageError("reading s: Input/output error")
+        return original(offset, max_bytes)
+
+    return read
+
+
+def failing_pread(log: Any, base: int) -> Callable[..., Any]:
+    original = LogSlice.pread
+
+    def pread(piece: LogSlice) -> bytes:
+        if piece.first_offset == base:
+            raise OSError(errno.EIO, "Input/output error")
+        return original(piece)
+
+    return pread
+
+
+@pytest.mark.parametrize("call", ["read", "pread"])
+async def test_what_cannot_be_read_costs_its_segment(
+    call: str, running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the stream nor the newer ids."""
+    log = running.broker.hosts["s"].log
+    ill = log.segments[1]
+    if call == "read":
+        monkeypatch.setattr(log, "read_stored", failing_read(log, ill.base_offset))
+    else:
+        monkeypatch.setattr(LogSlice, "pread", failing_pread(log, ill.base_offset))
+    lost = range(ill.base_offset, ill.next_offset)
+    assert restored(running) == [n for n in range(1, COUNT + 1) if n not in lost]
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"dedupe-ids-lost stream=s offset={ill.base_offset} ")
+
+
+async def test_a_quarantined_range_costs_itself(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = running.broker.hosts["s"].log
+    original = log.read_stored
+
+    def read(offset: int, max_bytes: int) -> Any:
+        if offset < 5:
+            raise CorruptRange("lost", first_offset=offset, next_offset=5)
+        return original(offset, max_bytes)
+
+    monkeypatch.setattr(log, "read_stored", read)
+    assert restored(running) == list(range(5, COUNT + 1))
+    assert "dedupe-ids-lost stream=s offset=1 " in caplog.text
+
+
+async def test_the_last_id_may_be_unreadable(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = running.broker.hosts["s"].log
+    monkeypatch.setattr(log, "read_stored", failing_read(log, COUNT))
+    assert last_message_id(log) == b""
+    assert "last-message-id-lost stream=s" in caplog.text
