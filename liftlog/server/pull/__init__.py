@@ -1,19 +1,33 @@
 """The pull API's server: sockets in front of the streams.
 
-seams        what it needs of the daemon: Broker, ReadableStream, Policy
-limits       bounds
-listener     addresses, listening sockets
-transport    one connected non-blocking socket
-page_cache   whether sending a slice would wait for the disk
-outbox       what waits to be sent on a connection: frames and slices of log files
-fetches      the fetches of one connection on one stream, in order, with long poll
-origins      where a client comes from, as the kernel says
-guessing     how often who may be wrong about a token
-authentication  who a client is
-gate         every request passes here: names, authorization
-audit        who logged in, who was refused what, who changed something
-connection   one connected client
-server       `PullServer`
+server           `PullServer`: accepts, and keeps the connections
+connection       one connected client: its socket, its login, its end
+client_requests  its requests, from the frame to the answer
+
+seams            what is needed of the daemon: Broker, ReadableStream, Policy
+limits           bounds
+counters         what is counted
+listener         addresses, listening sockets
+transport        one connected non-blocking socket
+certificates     the daemon's own, for TLS
+outbox           what waits to be sent on a connection: frames and slices of log files
+page_cache       whether sending a slice would wait for the disk
+
+fetches          the fetches of one connection on one stream, in order, with long poll
+positions        where a fetch begins, and whether it means this stream
+tailing          those who wait at the end of a stream: woken together
+filtering        the answer to a fetch with a filter or a choice of columns
+building         ... and the batches made for it
+read_share       what all of them may cost the event loop
+
+requests         what each other request needs of the ACL, and what answers it
+administration_requests, checkpoint_requests   more of them
+
+origins          where a client comes from, as the kernel says
+authentication   who a client is
+guessing         how often who may be wrong about a token
+gate             every request passes here: names, authorization
+audit            who logged in, who was refused what, who changed something
 """
 
 from __future__ import annotations

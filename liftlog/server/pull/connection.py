@@ -1,12 +1,10 @@
-"""One connected client: bytes in, requests out to the daemon, answers back in any order."""
+"""One connected client: its socket, its login, the bounds on it, its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from concurrent.futures import Executor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import liftlog
@@ -18,27 +16,12 @@ from liftlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
-from liftlog.protocol.limits import ANSWER_FRAME_BYTES
-from liftlog.protocol.messages import (
-    NONCE_BYTES,
-    Auth,
-    Cancel,
-    Done,
-    Fetch,
-    FetchHeader,
-    Hello,
-    Message,
-    Ping,
-    Pong,
-)
+from liftlog.protocol.messages import NONCE_BYTES, Auth, Hello, Message
 from liftlog.protocol.server_connection import InFlight, ServerConnection
 from liftlog.protocol.states import State
-from liftlog.server.pull import administration_requests as administration_requests
-from liftlog.server.pull import checkpoint_requests as checkpoint_requests
 from liftlog.server.pull.authentication import NOBODY, Identity
-from liftlog.server.pull.fetches import FetchQueue
+from liftlog.server.pull.client_requests import ClientRequests
 from liftlog.server.pull.limits import (
-    ENCODED_UNSENT_BYTES,
     HELD_FRAMES_BYTES,
     LAST_WORDS_SECONDS,
     LINGER_BYTES,
@@ -46,9 +29,6 @@ from liftlog.server.pull.limits import (
 )
 from liftlog.server.pull.origins import Origin
 from liftlog.server.pull.outbox import Outbox
-from liftlog.server.pull.requests import QUESTIONS, STARTERS, Caller, Starter, perform, start
-from liftlog.server.pull.seams import LogSlice, ReadableStream
-from liftlog.server.pull.tailing import MAX_TAIL_BYTES, TailGroup
 from liftlog.server.pull.transport import Transport
 from liftlog.tls.contexts import problem
 
@@ -58,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("liftlog.server.pull")
 
 _SOFTWARE = f"liftlog/{liftlog.__version__}"
-_DONE = Done()
 
 
 class PrincipalUse:
@@ -76,9 +55,6 @@ class PullConnection:
 
     def __init__(self, server: PullServer, transport: Transport, origin: Origin) -> None:
         self.loop = server.loop
-        self.cold_readers: Executor = server.cold_readers
-        self.scanners: Executor = server.scanners
-        self.share = server.read_share
         self.peer = origin.name
         self._origin = origin
         self._identity = NOBODY
@@ -98,12 +74,11 @@ class PullConnection:
             server.memory,
             server.read_share,
         )
-        self._fetches: dict[str, FetchQueue] = {}
+        self._requests = ClientRequests(server, self, self._protocol, self._outbox)
         self._reading = False
-        self._done_frames: list[bytes] = []
         self._closed = False
         self._last_words = False  # nothing but what is in the outbox will be sent
-        self._question = asyncio.Lock()
+        self.takes_answers = True  # neither of both
         self._linger_left = LINGER_BYTES
         self._request_since = 0.0  # when the request that is still arriving began; 0: none is
         self._timer: asyncio.TimerHandle | None = self.loop.call_later(
@@ -146,7 +121,7 @@ class PullConnection:
         if received == 0:
             self._close("closed by the client")
             return
-        with self.share:
+        with self._server.read_share:
             self._protocol.buffer_updated(received)
             if self._transport.has_input:
                 self.loop.call_soon(self._read_again)
@@ -158,7 +133,7 @@ class PullConnection:
             return
         self._take_requests()
         self._outbox.flush()
-        if not self._closed and not self._last_words:
+        if self.takes_answers:
             if self._held_back:
                 self._request_since = 0.0  # from now on it is not the client that is slow
                 self._stop_reading()
@@ -172,7 +147,7 @@ class PullConnection:
     def _held_back(self) -> bool:
         return (
             self._protocol.saturated
-            or not self.may_produce
+            or not self._requests.may_produce
             or self._outbox.memory_bytes >= HELD_FRAMES_BYTES
         )
 
@@ -188,7 +163,7 @@ class PullConnection:
 
     def _take_requests(self) -> None:
         try:
-            while not self._held_back and not self._last_words and not self._closed:
+            while not self._held_back and self.takes_answers:
                 event = self._protocol.next_event()
                 if event is None:
                     if not self._request_since and self._protocol.mid_frame:
@@ -196,10 +171,14 @@ class PullConnection:
                     return
                 self._request_since = 0.0
                 request_id, message = event
-                if isinstance(message, Message):
-                    self._dispatch(request_id, message)
+                if not isinstance(message, Message):
+                    self._requests.refuse(request_id, message)
+                elif isinstance(message, Hello):
+                    self._greet(request_id)
+                elif isinstance(message, Auth):
+                    self._server.spawn(self._authenticate(request_id, message))
                 else:
-                    self.refuse(request_id, message)
+                    self._requests.begin(request_id, message)
         except LiftlogError as error:
             self._end_with(error)
 
@@ -208,61 +187,14 @@ class PullConnection:
             if not self._outbox.unsent_bytes:
                 self._finish_sending()
             return
-        if self.may_produce:
-            for queue in list(self._fetches.values()):
-                queue.pump()
+        if self._requests.may_produce:
+            self._requests.pump()
             self.settle()
 
     def _on_send_failure(self, error: Exception) -> None:
         self._close(f"sending failed: {error}", unexpected=not isinstance(error, OSError))
 
-    # --- requests ---
-
-    def _dispatch(self, request_id: int, message: Message) -> None:
-        if isinstance(message, Fetch):
-            self._fetch(request_id, message)
-        elif isinstance(message, Cancel):
-            for queue in list(self._fetches.values()):
-                if queue.cancel(request_id):
-                    break
-        elif isinstance(message, Ping):
-            self._answer(request_id, Pong())
-        elif isinstance(message, Hello):
-            self._greet(request_id)
-        elif isinstance(message, Auth):
-            self._server.spawn(self._authenticate(request_id, message))
-        elif (starter := STARTERS.get(type(message))) is not None:
-            self._start(request_id, message, starter)
-        else:
-            self._server.spawn(self._serve(request_id, message))
-
-    def _start(self, request_id: int, message: Message, starter: Starter) -> None:
-        try:
-            caller = self._caller()
-            start(caller, message, starter, partial(self._told, request_id))
-        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
-            self.refuse(request_id, error)
-
-    def _caller(self) -> Caller:
-        return Caller(self.principal, self._server.gate, self._server.broker, self.peer)
-
-    def _told(self, request_id: int, error: LiftlogError | None) -> None:
-        if self._closed or self._last_words:
-            return
-        if error is None:
-            if not self._done_frames:
-                # Many end in the same turn of the loop: one call of the system sends them all.
-                self.loop.call_soon(self._send_done)
-            self._done_frames.append(self._protocol.answer(request_id, _DONE))
-        else:
-            self.refuse(request_id, error)
-            self.loop.call_soon(self.settle)
-
-    def _send_done(self) -> None:
-        frames, self._done_frames = self._done_frames, []
-        if not self._closed and not self._last_words:
-            self._outbox.put(b"".join(frames))
-            self._outbox.flush()  # which settles what else is to be done
+    # --- login ---
 
     def _greet(self, request_id: int) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -298,7 +230,7 @@ class PullConnection:
 
     def _admit(self, identity: Identity) -> None:
         """Raises Unauthenticated, LimitExceeded."""
-        if self._closed or self._last_words:
+        if not self.takes_answers:
             return
         use = self._server.enter(self, identity)
         self._protocol.shared = use.in_flight
@@ -317,110 +249,12 @@ class PullConnection:
             self._server.audit.withdrawn(self.principal, self.peer, self._identity.method)
         self._end_with(Unauthenticated("what you have authenticated with is valid no more"))
 
-    def _fetch(self, request_id: int, fetch: Fetch) -> None:
-        try:
-            self._server.gate.authorize(self.principal, "read", fetch.stream, peer=self.peer)
-        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
-            self.refuse(request_id, error)
-            return
-        queue = self._fetches.get(fetch.stream)
-        if queue is None:
-            # Queues that have run empty are dropped here, so their number stays bounded by
-            # that of the requests in flight, and of the threads that work for what was cancelled.
-            for name in [name for name, one in self._fetches.items() if one.is_idle]:
-                del self._fetches[name]
-            queue = FetchQueue(self, fetch.stream, self._limits)
-            self._fetches[fetch.stream] = queue
-        queue.add(request_id, fetch)
-
-    async def _serve(self, request_id: int, message: Message) -> None:
-        """Requests that wait for the daemon. They run to their end even if the client goes."""
-        if isinstance(message, QUESTIONS):
-            # Each keeps the loop busy for as long as there are streams to describe: one per turn
-            # of the loop, and the connections take turns, so that a flood of them delays only
-            # whoever sent it.
-            async with self._question, self._server.question:
-                await asyncio.sleep(0)  # nothing else would end this turn before the next one's
-                if self._closed or self._last_words:
-                    return
-                await self._perform(request_id, message)
-            return
-        await self._perform(request_id, message)
-
-    async def _perform(self, request_id: int, message: Message) -> None:
-        try:
-            caller = self._caller()
-            self._answer(request_id, await perform(caller, message))
-        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
-            self.refuse(request_id, error)
-        self.settle()
-
-    # --- what a fetch queue asks of its host ---
-
-    @property
-    def may_produce(self) -> bool:
-        return self._outbox.unsent_bytes < self._limits.max_unsent_bytes
-
-    @property
-    def may_encode(self) -> bool:
-        return self._outbox.unsent_bytes < ENCODED_UNSENT_BYTES
-
-    def open_stream(self, name: str) -> ReadableStream:
-        return self._server.broker.stream(name)
-
-    def readable_subjects(self, name: str) -> tuple[str, ...] | None:
-        return self._server.gate.readable_subjects(self.principal, name, peer=self.peer)
-
-    def tail_group(self, stream: ReadableStream) -> TailGroup:
-        return self._server.tail_group(stream)
-
-    def answer_fetch(
-        self, request_id: int, header: FetchHeader, body: LogSlice | bytes | None
-    ) -> None:
-        if self._closed or self._last_words:
-            if body is not None and not isinstance(body, bytes):
-                body.release()
-            return
-        frame = self._protocol.answer(request_id, header)
-        if isinstance(body, bytes) and len(body) <= MAX_TAIL_BYTES:
-            self._outbox.put(frame + body)
-        else:
-            self._outbox.put(frame)
-            if isinstance(body, bytes):
-                self._outbox.put(body)
-            elif body is not None:
-                self._outbox.put_slice(body)
-        self._server.counters.fetch(header)
-
-    # --- answers ---
-
-    def _answer(self, request_id: int, message: Message) -> None:
-        if self._closed or self._last_words:
-            return
-        frame = self._protocol.answer(request_id, message)
-        if len(frame) > ANSWER_FRAME_BYTES:
-            self.refuse(request_id, LimitExceeded("the answer is longer than a frame may be"))
-            return
-        self._outbox.put(frame)
-
-    def refuse(self, request_id: int, error: Exception) -> None:
-        if self._closed or self._last_words:
-            return
-        if not isinstance(error, LiftlogError):
-            logger.error("request-failed peer=%s", self.peer, exc_info=error)
-            error = InternalError("the daemon failed to answer this request")
-        elif not error.code:
-            logger.error("request-failed peer=%s error=%s", self.peer, error, exc_info=error)
-        self._server.counters.refusal(error)
-        self._outbox.put(self._protocol.error(request_id, error))
-
     # --- the end ---
 
     def shut_down(self) -> None:
         """Refuse what waits, send what is there, then close."""
         error = ShuttingDown("the daemon is shutting down")
-        for queue in self._fetches.values():
-            queue.close(error)
+        self._requests.close(error)
         self._end_with(error)
 
     def check_stalled(self, now: float) -> None:
@@ -449,7 +283,7 @@ class PullConnection:
 
     def _end_with(self, error: LiftlogError, request_id: int = 0) -> None:
         """Tell the client why, and close once it was sent."""
-        if self._closed or self._last_words:
+        if not self.takes_answers:
             return
         if not isinstance(error, ShuttingDown | Unauthenticated):
             logger.warning(
@@ -462,10 +296,10 @@ class PullConnection:
         if not self._transport.established:
             self._close("its TLS handshake was not complete")
             return
-        for queue in self._fetches.values():
-            queue.close()
+        self._requests.close()
         self._outbox.put(self._protocol.error(request_id, error))
         self._last_words = True
+        self.takes_answers = False
         self._cancel_timer()
         self._timer = self.loop.call_later(
             LAST_WORDS_SECONDS, self._close, "its last answer was not taken"
@@ -503,13 +337,12 @@ class PullConnection:
         if self._closed:
             return
         self._closed = True
+        self.takes_answers = False
         level = logging.ERROR if unexpected else logging.DEBUG
         logger.log(level, "connection-closed peer=%s reason=%s", self.peer, reason)
         self._cancel_timer()
         self._stop_reading()
-        for queue in self._fetches.values():
-            queue.close()
-        self._fetches.clear()
+        self._requests.close()
         self._outbox.close()
         if self._protocol.state is not State.CLOSED:
             self._protocol.close()

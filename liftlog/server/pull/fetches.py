@@ -14,11 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
-from liftlog.errors import BadRequest, Cancelled, Diverged, LiftlogError, StaleIncarnation
-from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
+from liftlog.errors import Cancelled, LiftlogError
+from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.selection import Selection, parse_selection
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.limits import PullLimits
+from liftlog.server.pull.positions import check_identity, known_offset
 from liftlog.server.pull.read_share import ReadShare
 from liftlog.server.pull.seams import LogSlice, ReadableLog, ReadableStream
 from liftlog.server.pull.tailing import Tail, TailGroup, Waiter
@@ -93,6 +94,8 @@ class _Waiting:
 
 
 class FetchQueue:
+    """Belongs to the loop's thread, as everything that it calls; but for jobs in threads."""
+
     def __init__(self, host: FetchHost, stream_name: str, limits: PullLimits) -> None:
         self._host = host
         self._stream_name = stream_name
@@ -162,14 +165,14 @@ class FetchQueue:
         readable = self._host.readable_subjects(self._stream_name)
         stream = self._host.open_stream(self._stream_name)
         log = stream.log
-        _check_identity(fetch, log)
+        check_identity(fetch, log)
         if waiting.incarnation != log.incarnation or waiting.readable != readable:
             waiting.begin(log.incarnation, readable)
         if waiting.deadline is None:
             wait_ms = min(fetch.max_wait_ms, self._max_wait_ms)
             waiting.deadline = self._host.loop.time() + wait_ms / 1000
         if waiting.offset is None:
-            waiting.offset = _known_offset(fetch, log)
+            waiting.offset = known_offset(fetch, log)
             if waiting.offset is None:
                 assert fetch.timestamp_ns is not None
                 self._look_up(waiting, log, fetch.timestamp_ns)
@@ -285,13 +288,10 @@ class FetchQueue:
         group = self._host.tail_group(stream)
         self._parked = group, group.wait(stream, offset, self._woken)
         assert waiting.deadline is not None
-        self._timer = self._host.loop.call_at(waiting.deadline, self._expired)
+        self._timer = self._host.loop.call_at(waiting.deadline, self._resume)
 
     def _woken(self) -> None:
         self._parked = None
-        self._resume()
-
-    def _expired(self) -> None:
         self._resume()
 
     def _resume(self) -> None:
@@ -351,47 +351,6 @@ class FetchQueue:
         begun before: else whoever asks and cancels would have all the threads."""
         if self._job is not None:
             self._job.cancel()
-
-
-def _check_identity(fetch: Fetch, log: ReadableLog) -> None:
-    if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
-        raise StaleIncarnation(
-            f"the stream {fetch.stream!r} was created anew since",
-            hint="describe the stream and start over",
-            incarnation=log.incarnation,
-        )
-    if fetch.epoch is None or fetch.epoch == log.leader_epoch:
-        return
-    if fetch.epoch > log.leader_epoch:
-        raise Diverged(
-            f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
-            leader_epoch=log.leader_epoch,
-        )
-    later = [first for epoch, first in log.epochs if epoch > fetch.epoch]
-    end = min(later, default=log.log_end_offset)
-    if type(fetch.start) is int and fetch.start > end:
-        raise Diverged(
-            f"epoch {fetch.epoch} ended at offset {end}, before {fetch.start}",
-            hint=f"what was read from offset {end} on is not in the stream any more",
-            leader_epoch=log.leader_epoch,
-            epoch_end_offset=end,
-        )
-
-
-def _known_offset(fetch: Fetch, log: ReadableLog) -> int | None:
-    """The asked position as an offset; None when it has to be looked up by time."""
-    start = fetch.start
-    if (start is None) == (fetch.timestamp_ns is None):
-        raise BadRequest("a fetch states either a start `o` or a timestamp `t`")
-    if start is None:
-        return None
-    if type(start) is int:
-        return start
-    if start == EARLIEST:
-        return log.log_start_offset
-    if start == LATEST:
-        return log.high_watermark
-    raise BadRequest(f"the start must be an offset, {EARLIEST!r} or {LATEST!r}")
 
 
 def _header(

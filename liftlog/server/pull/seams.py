@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Protocol
 
 from liftlog.errors import LiftlogError
@@ -41,12 +41,10 @@ class ReadableLog(Protocol):
     @property
     def leader_epoch(self) -> int: ...
     @property
-    def epochs(self) -> Sequence[tuple[int, int]]:
-        """(leader epoch, its first offset), ascending."""
-        ...
-
-    @property
     def incarnation(self) -> str: ...
+    def epoch_end(self, epoch: int) -> int:
+        """The first offset behind that leader epoch; the log end for the newest one."""
+        ...
 
     def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
         """Never past the high watermark; None when HW <= offset <= LEO."""

@@ -74,7 +74,7 @@ class PullServer:
         self._uses: dict[str, PrincipalUse] = {}
         self._listeners: list[Listener] = []
         self.memory = UnsentMemory()
-        self.question = asyncio.Lock()  # one at a time, see PullConnection._serve
+        self.question = asyncio.Lock()  # one at a time, see ClientRequests._serve
         self._connections: dict[PullConnection, None] = {}  # the oldest first
         self._jobs: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
-from liftlog.log import Log
 from liftlog.records.decode import iter_batches
 
 
@@ -108,8 +108,9 @@ async def test_a_stream_created_anew_is_not_taken_for_the_old_one(broker: LogBro
 async def test_a_reader_from_an_older_epoch_must_not_be_past_its_end(
     broker: LogBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Log, "leader_epoch", 4)
-    monkeypatch.setattr(Log, "epochs", ((1, 1), (3, 50), (4, 70)))
+    log = broker.streams["orders"].real_log
+    changed = replace(log._manifest, leader_epoch=4, epochs=((1, 1), (3, 50), (4, 70)))
+    monkeypatch.setattr(log, "_manifest", changed)
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         asked = [(1, 50, None), (1, 51, 50), (2, 51, 50), (3, 70, None), (3, 71, 70), (4, 99, None)]
         for epoch, start, end in asked:
