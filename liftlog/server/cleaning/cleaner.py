@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from liftlog.errors import InvalidArgument, LiftlogError, SegmentsChanged, StorageError
 from liftlog.log import DataDir
+from liftlog.log.segment import Segment
 from liftlog.server.cleaning.compaction import compaction_of, measure_backlog, plan_pass
 from liftlog.server.cleaning.jobs import JobRunner
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
@@ -309,7 +310,9 @@ class Cleaner:
                 await self._serve_requests()
         return False
 
-    async def _rebatch(self, host: StreamHost, small: SmallBatches, candidates: Any) -> None:
+    async def _rebatch(
+        self, host: StreamHost, small: SmallBatches, candidates: Sequence[Segment]
+    ) -> None:
         compression = host.settings.compression
         job = await self._jobs.in_thread(lambda: small.find(host.log, candidates, compression))
         if job is None:

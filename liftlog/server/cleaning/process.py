@@ -129,7 +129,7 @@ async def _converse(
                 on_progress(*answer["progress"])
             elif "failed" in answer:
                 failed = answer["failed"]
-                raise JobFailed(failed["reason"], failed["message"], failed.get("file", ""))
+                raise JobFailed(failed["reason"], failed["message"], failed["file"])
             else:
                 result: dict[str, Any] = answer["result"]
                 return result

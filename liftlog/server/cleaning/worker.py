@@ -7,6 +7,8 @@ until the daemon lists it.
     in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432}
     out  {"progress": ["rewrite", 1048576, 8388608]}
     out  {"result": {...}}   or   {"failed": {"reason": "damaged", "message": "...", "file": "..."}}
+
+`file` is empty unless the reason is `damaged`.
 """
 
 from __future__ import annotations
@@ -75,16 +77,16 @@ def perform(order: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dic
     try:
         result = run(job, OsFileSystem(), progress, throttle)
     except SourceDamaged as error:
-        return _failed(DAMAGED, str(error), file=error.file_name)
+        return _failed(DAMAGED, str(error), file_name=error.file_name)
     except OSError as error:
-        return _failed(IO_ERROR, f"{error.strerror or error}", errno=error.errno)
+        return _failed(IO_ERROR, f"{error.strerror or error}")
     except Exception:  # noqa: BLE001  # a supervisor: the daemon logs it and goes on
         return _failed(DEFECT, traceback.format_exc())
     return {"result": result.to_dict()}
 
 
-def _failed(reason: str, message: str, **details: Any) -> dict[str, Any]:
-    return {"failed": {"reason": reason, "message": message, **details}}
+def _failed(reason: str, message: str, *, file_name: str = "") -> dict[str, Any]:
+    return {"failed": {"reason": reason, "message": message, "file": file_name}}
 
 
 def main() -> None:
