@@ -6,6 +6,7 @@ import logging
 
 from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange
 from liftlog.log import Log
+from liftlog.log.filesystem import storage_errors
 from liftlog.records import decode_batch, parse_header
 from liftlog.server.checkpoints.layout import (
     CheckpointKey,
@@ -43,7 +44,7 @@ def load_table(log: Log) -> CheckpointTable:
             break
         if piece is None:
             break
-        with piece:
+        with piece, storage_errors("reading the checkpoints"):
             reached = found.learn(piece.pread(), offset)
         if reached == offset:
             reached = piece.next_offset  # it rotted since `read` looked at it

@@ -1,6 +1,7 @@
 """Checkpoints on a real log: what is there after a restart, damage, a failed write."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,14 +16,17 @@ from liftlog.errors import (
     Forbidden,
     LiftlogError,
     ShuttingDown,
+    StorageError,
     StreamUnavailable,
 )
+from liftlog.log import LogSlice
 from liftlog.server.broker import Broker
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints import table as table_module
 from liftlog.server.checkpoints.expiry import expire
 from liftlog.server.checkpoints.layout import Stored
 from liftlog.server.checkpoints.opening import is_open_to_nats, open_checkpoints
+from liftlog.server.checkpoints.rebuilding import load_table
 from liftlog.server.checkpoints.service import settle
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.settings import Settings
@@ -129,6 +133,23 @@ async def test_what_damage_may_have_made_older_is_told(tmp_path: Path) -> None:
     async with opened(tmp_path) as one:
         assert one.offsets() == {"a": 2, "new": 5}
         assert one.checkpoints.table.uncertain_count == 0
+
+
+async def test_a_disk_that_cannot_be_read_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon goes on without checkpoints for a StorageError, and ends for anything else."""
+    async with opened(tmp_path, records=9) as one:
+        await one.commit("a", 1)
+        log = one.broker.hosts[OFFSETS_STREAM].log
+
+        def fail(piece: LogSlice) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(LogSlice, "pread", fail)
+        with pytest.raises(StorageError, match="reading the checkpoints: Input/output error"):
+            load_table(log)
+        monkeypatch.undo()
 
 
 def rot(directory: Path, where: bytes) -> None:
