@@ -96,6 +96,7 @@ class NatsLink:
         self._lock = asyncio.Lock()  # one change of subscriptions or client at a time
         self._supervisor: asyncio.Task[None] | None = None
         self._disconnect_reason = ""
+        self._told_error: Exception | None = None
         self.counters = LinkCounters()
 
     # --- MessageSink ---
@@ -192,6 +193,7 @@ class NatsLink:
         logger.info("nats-connected server=%s version=%s", url and url.netloc, self.server_version)
         if self.counters.connects > 1:
             self._on_gap(self._disconnect_reason or "the NATS client was replaced")
+        self._disconnect_reason = ""
 
     async def _watch(self) -> None:
         """Returns when this client is beyond repair."""
@@ -201,6 +203,10 @@ class NatsLink:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed_client.wait(), _WATCH_SECONDS)
             if client.is_closed:
+                # For what NATS had said: nats-py closes itself for most of that and tells nobody.
+                if client.last_error is not None and client.last_error is not self._told_error:
+                    self._disconnect_reason = f"NATS ended the connection: {client.last_error}"
+                    await self._on_error(client.last_error)
                 self._mark_detached()
                 return
             if client.is_connected:
@@ -257,6 +263,7 @@ class NatsLink:
     # --- callbacks of nats-py ---
 
     async def _on_error(self, error: Exception) -> None:
+        self._told_error = error
         text = str(error)
         if "slow consumer" in text.lower():
             self.counters.slow_consumer_errors += 1

@@ -167,6 +167,25 @@ async def test_an_ended_read_loop_is_noticed(start: Start) -> None:
     assert harness.server.subscriptions == [b"a.>", b"a.>"]
 
 
+async def test_a_reason_is_told_once(start: Start) -> None:
+    """Each gap has its own, also when the one before cost the whole client."""
+    harness = await start()
+    await harness.attach("a.>")
+    for gaps, what in enumerate([b"Slow Consumer", b"Server Shutdown", b""], 1):
+        if what:
+            harness.server.send(b"-ERR '%b'\r\n" % what)
+        else:
+            harness.server.drop()
+        await until(lambda count=gaps: len(harness.gaps) == count)
+        await until(lambda: harness.link.connected)
+    assert harness.gaps == [
+        "NATS dropped us as a slow consumer",
+        "NATS ended the connection: nats: server shutdown",
+        "the connection to NATS was lost",
+    ]
+    assert harness.link.counters.slow_consumer_errors == 1
+
+
 async def test_a_reconnect_task_that_died_is_noticed(start: Start) -> None:
     harness = await start()
     await harness.attach("a.>")
