@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,9 +24,11 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log.manifest import MANIFEST_NAME
+from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records import codecs
 from liftlog.server import broker as broker_module
 from liftlog.server import stream_maker
+from liftlog.server.stream_host import StreamHost
 
 # --- deletion ---
 
@@ -123,6 +127,31 @@ async def test_a_stream_whose_disk_stalls_is_not_half_deleted(
     assert running.broker.stream("s") is host
     await running.publish("s", b"1")
     assert host.log.high_watermark == 2
+
+
+async def test_a_long_list_lets_others_have_the_event_loop(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has gone when its turn comes is not in it."""
+    broker = running.broker
+    for name in "abcd":
+        await broker.create_stream(name, {"subject": "in"})
+    describe = broker.describe
+    seen: list[str] = []
+
+    def slowly(host: StreamHost) -> StreamInfo:
+        seen.append(host.name)
+        time.sleep(2 * broker_module._TURN_SECONDS)
+        return describe(host)
+
+    monkeypatch.setattr(broker, "describe", slowly)
+    listing = asyncio.create_task(broker.list_streams())
+    while seen != ["a", "b"]:
+        await asyncio.sleep(0)
+        assert len(seen) <= 2
+    deleted = broker.hosts.pop("d")
+    assert [info.name for info in await listing] == ["a", "b", "c"]
+    broker.hosts["d"] = deleted
 
 
 # --- creation and start ---
