@@ -21,7 +21,6 @@ from liftlog import __version__
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.filesystem import storage_errors
-from liftlog.protocol.limits import WireLimits
 from liftlog.server.broker import Broker
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
@@ -38,8 +37,9 @@ from liftlog.server.logs import reopen_logs
 from liftlog.server.loop_watch import LoopWatch
 from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import Exposition
-from liftlog.server.pull import PullLimits, PullServer
+from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
+from liftlog.server.pull.limits import limits_of
 from liftlog.server.reloading import Reloads
 from liftlog.server.schedule import keep_house
 from liftlog.server.service_manager import ServiceManager
@@ -140,7 +140,7 @@ class Daemon:
             )
             stack.push_async_callback(link.close)
             pull = PullServer(
-                broker, _pull_limits(self.settings), policy, tls, broker.intake.ingested
+                broker, limits_of(self.settings.pull), policy, tls, broker.intake.ingested
             )
             self._make_reloadable(pull)
             # Before the streams are opened, which may take minutes: alive, but not yet ready.
@@ -323,25 +323,3 @@ def _load_policy(settings: Settings) -> Policy | None:
             "caution setting=%s problem=%s advice=%s", one.setting, one.problem, one.advice
         )
     return policy
-
-
-def _pull_limits(settings: Settings) -> PullLimits:
-    pull = settings.pull
-    return PullLimits(
-        wire=WireLimits(
-            max_request_bytes=pull.max_frame_bytes,
-            max_in_flight=pull.max_in_flight,
-            max_fetch_bytes=pull.max_fetch_bytes,
-            max_wait_ms=int(pull.max_wait_seconds * 1000),
-        ),
-        max_connections=pull.max_connections,
-        max_connections_per_principal=pull.max_connections_per_principal,
-        max_in_flight_per_principal=pull.max_in_flight_per_principal,
-        unix_mode=int(pull.unix_mode, 8),
-        hello_timeout_seconds=pull.hello_timeout_seconds,
-        max_hello_bytes=pull.max_hello_frame_bytes,
-        default_fetch_bytes=pull.default_fetch_bytes,
-        max_unsent_bytes=pull.max_unsent_bytes,
-        max_unsent_memory_bytes=pull.max_unsent_memory_bytes,
-        linger_seconds=pull.linger_seconds,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from liftlog.protocol.limits import HELLO_FRAME_BYTES, MIB, WireLimits
+from liftlog.settings.daemon import PullSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,28 @@ class PullLimits:
     """How long a request may take to arrive once it has begun."""
     auth_failure_delay_seconds: float = 0.25
     max_pending_auths: int = 64
+
+
+def limits_of(pull: PullSettings) -> PullLimits:
+    """What the settings say; what they do not say is as above."""
+    return PullLimits(
+        wire=WireLimits(
+            max_request_bytes=pull.max_frame_bytes,
+            max_in_flight=pull.max_in_flight,
+            max_fetch_bytes=pull.max_fetch_bytes,
+            max_wait_ms=int(pull.max_wait_seconds * 1000),
+        ),
+        max_connections=pull.max_connections,
+        max_connections_per_principal=pull.max_connections_per_principal,
+        max_in_flight_per_principal=pull.max_in_flight_per_principal,
+        unix_mode=int(pull.unix_mode, 8),
+        hello_timeout_seconds=pull.hello_timeout_seconds,
+        max_hello_bytes=pull.max_hello_frame_bytes,
+        default_fetch_bytes=pull.default_fetch_bytes,
+        max_unsent_bytes=pull.max_unsent_bytes,
+        max_unsent_memory_bytes=pull.max_unsent_memory_bytes,
+        linger_seconds=pull.linger_seconds,
+    )
 
 
 ENCODED_UNSENT_BYTES = 1 * MIB
