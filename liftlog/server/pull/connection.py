@@ -24,8 +24,8 @@ from liftlog.server.pull.client_requests import ClientRequests
 from liftlog.server.pull.limits import (
     HELD_FRAMES_BYTES,
     LAST_WORDS_SECONDS,
-    LINGER_BYTES,
-    LINGER_SECONDS,
+    LINGERING_CLOSE_BYTES,
+    LINGERING_CLOSE_SECONDS,
 )
 from liftlog.server.pull.origins import Origin
 from liftlog.server.pull.outbox import Outbox
@@ -79,7 +79,7 @@ class PullConnection:
         self._closed = False
         self._last_words = False  # nothing but what is in the outbox will be sent
         self.takes_answers = True  # neither of both
-        self._linger_left = LINGER_BYTES
+        self._lingering_bytes_left = LINGERING_CLOSE_BYTES
         self._request_since = 0.0  # when the request that is still arriving began; 0: none is
         self._timer: asyncio.TimerHandle | None = self.loop.call_later(
             self._limits.hello_timeout_seconds, self._hello_timed_out
@@ -315,7 +315,7 @@ class PullConnection:
         except OSError:
             self._close("gone")
             return
-        self._timer = self.loop.call_later(LINGER_SECONDS, self._close, "ended")
+        self._timer = self.loop.call_later(LINGERING_CLOSE_SECONDS, self._close, "ended")
 
     def _drop_input(self) -> None:
         try:
@@ -324,8 +324,8 @@ class PullConnection:
             return
         except OSError:
             received = 0
-        self._linger_left -= received
-        if received == 0 or self._linger_left <= 0:
+        self._lingering_bytes_left -= received
+        if received == 0 or self._lingering_bytes_left <= 0:
             self._close("ended")
 
     def _cancel_timer(self) -> None:

@@ -70,8 +70,8 @@ TURN_BYTES = 1 * MIB
 LAST_WORDS_SECONDS = 10.0
 """How long a client that is being refused, and what was promised before, may take to leave."""
 
-LINGER_SECONDS = 1.0
+LINGERING_CLOSE_SECONDS = 1.0
 """How long a refused client gets to read why, before the socket is closed for good."""
 
-LINGER_BYTES = 1 * MIB
+LINGERING_CLOSE_BYTES = 1 * MIB
 """What is read and dropped meanwhile, so that the kernel does not reset the connection."""
