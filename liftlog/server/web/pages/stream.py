@@ -63,7 +63,8 @@ async def stream(asked: Asked) -> Shown:
         {
             "parts": segment_parts(segments),
             "settings": _settings(described.settings),
-            "done": done.done if done else "",
+            "done": done is not None,
+            "done_text": done.done if done else "",
             "problems": PROBLEMS,
         },
     )
