@@ -19,7 +19,16 @@ from pyspark.sql.types import (
 
 from liftlog.errors import InvalidArgument
 from liftlog.spark.batch_reader import BatchReader
-from liftlog.spark.columns import HEADERS, KEY, OFFSET, STREAM, SUBJECT, TIMESTAMP, VALUE
+from liftlog.spark.columns import (
+    HEADERS,
+    KEY,
+    NULLABLE,
+    OFFSET,
+    STREAM,
+    SUBJECT,
+    TIMESTAMP,
+    VALUE,
+)
 from liftlog.spark.options import ReadOptions, parse_options
 from liftlog.spark.pushdown import PushdownReader
 from liftlog.spark.streaming import StreamReader
@@ -65,7 +74,9 @@ class LiftlogSource(DataSource):
 
 
 def spark_schema(options: ReadOptions) -> StructType:
-    return StructType([StructField(name, _TYPES[name]) for name in options.columns])
+    return StructType(
+        [StructField(name, _TYPES[name], name in NULLABLE) for name in options.columns]
+    )
 
 
 def _check_schema(schema: StructType, options: ReadOptions) -> None:

@@ -12,6 +12,7 @@ from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG
 SENDFILE = "sendfile"
 CAT = "cat"
 PARQUET = "parquet"
+UNIX, FILES = "liftlog, unix socket", "liftlog, files"
 TUPLES = "tuples"
 WINDOW = "window plan"
 FLOODS = (500_000, 1_000_000)
@@ -382,6 +383,22 @@ SPARK_ROWS = (
         "spark-scan-vs-parquet",
         "Spark scans all rows / the same rows in zstd Parquet",
         (LIFTLOG, "scan"),
+        (PARQUET, "scan"),
+        0.7,
+        1.0,
+    ),
+    _ratio(
+        "spark-unix-vs-parquet",
+        "the same over a Unix socket",
+        (UNIX, "scan"),
+        (PARQUET, "scan"),
+        0.7,
+        1.0,
+    ),
+    _ratio(
+        "spark-files-vs-parquet",
+        "the same from the stream's files, without a daemon",
+        (FILES, "scan"),
         (PARQUET, "scan"),
         0.7,
         1.0,

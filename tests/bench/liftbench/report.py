@@ -12,6 +12,7 @@ from typing import Any
 from liftlog.server.embedded import find_nats_server
 
 from .figures import (
+    FILES,
     FLOODS,
     LOADS,
     PARQUET,
@@ -20,6 +21,7 @@ from .figures import (
     SPARK_ROWS,
     SPREAD,
     TUPLES,
+    UNIX,
     WINDOW,
     Measurements,
     Row,
@@ -298,6 +300,8 @@ _CONSUMERS = {
 
 _SPARK = {
     (LIFTLOG, "scan"): ("scan from the daemon, M records/s", 2),
+    (UNIX, "scan"): ("scan from the daemon, Unix socket", 2),
+    (FILES, "scan"): ("scan of the stream's files", 2),
     (PARQUET, "scan"): ("scan of zstd Parquet", 2),
     (TUPLES, "scan"): ("scan from the daemon, by tuples", 2),
     (LIFTLOG, "export"): ("compacted export, M records/s of input", 2),

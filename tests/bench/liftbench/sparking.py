@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from support.daemon import Daemon
 from support.nats_server import NatsServer
@@ -20,7 +20,7 @@ from support.spark import spark_environment, spark_settings
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.options import parse_options
 
-from .figures import PARQUET, TUPLES, WINDOW, Measurements
+from .figures import FILES, PARQUET, TUPLES, UNIX, WINDOW, Measurements
 from .processes import TESTS, WorkerFailed, run_worker, settle_disk
 from .progress import Progress
 from .systems import LIFTLOG
@@ -64,11 +64,14 @@ def measure(
     settle_disk()
     decoder(data_dir, measured, progress, rounds=rounds)
     with NatsServer(directory / "nats") as nats:
-        with Daemon(nats.url, {}, directory=directory / "daemon") as daemon:
+        socket = directory / "pull.sock"
+        listen = {"pull": {"listen": ["tcp://127.0.0.1:0", f"unix://{socket}"]}}
+        with Daemon(nats.url, listen, directory=directory / "daemon") as daemon:
             address = daemon.pull_address
             memory(address, sizes[_SMALL], measured, progress)
             with session(directory / "spark") as spark:
-                queries = _Queries(spark, address, directory / "lake", records)
+                places = _Places(address, f"unix://{socket}", data_dir, directory / "lake")
+                queries = _Queries(spark, places, records)
                 queries.scans(measured, progress, rounds=rounds)
                 queries.exports(measured, progress, rounds=rounds)
 
@@ -112,16 +115,24 @@ def memory(address: str, small_bytes: int, measured: Measurements, progress: Pro
             )
 
 
+class _Places(NamedTuple):
+    tcp: str
+    unix: str
+    files: Path
+    lake: Path
+
+
 class _Queries:
-    def __init__(self, spark: SparkSession, address: str, lake: Path, records: int) -> None:
+    def __init__(self, spark: SparkSession, places: _Places, records: int) -> None:
         from .tuples import TupleSource
 
-        self._spark, self._address, self._lake, self._records = spark, address, lake, records
+        self._spark, self._places, self._records = spark, places, records
+        self._lake = places.lake
         spark.dataSource.register(TupleSource)
 
-    def _frame(self, name: str = "liftlog") -> DataFrame:
+    def _frame(self, name: str = "liftlog", **where: str) -> DataFrame:
         reader = self._spark.read.format(name)
-        return reader.options(server=self._address, stream=_STREAM).load()
+        return reader.options(stream=_STREAM, **(where or {"server": self._places.tcp})).load()
 
     def scans(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
         """All rows and columns to nowhere."""
@@ -129,6 +140,8 @@ class _Queries:
         self._frame().write.option("compression", "zstd").parquet(parquet)
         ways: dict[str, Callable[[], DataFrame]] = {
             LIFTLOG: self._frame,
+            UNIX: lambda: self._frame(server=self._places.unix),
+            FILES: lambda: self._frame(path=str(self._places.files)),
             PARQUET: lambda: self._spark.read.parquet(parquet),
             TUPLES: lambda: self._frame("liftlog-tuples"),
         }
@@ -171,7 +184,7 @@ class _Queries:
         from liftlog.spark.export.job import ExportJob
 
         request = ExportRequest(stream=_STREAM, to=str(self._fresh()), headers=False)
-        options = parse_options({"stream": _STREAM, "server": self._address})
+        options = parse_options({"stream": _STREAM, "server": self._places.tcp})
         ExportJob(request, options, lambda: SparkEngine(self._spark)).run()
 
     def _window(self) -> None:
