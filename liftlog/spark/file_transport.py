@@ -272,6 +272,8 @@ def _batches(
 
 def _gap(manifest: Manifest, first_offset: int, next_offset: int, losses: Losses) -> None:
     """Tell of [first_offset, next_offset), but for offsets that nobody was promised."""
+    if first_offset >= next_offset:
+        return
     skipped = sorted(
         (bad.first_offset, bad.next_offset) for bad in manifest.quarantined if not bad.is_loss
     )
