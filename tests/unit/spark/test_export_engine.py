@@ -26,7 +26,7 @@ class LosingItsJvm:
         def call(*arguments: Any) -> None:
             self.gone = self.gone or name == self.at
             if self.gone:
-                raise Py4JNetworkError("Answer from Java side is empty")
+                raise Py4JNetworkError(f"no answer to {name}")
 
         return call
 
@@ -35,7 +35,7 @@ class LosingItsJvm:
 def test_a_jvm_that_goes(at: str) -> None:
     session: Any = LosingItsJvm(at)
     engine = SparkEngine(session)
-    with pytest.raises(StorageError, match=r"Spark failed: .*Answer from Java side is empty"):
+    with pytest.raises(StorageError, match=f"Spark failed: .*no answer to {at}"):
         engine.run("scan", [], lambda phase, done, total: None)
     engine.cancel()
     assert session.gone
