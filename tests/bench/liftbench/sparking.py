@@ -29,19 +29,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _STREAM, _SMALL = "orders", "fewer"
+_JAVA_OPTIONS = "-XX:+UseParallelGC -Xmn256m"
 _COLUMNS = "offset,timestamp,subject,key,value"
 
 
 @contextmanager
 def session(directory: Path) -> Iterator[SparkSession]:
-    """local[2], without the settings of the tests that start it faster and let it run slower."""
+    """local[2] as docs/how-to/spark.md advises, without what starts tests faster and slows them."""
     from pyspark.sql import SparkSession
 
     path = os.pathsep.join((str(TESTS), spark_environment()["PYTHONPATH"]))
     os.environ.update(spark_environment() | {"PYTHONPATH": path})
     settings = spark_settings(directory) | {
         "spark.driver.memory": "4g",
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory} {_JAVA_OPTIONS}",
     }
     builder = SparkSession.builder.master("local[2]").appName("liftlog benchmark")
     for name, value in settings.items():
