@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _STREAM, _SMALL = "orders", "fewer"
-_JAVA_OPTIONS = "-XX:+UseParallelGC -Xmn256m"
+_JAVA_OPTIONS = (
+    "-XX:+UseParallelGC -Xmn256m "
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+)
 _COLUMNS = "offset,timestamp,subject,key,value"
 
 
