@@ -57,7 +57,7 @@ test: setup ## Run all tests
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
 	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)
 
-torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
+torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (20 minutes; ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
 	  tests/crash/test_kill.py tests/crash/test_checkpoints.py tests/crash/test_power_cuts.py \
 	  tests/crash/test_storage_faults.py tests/integration/test_pull_fuzz.py $(ARGS)
