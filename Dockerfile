@@ -27,6 +27,6 @@ EXPOSE 9292 8292
 STOPSIGNAL SIGTERM
 # Unhealthy while it recovers and while NATS is away. Docker only shows that and restarts nothing.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD \
-    ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8292/readyz', timeout=2)"]
+    ["python", "-I", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8292/readyz', timeout=2)"]
 ENTRYPOINT ["liftlog"]
 CMD ["serve"]

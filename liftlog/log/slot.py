@@ -28,6 +28,12 @@ _FIELDS = struct.Struct("<QQII")
 _CHECKED = _FIELDS.size + 4
 _SIZE = 2 * _ENTRY.size
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_UNKNOWN = (
+    f"{_BOOT_ID} cannot be read, so a restart cannot tell a killed process from a power cut and "
+    "may have to report offsets as lost that were never acked",
+    "make it readable (systemd: no ProcSubset=pid)",
+)
+"""The problem and the advice."""
 
 
 def current_boot_id() -> str:

@@ -21,6 +21,7 @@ from liftlog import __version__
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.filesystem import storage_errors
+from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.server.broker import Broker
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
@@ -113,6 +114,8 @@ class Daemon:
         logger.info(
             "starting version=%s data_dir=%s seam=%s", __version__, self._data_dir.path, seam
         )
+        if not current_boot_id():
+            logger.warning("boot-id-unknown problem=%s advice=%s", *BOOT_ID_UNKNOWN)
         await asyncio.to_thread(self._data_dir.open)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._manager.close)

@@ -37,7 +37,7 @@ class DemoDaemon:
     async def start(self) -> None:
         """Returns when it is ready. Raises Problem."""
         self._addresses_path.unlink(missing_ok=True)  # a killed daemon leaves its own behind
-        command = [sys.executable, "-m", "liftlog", "serve", "-c", str(self._config)]
+        command = [sys.executable, "-P", "-m", "liftlog", "serve", "-c", str(self._config)]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")}
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

@@ -30,10 +30,10 @@ def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Check this machine and the configuration for trouble.
 
     Looks at the configuration, ACL file and certificate, the data directory, how long its disk
-    takes for an fdatasync, file descriptors, clock, ports, NATS and JetStream there, packages, and
-    the daemon if one runs. Every finding says what to do. Exit code 1 if something would keep the
-    daemon from its work; warnings alone end with 0. It writes nothing but a small file in the data
-    directory, which it removes.
+    takes for an fdatasync, file descriptors, boot id, clock, ports, NATS and JetStream there,
+    packages, and the daemon if one runs. Every finding says what to do. Exit code 1 if something
+    would keep the daemon from its work; warnings alone end with 0. It writes nothing but a small
+    file in the data directory, which it removes.
 
     \b
     Example:
@@ -81,6 +81,7 @@ def _checks(settings: Settings) -> Iterator[Checkup]:
     yield from machine.check_data_dir(settings)
     yield from machine.check_sync(settings)
     yield from machine.check_file_descriptors(settings)
+    yield from machine.check_boot_id()
     yield from machine.check_clock()
     yield from network.check_ports(settings)
     yield from network.check_nats(settings)

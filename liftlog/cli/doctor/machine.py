@@ -153,6 +153,16 @@ def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
         yield Checkup("file descriptors", OK, detail)
 
 
+def check_boot_id() -> Iterator[Checkup]:
+    """By it a restart knows that what was acked before a kill is still in the page cache."""
+    from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
+
+    if current_boot_id():
+        yield Checkup("boot id", OK, "can be read")
+    else:
+        yield Checkup("boot id", WARNING, *BOOT_ID_UNKNOWN)
+
+
 def check_clock() -> Iterator[Checkup]:
     """Stamps and retention by age come from the wall clock."""
     if time.time() < _YEAR_2024:

@@ -19,7 +19,9 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _IDLE_SECONDS = 30.0
 _MAX_LINE_BYTES = 256 * 1024 * 1024  # a job lists all segments of a stream
-_PROGRAM = (sys.executable, "-m", "liftlog.server.cleaning.worker")
+# -P: `-m` alone would put the working directory first on the module path, and a file named acl.py
+# that lies there (in the image: among the data) would run as the daemon's user.
+_PROGRAM = (sys.executable, "-P", "-m", "liftlog.server.cleaning.worker")
 
 
 class WorkerDied(Exception):

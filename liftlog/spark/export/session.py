@@ -84,6 +84,8 @@ def open_session(master: str | None) -> SparkSession:
     if not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        # Spark starts its workers with `python -m`, which would import from the working directory.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
         builder = builder.master(master or DEFAULT_MASTER)
         builder = builder.config("spark.ui.showConsoleProgress", "false")
         if is_local(master):

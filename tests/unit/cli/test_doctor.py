@@ -135,6 +135,14 @@ def test_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(machine.check_file_descriptors(few)).status == OK
 
 
+def test_the_boot_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert only(machine.check_boot_id()).status == OK
+    monkeypatch.setattr("liftlog.log.slot._BOOT_ID", tmp_path / "hidden")
+    found = only(machine.check_boot_id())
+    assert found.status == WARNING
+    assert "ProcSubset" in found.advice
+
+
 def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for known, status in ((True, OK), (False, WARNING)):
         monkeypatch.setattr(machine, "_is_synchronised", lambda known=known: known)
