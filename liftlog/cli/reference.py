@@ -93,7 +93,7 @@ A record:
 | `subject` | NATS subject; what is not UTF-8 is written as `\\\\xNN` |
 | `key`, `value` | text; base64 if it is not UTF-8; `null` for no key and for a tombstone |
 | `key_encoding`, `value_encoding` | `base64`, only there if the field beside it is base64 |
-| `headers` | values by name; a list of values where a name occurs more than once |
+| `headers` | values by name; one name, several values: a list. Names that differ in case differ |
 | `stream` | name of the stream, only in `log dump` |
 
 An answer of `pub` has `subject` and either the fields of the ack (`stream`, `seq`, perhaps

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
+
+from liftlog.records.message_headers import header_lines
 
 if TYPE_CHECKING:
     from liftlog.records.decode import Record
 
 BASE64 = "base64"
 Encoding = Literal["auto", "utf-8", "base64"]
+HeaderValues = dict[str, str | list[str]]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def record_object(record: Record, encoding: Encoding = "auto") -> dict[str, Any]:
+def record_object(
+    record: Record, encoding: Encoding = "auto", headers: HeaderValues | None = None
+) -> dict[str, Any]:
     """`offset`, `timestamp`, `timestamp_ns`, `subject`, `key`, `value`, `headers`.
 
     With `auto`, bytes that are not UTF-8 are base64 and `key_encoding`, `value_encoding` say so;
     with `base64`, all are. With `utf-8` bytes that are no text raise UnicodeDecodeError.
+    `headers` replaces those of the record, for callers that bound how many are parsed.
     """
     fields: dict[str, Any] = {
         "offset": record.offset,
@@ -30,7 +37,7 @@ def record_object(record: Record, encoding: Encoding = "auto") -> dict[str, Any]
     }
     _put_bytes(fields, "key", record.key, encoding)
     _put_bytes(fields, "value", record.value, encoding)
-    fields["headers"] = _headers(record)
+    fields["headers"] = _headers(record) if headers is None else headers
     return fields
 
 
@@ -50,16 +57,30 @@ def _put_bytes(fields: dict[str, Any], name: str, raw: bytes | None, encoding: E
 
 
 def _headers(record: Record) -> dict[str, Any]:
-    """A name that occurs more than once has a list of values."""
     headers = record.headers
-    if not headers:
-        return {}
-    repeated = getattr(headers, "get_all", None)
-    found: dict[str, Any] = {}
-    for name, value in headers.items():
-        values = repeated(name) if repeated is not None else [value]
-        found[name] = values if len(values) > 1 else value
+    raw = getattr(headers, "raw", None)
+    found: HeaderValues = {}
+    if raw is None:
+        found.update(headers)
+    else:
+        group_headers(found, header_lines(raw))
     return found
+
+
+def group_headers(found: HeaderValues, lines: Iterable[tuple[bytes, bytes]]) -> None:
+    """Add header lines to `found`: a name that occurs more than once has a list of values.
+
+    Names that differ in case are different names, as they are for NATS.
+    """
+    for name_bytes, value_bytes in lines:
+        name, value = name_bytes.decode("utf-8", "replace"), value_bytes.decode("utf-8", "replace")
+        known = found.get(name)
+        if known is None:
+            found[name] = value
+        elif isinstance(known, list):
+            known.append(value)
+        else:
+            found[name] = [known, value]
 
 
 def show_time(timestamp_ns: int) -> str:

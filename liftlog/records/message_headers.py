@@ -8,17 +8,24 @@ PREAMBLE = b"NATS/1.0"
 _CRLF = b"\r\n"
 
 
-def header_lines(block: bytes) -> list[tuple[bytes, bytes]]:
+def header_lines(block: bytes, limit: int = -1) -> list[tuple[bytes, bytes]]:
     """Name and value of every well-formed line, in order; never raises.
 
-    The first line is the version (and perhaps a status) and is skipped whatever it says.
+    The first line is the version (and perhaps a status) and is skipped whatever it says. With a
+    `limit` only so many lines are looked at: a block may have hundreds of thousands.
     """
     found = []
-    for line in block.split(_CRLF)[1:]:
+    lines = block.split(_CRLF) if limit < 0 else block.split(_CRLF, limit + 1)[: limit + 1]
+    for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if colon and name:
             found.append((name, value.strip(b" \t")))
     return found
+
+
+def count_lines(block: bytes) -> int:
+    """How many header lines there are, well-formed or not, without parsing any."""
+    return max(0, block.count(_CRLF) - 2)
 
 
 def build_block(lines: list[tuple[bytes, bytes]]) -> bytes:

@@ -6,14 +6,21 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from liftlog.errors import InvalidArgument
 from liftlog.records.decode import Record
-from liftlog.records.json_form import BASE64, Encoding, record_object, show_time
+from liftlog.records.json_form import (
+    BASE64,
+    Encoding,
+    HeaderValues,
+    group_headers,
+    record_object,
+    show_time,
+)
 from liftlog.records.message_headers import header_lines
 from liftlog.server.http.failures import NotRepresentable
 
@@ -29,8 +36,12 @@ HEADER_PREFIX = "Liftlog-Header-"
 MAX_HEAD_BYTES = 7 * 1024
 """Of all we add to the head of a raw answer: most HTTP clients take no line beyond 8 KiB."""
 
+_PIECE = 500
+"""Header lines handled at a time."""
+
 _UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # what a header value carries as it is, beside letters
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_Item = TypeVar("_Item")
 _FIELDS = frozenset(
     {
         "subject", "key", "key_encoding", "value", "value_encoding", "headers", "message_id",
@@ -54,14 +65,35 @@ class Message:
 # --- records out ---
 
 
-def record_json(stream: str, record: Record, encoding: Encoding) -> dict[str, Any]:
-    """Raises NotRepresentable with `utf-8`, for bytes that are no text."""
+def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str]:
+    """The text of a JSON object, in pieces of which each takes about a millisecond at most for
+    any number of headers.
+
+    Raises NotRepresentable with `utf-8`, for bytes that are no text.
+    """
     try:
-        return {"stream": stream, **record_object(record, encoding)}
+        fields = {"stream": stream, **record_object(record, encoding, headers={})}
     except UnicodeDecodeError:
         raise NotRepresentable(
             f"the record at offset {record.offset} is not UTF-8", hint="ask with encoding=base64"
         ) from None
+    text = json.dumps(fields, ensure_ascii=False)
+    yield text.removesuffix("}}")
+    lines = header_lines(getattr(record.headers, "raw", b""))
+    headers: HeaderValues = {}
+    for some in _pieces(lines):
+        group_headers(headers, some)
+        yield ""
+    lead = ""
+    for names in _pieces(list(headers)):
+        yield lead + json.dumps({name: headers[name] for name in names}, ensure_ascii=False)[1:-1]
+        lead = ", "
+    yield "}}"
+
+
+def _pieces(whole: list[_Item]) -> Iterator[list[_Item]]:
+    for start in range(0, len(whole), _PIECE):
+        yield whole[start : start + _PIECE]
 
 
 def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
@@ -69,6 +101,8 @@ def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
 
     Raises NotRepresentable when it does not fit.
     """
+    if len(header_block) > MAX_HEAD_BYTES:  # before each line of it is looked at
+        raise _does_not_fit(record, "what belongs to its value")
     found = [
         (OFFSET, str(record.offset)),
         (TIMESTAMP, show_time(record.timestamp_ns)),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -35,6 +35,7 @@ from liftlog.server.http.bodies import Message
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying
 from liftlog.server.http.one_record import check_readable, read_record
+from liftlog.server.http.turns import Turns
 from liftlog.server.pull.seams import Operation, ReadableStream
 
 _PREFIX = "/api/v1/streams/{stream}"
@@ -92,6 +93,7 @@ class LogApi:
         self._access = access
         self._limits = limits or LogApiLimits()
         self._under_way = 0
+        self._turns = Turns()
         self._readers = ThreadPoolExecutor(_READERS, "liftlog-http-read")
 
     def routes(self) -> list[web.RouteDef]:
@@ -169,11 +171,18 @@ class LogApi:
         # Asked behind the last wait: what held before it may not hold any more.
         check_readable(self._access.gate, record, caller.principal, stream, peer=caller.peer)
         if form == "json":
-            return _json(bodies.record_json(stream, record, cast(Encoding, encoding)))
+            pieces = bodies.record_json(stream, record, cast(Encoding, encoding))
+            return _json_text(await self._joined(pieces))
         head = bodies.record_head(record, block)
         # Whatever was published stays data: no browser takes it for a page of this site.
         head.append(("Content-Disposition", f'attachment; filename="{stream}-{offset}"'))
         return web.Response(body=record.value or b"", headers=dict(head), content_type=_RAW)
+
+    async def _joined(self, pieces: Iterator[str]) -> str:
+        found = []
+        while (piece := await self._turns.take(next, pieces, None)) is not None:
+            found.append(piece)
+        return "".join(found)
 
     # --- writing ---
 
@@ -248,5 +257,8 @@ def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
 
 
 def _json(shown: dict[str, Any], *, status: int = 200) -> web.Response:
-    text = json.dumps(shown, ensure_ascii=False) + "\n"
-    return web.Response(status=status, text=text, content_type=_JSON)
+    return _json_text(json.dumps(shown, ensure_ascii=False), status=status)
+
+
+def _json_text(text: str, *, status: int = 200) -> web.Response:
+    return web.Response(status=status, text=text + "\n", content_type=_JSON)

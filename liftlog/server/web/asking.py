@@ -12,6 +12,7 @@ from aiohttp import web
 from liftlog.errors import InvalidArgument, ShuttingDown
 from liftlog.server.http.access import peer_of
 from liftlog.server.http.server import Health
+from liftlog.server.http.turns import Turns
 from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.seams import Operation
 from liftlog.server.web.descriptions import Descriptions
@@ -34,6 +35,7 @@ class Parts:
     rates: Rates
     descriptions: Descriptions
     sessions: Sessions
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from liftlog.server.pull.filtering import Scan, scan_log
 from liftlog.server.pull.seams import ReadableLog
 from liftlog.server.web.asking import Asked
 
-_SEARCH_SECONDS = 1.0
+_SEARCH_SECONDS = 0.7
+"""For one page; what was found until then is shown."""
 _SCAN_BYTES = 256 * 1024
 """Encoded for one look, at most; more than a page shows of records of usual size."""
 
@@ -58,11 +60,14 @@ class Damage(NamedTuple):
     message: str
 
 
+Row = dict[str, Any]
+
+
 class Found(NamedTuple):
     """`next_offset` is where to go on; with `at_end` there is nothing behind it yet."""
 
     first_offset: int
-    items: list[Record | Damage]
+    rows: list[Row]
     next_offset: int
     at_end: bool
     note: str
@@ -74,35 +79,45 @@ class _Look(NamedTuple):
     at_end: bool
 
 
-async def browse(asked: Asked, stream: str, wanted: Wanted) -> Found:
-    """Raises LiftlogErrors: no such stream, nothing that may be read of it, bad conditions."""
+async def browse(
+    asked: Asked, stream: str, wanted: Wanted, row: Callable[[Record | Damage], Row]
+) -> Found:
+    """Rows of records, each made at once by `row`: only what is shown of a record is kept.
+
+    Raises LiftlogErrors: no such stream, nothing that may be read of it, bad conditions.
+    """
     principal = asked.viewer.principal
     readable = asked.gate.readable_subjects(principal, stream, peer=asked.peer)
     selection = wanted.selection(readable)
     log = asked.parts.broker.stream(stream).log
     start, note = await asked.scan(_start, log, wanted)
-    items: list[Record | Damage] = []
+    rows: list[Row] = []
     offset, at_end = start, False
     until = time.monotonic() + _SEARCH_SECONDS
-    while len(items) < wanted.limit and not at_end:
-        left = wanted.limit - len(items)
+    while len(rows) < wanted.limit and not at_end:
+        left = wanted.limit - len(rows)
         scan = Scan(offset, None, _SCAN_BYTES, selection)
         try:
             found = await asked.scan(_look, log, scan, left)
         except CorruptRange as error:
             following = int(error.details["next_offset"])
-            items.append(Damage(int(error.details["first_offset"]), following, error.message))
+            damage = Damage(int(error.details["first_offset"]), following, error.message)
+            rows.append(row(damage))
             found = _Look([], following, following >= log.high_watermark)
         except OffsetOutOfRange:  # retention came in between
             found = _Look([], max(offset, log.log_start_offset), at_end=False)
-        items += found.records
         offset, at_end = found.next_offset, found.at_end
+        for record in found.records:
+            rows.append(await asked.parts.turns.take(row, record))
+            if time.monotonic() > until and record is not found.records[-1]:
+                offset, at_end = record.offset + 1, False
+                break
         if time.monotonic() > until:
             break
     # Asked behind the last wait: what held before it may not hold any more.
     if asked.gate.readable_subjects(principal, stream, peer=asked.peer) != readable:
         raise Forbidden("the ACL has changed meanwhile", hint="load the page again")
-    return Found(start, items, offset, at_end, note)
+    return Found(start, rows, offset, at_end, note)
 
 
 def _start(log: ReadableLog, wanted: Wanted) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from liftlog.cli.record_output import record_object, record_writer
 from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
 
-BLOCK = b"NATS/1.0\r\nTrace: 1\r\nTag: a\r\ntag: b\r\n\r\n"
+BLOCK = b"NATS/1.0\r\nTrace: 1\r\nTag: a\r\ntag: b\r\nTag: c\r\n\r\n"
 
 
 def record(offset: int, value: bytes | None, **fields: object) -> Record:
@@ -111,7 +111,7 @@ def test_a_record_as_json() -> None:
         "subject": "orders.new",
         "key": "k",
         "value": "hé",
-        "headers": {"Trace": "1", "Tag": ["a", "b"]},
+        "headers": {"Trace": "1", "Tag": ["a", "c"], "tag": "b"},
     }
 
 

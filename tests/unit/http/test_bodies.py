@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 
 from liftlog.errors import InvalidArgument
 from liftlog.records.decode import Record
+from liftlog.records.json_form import Encoding, record_object
 from liftlog.records.message_headers import MessageHeaders, build_block
 from liftlog.server.http import bodies
 from liftlog.server.http.failures import NotRepresentable
@@ -45,11 +46,28 @@ def test_a_raw_answer_sent_back_is_the_same_message(
     assert message.headers == headers
 
 
+def shown_as_json(record: Record, encoding: Encoding = "auto") -> Any:
+    return json.loads("".join(bodies.record_json("s", record, encoding)))
+
+
+many_lines = st.lists(st.tuples(small, small), max_size=40).map(lambda some: some * 30)
+
+
+@given(small, st.none() | small, many_lines)
+def test_a_json_answer_is_whole_however_many_pieces_it_has(
+    value: bytes, key: bytes | None, lines: list[tuple[bytes, bytes]]
+) -> None:
+    block = b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % line for line in lines) + b"\r\n"
+    record = made(value, key, "a", block)
+    text = "".join(bodies.record_json("s", record, "auto"))
+    assert text == json.dumps({"stream": "s", **record_object(record)}, ensure_ascii=False)
+
+
 @given(small, st.none() | small, st.text(max_size=20))
 def test_a_json_answer_sent_back_is_the_same_message(
     value: bytes, key: bytes | None, subject: str
 ) -> None:
-    shown = bodies.record_json("s", made(value, key, subject, b""), "auto")
+    shown = shown_as_json(made(value, key, subject, b""))
     known = {
         name: shown[name]
         for name in shown
@@ -61,11 +79,11 @@ def test_a_json_answer_sent_back_is_the_same_message(
 
 def test_the_encoding_that_was_asked_for() -> None:
     record = made(b"text", b"\xff", "a", b"")
-    always = bodies.record_json("s", record, "base64")
+    always = shown_as_json(record, "base64")
     assert base64.b64decode(always["value"]) == b"text"
     assert always["value_encoding"] == always["key_encoding"] == "base64"
     with pytest.raises(NotRepresentable):
-        bodies.record_json("s", record, "utf-8")
+        shown_as_json(record, "utf-8")
 
 
 @pytest.mark.parametrize("block", [b"NATS/1.0\r\na b: c\r\n\r\n", b"NATS/1.0\r\n\xff: c\r\n\r\n"])

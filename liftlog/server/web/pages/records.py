@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -9,11 +10,12 @@ from aiohttp import web
 
 from liftlog.errors import InvalidArgument
 from liftlog.records.decode import Record
-from liftlog.records.json_form import record_object
+from liftlog.records.json_form import HeaderValues, group_headers, record_object
+from liftlog.records.message_headers import count_lines, header_lines
 from liftlog.server.http.bodies import parse_offset
 from liftlog.server.http.one_record import check_readable, read_record
 from liftlog.server.web import answers, content
-from liftlog.server.web.asking import Asked, Shown
+from liftlog.server.web.asking import MAX_TEXT, Asked, Shown
 from liftlog.server.web.browsing import Damage, Wanted, bounds, browse
 from liftlog.server.web.formats import parse_moment
 
@@ -21,12 +23,15 @@ LIMITS = (25, 50, 100, 250)
 _DEFAULT_LIMIT = 50
 _MAX_JSON_BYTES = 1024 * 1024
 _MAX_HEADERS = 200
+_MAX_HEADER_CHARS = 2000
+_MAX_KEY_BYTES = 1000
+"""Of a key in a list of records."""
 
 
 async def records(asked: Asked) -> Shown:
     stream = asked.authorize("read")
     wanted, view = _wanted(asked), asked.choice("view", content.VIEWS)
-    found = await browse(asked, stream, wanted)
+    found = await browse(asked, stream, wanted, partial(_row, view=view))
     log = asked.parts.broker.stream(stream).log
     limits = bounds(log)
     data = {
@@ -37,7 +42,7 @@ async def records(asked: Asked) -> Shown:
         "next_offset": found.next_offset,
         "at_end": found.at_end,
         "note": found.note,
-        "records": [_row(one, view) for one in found.items],
+        "records": found.rows,
     }
     form = {
         "offset": asked.text("offset"),
@@ -71,13 +76,15 @@ def _row(item: Record | Damage, view: str) -> dict[str, Any]:
     if isinstance(item, Damage):
         return {"kind": "damage", **item._asdict()}
     shown = content.preview(item.value, view)
+    key = item.key
     return {
         "kind": "record",
         "offset": item.offset,
         "timestamp_ns": item.timestamp_ns,
         "subject": item.subject,
-        "key": content.as_key(item.key),
-        "headers": len(item.headers),
+        "key": content.as_key(key[:_MAX_KEY_BYTES] if key else key),
+        "key_bytes": None if key is None else len(key),
+        "headers": count_lines(_block(item)),
         "value_bytes": None if item.value is None else len(item.value),
         **shown._asdict(),
     }
@@ -115,25 +122,57 @@ async def record(asked: Asked) -> Shown:
     stream = asked.authorize("read")
     view = asked.choice("view", content.VIEWS)
     found = await _read(asked, stream)
-    shown = content.show(found.value, view)
-    value = found.value or b""
-    whole = record_object(found if len(value) <= _MAX_JSON_BYTES else found._replace(value=None))
+    limits = bounds(asked.parts.broker.stream(stream).log)
+    # Its parts, each bounded, are made in turns of their own.
+    turns = asked.parts.turns
+    shown = await turns.take(content.show, found.value, view)
+    headers = await turns.take(_header_values, found)
+    whole = await turns.take(_whole, found, headers)
+    lines = count_lines(_block(found))
     data = {
         "stream": stream,
-        **bounds(asked.parts.broker.stream(stream).log),
+        **limits,
         "record": whole,
         "is_tombstone": found.value is None,
         "key_text": content.as_key(found.key),
-        "value_bytes": len(value),
+        "value_bytes": len(found.value or b""),
+        "header_lines": lines,
         "content": shown._asdict(),
     }
-    headers = [
+    pairs = [
         (name, one)
-        for name, values in whole["headers"].items()
+        for name, values in headers.items()
         for one in (values if isinstance(values, list) else [values])
     ]
-    extra = {"views": content.VIEWS, "asked_view": view, "headers": headers[:_MAX_HEADERS]}
+    extra = {
+        "views": content.VIEWS,
+        "asked_view": view,
+        "headers": [(name, _cut(one)) for name, one in pairs],
+        "headers_left_out": max(0, lines - len(pairs)),
+        "key_is_findable": found.key is not None and len(data["key_text"]) <= MAX_TEXT,
+    }
     return Shown(f"Record {found.offset:,} of {stream}", data, extra)
+
+
+def _block(record: Record) -> bytes:
+    return bytes(getattr(record.headers, "raw", b""))
+
+
+def _header_values(record: Record) -> HeaderValues:
+    """The first of them: a record may have hundreds of thousands."""
+    found: HeaderValues = {}
+    group_headers(found, header_lines(_block(record), _MAX_HEADERS))
+    return found
+
+
+def _whole(record: Record, headers: HeaderValues) -> dict[str, Any]:
+    if len(record.value or b"") > _MAX_JSON_BYTES:
+        record = record._replace(value=None)
+    return record_object(record, headers=headers)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_HEADER_CHARS else text[:_MAX_HEADER_CHARS] + " …"
 
 
 async def value(asked: Asked) -> web.Response:

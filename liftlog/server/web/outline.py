@@ -1,0 +1,184 @@
+"""A JSON or msgpack value set out on lines, bounded while it is written. Pure.
+
+A value of 64 KiB can take megabytes when it is indented, so nothing here is made whole and cut
+afterwards: the text stops at its bounds, and what follows is not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgpack
+
+MAX_DEPTH = 64
+MAX_CHARS = 256 * 1024
+MAX_LINES = 5_000
+"""Each takes some microseconds."""
+
+_encoder = json.JSONEncoder(ensure_ascii=False)  # dumps() makes one a call
+_UNPACKING = {"raw": True, "strict_map_key": False, "timestamp": 0}
+
+
+class Outline(NamedTuple):
+    """`is_whole` is False when a bound was reached."""
+
+    text: str
+    is_whole: bool
+
+
+class TooDeep(ValueError):
+    """Nested deeper than MAX_DEPTH, in the part that was looked at."""
+
+
+def outline_json(raw: bytes, *, max_chars: int = MAX_CHARS, max_lines: int = MAX_LINES) -> Outline:
+    """Raises ValueError for what is no JSON, and TooDeep."""
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        raise TooDeep from None
+    writer = _Writer(max_chars, max_lines)
+    return writer.outline(lambda: _write_json(writer, value, 0))
+
+
+def outline_msgpack(
+    raw: bytes,
+    is_text: Callable[[bytes], bool],
+    *,
+    max_chars: int = MAX_CHARS,
+    max_lines: int = MAX_LINES,
+) -> Outline:
+    """Bytes for which `is_text` is false are written as `b"ff00"`.
+
+    Raises ValueError for what is not one msgpack value, and TooDeep.
+    """
+    _check_msgpack(raw)
+    unpacker = _unpacker(raw)
+    writer = _Writer(max_chars, max_lines)
+    try:
+        return writer.outline(lambda: _write_msgpack(writer, unpacker, raw, is_text, 0))
+    except (TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise ValueError(str(error)) from error
+
+
+def _unpacker(raw: bytes) -> Any:
+    unpacker = msgpack.Unpacker(max_buffer_size=len(raw), **_UNPACKING)
+    unpacker.feed(raw)
+    return unpacker
+
+
+def _check_msgpack(raw: bytes) -> None:
+    """Raises ValueError unless it is one value from end to end.
+
+    Nothing is allocated for what a header only declares: the values are skipped, at the speed of
+    the C library. So whatever is unpacked later is as long as the bytes that are there.
+    """
+    unpacker = _unpacker(raw)
+    try:
+        unpacker.skip()
+    except (TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ValueError(str(error)) from error
+    if unpacker.tell() != len(raw):
+        raise ValueError("bytes follow the value")
+
+
+class _Full(Exception):
+    """A bound is reached."""
+
+
+class _Writer:
+    def __init__(self, max_chars: int, max_lines: int) -> None:
+        self._parts: list[str] = []
+        self._chars = self._max_chars = max_chars
+        self._lines = max_lines
+
+    def outline(self, write: Callable[[], None]) -> Outline:
+        is_whole = True
+        try:
+            write()
+        except _Full:
+            is_whole = False
+        return Outline("".join(self._parts)[: self._max_chars], is_whole)
+
+    def put(self, text: str) -> None:
+        self._parts.append(text)
+        self._chars -= len(text)
+        if self._chars < 0:
+            raise _Full
+
+    def line(self, depth: int) -> None:
+        self._lines -= 1
+        if self._lines < 0:
+            raise _Full
+        self.put("\n" + "  " * depth)
+
+    def block(
+        self, brackets: str, count: int, depth: int, write_one: Callable[[int], None]
+    ) -> None:
+        """`count` things, each on a line of its own."""
+        if not count:
+            self.put(brackets)
+            return
+        if depth >= MAX_DEPTH:
+            raise TooDeep
+        self.put(brackets[0])
+        for number in range(count):
+            if number:
+                self.put(",")
+            self.line(depth + 1)
+            write_one(number)
+        self.line(depth)
+        self.put(brackets[1])
+
+
+def _write_json(writer: _Writer, value: Any, depth: int) -> None:
+    if isinstance(value, dict):
+        items = iter(value.items())
+
+        def write_item(_: int) -> None:
+            name, one = next(items)
+            writer.put(_encoder.encode(name) + ": ")
+            _write_json(writer, one, depth + 1)
+
+        writer.block("{}", len(value), depth, write_item)
+    elif isinstance(value, list):
+        writer.block("[]", len(value), depth, lambda at: _write_json(writer, value[at], depth + 1))
+    else:
+        writer.put(_encoder.encode(value))
+
+
+def _write_msgpack(
+    writer: _Writer, unpacker: Any, raw: bytes, is_text: Callable[[bytes], bool], depth: int
+) -> None:
+    first = raw[unpacker.tell()]
+    if first >> 4 == 0x8 or first in (0xDE, 0xDF):
+
+        def write_item(_: int) -> None:
+            _write_msgpack(writer, unpacker, raw, is_text, depth + 1)
+            writer.put(": ")
+            _write_msgpack(writer, unpacker, raw, is_text, depth + 1)
+
+        writer.block("{}", unpacker.read_map_header(), depth, write_item)
+    elif first >> 4 == 0x9 or first in (0xDC, 0xDD):
+        writer.block(
+            "[]",
+            unpacker.read_array_header(),
+            depth,
+            lambda _: _write_msgpack(writer, unpacker, raw, is_text, depth + 1),
+        )
+    else:
+        writer.put(_leaf(unpacker.unpack(), is_text))
+
+
+def _leaf(value: Any, is_text: Callable[[bytes], bool]) -> str:
+    """Like JSON where JSON has it."""
+    if isinstance(value, bytes):
+        if is_text(value):
+            return _encoder.encode(value.decode("utf-8", "replace"))
+        return f'b"{value.hex()}"'
+    if isinstance(value, msgpack.ExtType):
+        return f'ext({value.code}, b"{value.data.hex()}")'
+    if isinstance(value, msgpack.Timestamp):
+        return f"timestamp({value.seconds}.{value.nanoseconds:09d})"
+    return _encoder.encode(value)

@@ -1,0 +1,145 @@
+"""Values and headers that nobody reads: what showing them costs others.
+
+Published by one client, looked at by others again and again; a victim publishes on another stream.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, records_of, until
+from support.log_api import HTTP
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+from support.victim import Victim
+
+pytestmark = pytest.mark.integration
+
+ROWS = 50
+KIB = 1024
+WORST_ACK_SECONDS = 0.5
+WORST_PAGE_SECONDS = 1.0
+
+
+def header_block(lines: int, size_bytes: int = 1) -> bytes:
+    body = b"".join(b"h%d: %b\r\n" % (number, b"v" * size_bytes) for number in range(lines))
+    return b"NATS/1.0\r\n" + body + b"\r\n"
+
+
+DEEP_MSGPACK = b"\x91" * 60 + b"\xdc\xfd\xe8" + b"\x01" * 65_000
+DEEP_JSON = b"[" * 60 + b",".join([b"1"] * 32_000) + b"]" * 60
+HOSTILE: dict[str, tuple[bytes, bytes]] = {
+    "deep msgpack": (b"", DEEP_MSGPACK),
+    "too deep msgpack": (b"", b"\x91" * 500 + b"\x01" * 60_000),
+    "false sizes": (b"", b"\xdc\xff\xff" * 20_000),
+    "empty maps": (b"", b"\xdc\xfd\xe8" + b"\x80" * 65_000),
+    "deep json": (b"", DEEP_JSON),
+    "control characters": (b"", "\u202e\x9b\x1b[2J".encode() * 8_000),
+    "bytes in msgpack": (b"", b"\xc5\xff\x00" + b"\xff" * 0xFF00),
+    "8,000 header lines": (header_block(8_000), b"x"),
+    "one header of 900 KiB": (header_block(1, 900 * KIB), b"x"),
+    "120,000 header lines": (b"NATS/1.0\r\n" + b"a: b\r\n" * 120_000 + b"\r\n", b"x"),
+    "key of 900 KiB": (b"NATS/1.0\r\nLiftlog-Key: " + b"k" * 900 * KIB + b"\r\n\r\n", b"x"),
+}
+
+
+def name_of(kind: str) -> str:
+    return "".join(char if char.isalnum() else "-" for char in kind)
+
+
+@pytest.fixture(scope="module")
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    streams = {name_of(kind): {"subject": name_of(kind)} for kind in HOSTILE}
+    streams["victim"] = {"subject": "victim"}
+    with Daemon(server.url, {"streams": streams, "http": HTTP | {"timeout": "60s"}}) as daemon:
+        with RawNats(server.port) as client:
+            for kind, (headers, value) in HOSTILE.items():
+                rows = ROWS if len(headers) + len(value) < 200 * KIB else 8
+                for _ in range(rows):
+                    ack = client.request(name_of(kind), value, headers=headers).json()
+                    assert "error" not in ack, (kind, ack)
+        yield daemon
+        assert daemon.running
+        assert_no_traceback(daemon)
+
+
+def get(daemon: Daemon, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(daemon.http_address, timeout=60)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def readers(look: Callable[[], None], count: int = 2) -> Iterator[list[BaseException]]:
+    """Some threads that `look` again and again."""
+    ended, failures = threading.Event(), list[BaseException]()
+
+    def go_on() -> None:
+        try:
+            while not ended.is_set():
+                look()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=go_on, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield failures
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(90)
+    assert not failures, failures
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_pages_of_hostile_records_hold_nobody_up(
+    daemon: Daemon, server: NatsServer, kind: str
+) -> None:
+    stream = name_of(kind)
+    paths = [
+        f"/ui/streams/{stream}/records{page}view={view}"
+        for view in ("auto", "msgpack", "json")
+        for page in ("?limit=50&", ".json?limit=50&offset=1&", "/1?", "/1.json?")
+    ]
+    paths += [f"/api/v1/streams/{stream}/records/1{form}" for form in ("", "?format=raw")]
+    took: dict[str, float] = {}
+
+    def look() -> None:
+        for path in paths:
+            began = time.monotonic()
+            status, _ = get(daemon, path)
+            took[path] = max(took.get(path, 0.0), time.monotonic() - began)
+            assert status == 200 or (status == 406 and path.endswith("raw")), (path, status)
+
+    with Victim(server.port, "victim") as victim, readers(look) as failures:
+        until(
+            lambda: (
+                (len(took) == len(paths) and len(victim.seconds) > 100)
+                or failures
+                or not victim.is_alive()
+            ),
+            60,
+        )
+    assert victim.worst_seconds < WORST_ACK_SECONDS, took
+    assert max(took.values()) < WORST_PAGE_SECONDS, took
+
+
+def test_all_header_lines_of_a_record_are_in_the_log_api(daemon: Daemon) -> None:
+    status, text = get(daemon, "/api/v1/streams/8-000-header-lines/records/1")
+    assert status == 200
+    assert json.loads(text)["headers"] == {f"h{number}": "v" for number in range(8_000)}
+    (record, *_) = records_of(daemon, "8-000-header-lines")
+    assert len(record.headers) == 8_000
