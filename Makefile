@@ -60,7 +60,8 @@ test-cluster: setup ## Run jobs and the export on a real Spark cluster on this m
 torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (20 minutes; ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
 	  tests/crash/test_kill.py tests/crash/test_checkpoints.py tests/crash/test_power_cuts.py \
-	  tests/crash/test_storage_faults.py tests/integration/test_pull_fuzz.py $(ARGS)
+	  tests/crash/test_storage_faults.py tests/crash/test_backups.py \
+	  tests/integration/test_pull_fuzz.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \

@@ -80,18 +80,24 @@ def walk_batches(
     quarantined: Sequence[QuarantinedRange] = (),
     stepped_over: list[SteppedOver] | None = None,
     window: int = _WALK_BYTES,
+    size_bytes: int | None = None,
 ) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of each batch from `start` to `end`, reading ahead in windows.
+
+    `size_bytes` is given where `end.position` is only where the zeros at the end of the file begin
+    (see `find_data_end`): the last batch may end in zeros itself, so it may reach up to that size,
+    and which offset the log has reached there is not known.
 
     Damage is stepped over, to the next batch that provably continues the log, and told to
     `stepped_over`; so it costs readers what it hit and no more. Bodies are not checked. Raises
     OSError and UnsupportedFormat.
     """
     offset, position = start
-    limit = end.position
+    limit = end.position if size_bytes is None else max(size_bytes, end.position)
+    known_end = end.offset if size_bytes is None else None
     buffer = b""
     read_from = position
-    while position < limit:
+    while position < end.position:
         at = position - read_from
         if at < 0 or at + HEADER_SIZE > len(buffer):
             read_from, at = position, 0
@@ -111,7 +117,7 @@ def walk_batches(
         if known is not None:
             offset, position = known.next_offset, known.end_position
         else:
-            offset, position = _behind_damage(file, position, offset, end, index)
+            offset, position = _behind_damage(file, position, offset, end, known_end, index)
         if stepped_over is not None:
             stepped_over.append(hit._replace(next_offset=offset, known=known is not None))
 
@@ -124,12 +130,16 @@ def _covering(ranges: Sequence[QuarantinedRange], position: int) -> QuarantinedR
 
 
 def _behind_damage(
-    file: File, position: int, offset: int, end: IndexEntry, index: SparseIndex | None
+    file: File,
+    position: int,
+    offset: int,
+    end: IndexEntry,
+    known_end: int | None,
+    index: SparseIndex | None,
 ) -> IndexEntry:
     border = index.after_position(position) if index is not None else None
     if border is None or border.position >= end.position or border.offset <= offset:
         border = end
-    found = find_resync(
-        file, position, border.position, offset=offset, epoch=0, end_offset=border.offset
-    )
+    reached = known_end if border is end else border.offset
+    found = find_resync(file, position, border.position, offset=offset, epoch=0, end_offset=reached)
     return IndexEntry(found.offset, found.position) if found is not None else border

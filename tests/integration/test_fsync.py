@@ -16,6 +16,7 @@ from support.ingesting import (
     assert_all_stored,
     assert_no_traceback,
     describe,
+    number_of,
     publish,
     records_of,
     until,
@@ -145,7 +146,7 @@ def test_a_failed_sync_is_never_an_ack(
         assert info.segment_count >= 2
         # Below `fsync` the offsets of the failed group count as given out: readers are told.
         records = assert_all_stored(daemon, "in", publisher, on_corrupt="skip")
-        stored = {int(record.value or b"-1") for record in records}
+        stored = {number_of(record.value) for record in records}
         assert not stored & set(publisher.nacked), "what was nacked is not there"
         daemon.kill()
         daemon.wrapper = []

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 from support.daemon import Daemon
-from support.ingesting import AckedPublisher, assert_all_stored, assert_no_traceback, until
+from support.ingesting import (
+    AckedPublisher,
+    assert_all_stored,
+    assert_no_traceback,
+    number_of,
+    until,
+)
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
@@ -202,7 +208,7 @@ def test_term_under_full_load(server: NatsServer) -> None:
             by_offset = {}
             with connect_sync(daemon.pull_address) as client:
                 for record in client.read(name, start="earliest", until="end"):
-                    by_offset[record.offset] = int(record.value or b"-1")
+                    by_offset[record.offset] = number_of(record.value)
             for publisher in group:
                 wrong = [n for n, offset in publisher.acked.items() if by_offset[offset] != n]
                 assert not wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.values import binary
 
 from liftlog.records.decode import decode_batch
 from liftlog.records.encode import encode_batch
@@ -13,7 +14,7 @@ equal = st.tuples(st.integers(0, 40), st.integers(1, 30)).flatmap(
         st.binary(min_size=shape[0], max_size=shape[0]), min_size=shape[1], max_size=shape[1]
     )
 )
-mixed = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
+mixed = st.lists(binary(), min_size=1, max_size=30)
 
 
 @given(equal | mixed, st.integers(0, 31), st.integers(0, 31), st.integers(1, 3), st.booleans())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.values import binary
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import RecordBatch, decode_batch, encode_batch
@@ -31,12 +32,12 @@ class Row(NamedTuple):
 
 
 sizes = st.sampled_from([0, 1, 7, 40, 300])
-values = st.none() | st.binary(max_size=40) | sizes.map(lambda n: b"v" * n)
+values = st.none() | binary() | sizes.map(lambda n: b"v" * n)
 row = st.builds(
     Row,
     st.sampled_from(SUBJECTS) | st.binary(max_size=6),
     values,
-    st.none() | st.binary(max_size=10),
+    st.none() | binary(10),
     st.sampled_from([b"", HEADER]),
     st.integers(1, 5),
     st.integers(0, 10**7),

@@ -3,6 +3,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.values import binary
 
 from envelope import ACK_POLICIES, Envelope, decode, encode
 
@@ -19,9 +20,9 @@ subjects = (
 )
 
 arguments = st.fixed_dictionaries(
-    {"value": st.binary(max_size=300)},
+    {"value": binary(300)},
     optional={
-        "key": st.binary(max_size=40),
+        "key": binary(),
         "headers": st.dictionaries(names, lines, max_size=8),
         "ack_subject": subjects,
         "correlation_id": lines.filter(bool),

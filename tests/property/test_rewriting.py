@@ -36,8 +36,8 @@ from liftlog.log.rewrite import CompactResult
 
 POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=8 * MINUTE_NS)
 
-keys = st.sampled_from([None, b"", b"a", b"b", b"cc", b"d" * 30])
-values = st.sampled_from([None, b"", b"1", b"22", b"v" * 300])
+keys = st.sampled_from([None, b"", b"a", b"b\0", b"cc", b"d" * 30])
+values = st.sampled_from([None, b"", b"1", b"22\0\0", b"\0" * 9, b"v" * 300 + b"\0" * 40])
 subjects = st.sampled_from(["s.a", "s.b", "ü"])
 messages = st.tuples(keys, values, subjects, st.integers(0, 3), st.booleans())
 batches = st.lists(st.lists(messages, min_size=1, max_size=5), min_size=1, max_size=4)

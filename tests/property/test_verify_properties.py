@@ -6,6 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from support.stored_logs import StoredLog
+from support.values import ZERO_TAILS
 
 from liftlog.cli.offline.files import find_streams
 from liftlog.cli.offline.verify import DAMAGE, verify_stream
@@ -13,7 +14,11 @@ from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.log import Log
 from liftlog.records.decode import decode_batch
 
-sizes = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 400)), min_size=1, max_size=12)
+sizes = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(0, 400), st.sampled_from(ZERO_TAILS[:-1])),
+    min_size=1,
+    max_size=12,
+)
 flips = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=3)
 
 
@@ -49,15 +54,25 @@ def damaged(directory: Path) -> set[int]:
     return found
 
 
-@given(batches=sizes, flipped=flips, roll=st.booleans(), cut=st.floats(0, 1))
+@given(
+    batches=sizes,
+    flipped=flips,
+    roll=st.booleans(),
+    cut=st.floats(0, 1),
+    codec=st.sampled_from(["none", "lz4", "zstd"]),
+)
 def test_verify_agrees_with_the_next_start(
-    batches: list[tuple[int, int]], flipped: list[tuple[float, int]], roll: bool, cut: float
+    batches: list[tuple[int, int, bytes]],
+    flipped: list[tuple[float, int]],
+    roll: bool,
+    cut: float,
+    codec: str,
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         log = StoredLog(path, segment_max_bytes=1500 if roll else 1 << 20)
-        for count, size in batches:
-            log.append([b"v" * size] * count)
+        for count, size, tail in batches:
+            log.append([b"v" * size + tail] * count, compression=codec)
         end = log.log.high_watermark
         segments = [(one.path, one.size_bytes) for one in log.log.segments]
         log.crash()

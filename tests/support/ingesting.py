@@ -65,6 +65,19 @@ def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str)
     return ack_of(client.request(subject, payload, headers=block if headers else b""))
 
 
+def numbered(number: int, size_bytes: int = 0) -> bytes:
+    """A value that bears a number, padded; two of three end in zeros."""
+    text = b"%d" % number
+    if number % 3 == 0:
+        return text.ljust(size_bytes)
+    return text.ljust(max(size_bytes, len(text) + number % 10), b"\0")
+
+
+def number_of(value: bytes | None) -> int:
+    """The number that a value bears; -1 for none."""
+    return int((value or b"-1").rstrip(b"\0"))
+
+
 _EASE = 0.1
 """Seconds between two volleys of a publisher that takes it easy."""
 
@@ -72,14 +85,22 @@ _EASE = 0.1
 class AckedPublisher(threading.Thread):
     """Publishes numbered messages, many in flight, and keeps the books.
 
-    The value of a message is its number. `acked` maps numbers to offsets; `nacked` to error codes.
-    A message without an answer stays in neither.
+    The value of a message bears its number (`number_of`). `acked` maps numbers to offsets; `nacked`
+    to error codes. A message without an answer stays in neither.
     """
 
     def __init__(
-        self, port: int, subject: str, *, in_flight: int = 64, pad: int = 0, keys: int = 0
+        self,
+        port: int,
+        subject: str,
+        *,
+        in_flight: int = 64,
+        pad: int = 0,
+        keys: int = 0,
+        value_of: Callable[[int], bytes] | None = None,
     ) -> None:
-        """With `keys`, message n bears the key `<subject>/<n % keys>`."""
+        """With `keys`, message n bears the key `<subject>/<n % keys>`. `value_of` makes the values
+        where they are to be others than `numbered` ones."""
         super().__init__(name=f"publisher-{subject}")
         self.acked: dict[int, int] = {}
         self.nacked: dict[int, int] = {}
@@ -87,7 +108,8 @@ class AckedPublisher(threading.Thread):
         self.error: BaseException | None = None
         self.subject = subject
         self._port = port
-        self._in_flight, self._pad, self._keys = in_flight, pad, keys
+        self._in_flight, self._keys = in_flight, keys
+        self._value_of = value_of or (lambda number: numbered(number, pad))
         self._stop_asked = threading.Event()
         self.easy = False
         """Some hundred messages a second instead of as many as can be."""
@@ -132,7 +154,7 @@ class AckedPublisher(threading.Thread):
                 break
 
     def _frame(self, number: int, reply: bytes) -> bytes:
-        value = (b"%d" % number).ljust(self._pad)
+        value = self._value_of(number)
         if not self._keys:
             return pub_frame(self.subject, value, reply=reply)
         block = header_block({"Liftlog-Key": f"{self.subject}/{number % self._keys}"})
@@ -170,7 +192,7 @@ def assert_all_stored(
     missing = [
         (number, offset)
         for number, offset in publisher.acked.items()
-        if offset not in by_offset or int(by_offset[offset].value or b"-1") != number
+        if offset not in by_offset or number_of(by_offset[offset].value) != number
     ]
     assert not missing, f"{len(missing)} of {len(publisher.acked)} acked are wrong: {missing[:5]}"
     return records

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from support.ingesting import AckedPublisher, until
+from support.ingesting import AckedPublisher, number_of, until
 
 from liftlog.records.decode import Record
 
@@ -126,7 +126,7 @@ class Ledger:
         for record in records:
             assert record.offset > last_offset, f"{record.offset} follows {last_offset}"
             last_offset = record.offset
-            subject, number = record.subject, int(record.value or b"-1")
+            subject, number = record.subject, number_of(record.value)
             publisher = self._publishers[subject]
             assert 0 <= number < publisher.published, f"nobody published {subject} {number}"
             # Once, and in the order of publishing.

@@ -12,6 +12,7 @@ from liftlog.log.clock import SystemClock
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import BatchHeader, parse_header
+from liftlog.server.compressing import compressed
 
 STREAM = "orders"
 FIRST_SEGMENT = f"{1:020d}.log"
@@ -40,11 +41,11 @@ class StoredLog:
         commit: bool = True,
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[bytes] | None = None,
+        compression: str = "none",
     ) -> None:
         """One batch; without `commit` it is written but neither synced nor acked."""
         data = make_batch(self.log, values, keys=keys, headers=headers)
-        header = parse_header(data)
-        self.log.append([encoded(data, header)])
+        self.log.append(compressed([encoded(data, parse_header(data))], compression))
         if commit:
             self.log.sync()
             self.log.advance_high_watermark(self.log.log_end_offset)

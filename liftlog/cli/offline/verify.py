@@ -194,7 +194,7 @@ class _Verification:
         if knows_end and size < entry.size_bytes:
             text = f"the file has {size:,} bytes, the manifest says {entry.size_bytes:,}"
             self._add(NOTE, text, name)
-        end, records, epoch = entry.base_offset, 0, 0
+        end, records, epoch, used = entry.base_offset, 0, 0, 0
         index = self._index(entry) if knows_end else None
         for item in walk(file, entry.base_offset, size, data_end, index):
             if not isinstance(item, Missing):
@@ -202,6 +202,7 @@ class _Verification:
                 self.report.batch_count += 1
                 records += header.record_count
                 end, epoch = header.next_offset, header.leader_epoch
+                used = item.position + header.length  # may end in zeros, and so behind `data_end`
                 continue
             if not knows_end and self._is_unfinished(file, item, data_end, epoch):
                 unfinished = plural(data_end - item.position, "byte")
@@ -220,8 +221,8 @@ class _Verification:
         if knows_end:
             end = max(end, entry.next_offset)
         self.report.record_count += records
-        self.report.size_bytes += data_end
-        self.read(self.stream.name, data_end)
+        self.report.size_bytes += max(data_end, used)
+        self.read(self.stream.name, max(data_end, used))
         self.expected = end
 
     def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:

@@ -26,6 +26,7 @@ from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.index import index_path
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry
 from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
+from liftlog.log.repair.damage import is_covered
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log.backup")
@@ -214,8 +215,17 @@ class _StreamCopy:
             manifest.log_start_offset,
             end,
             tuple(sorted(written, key=lambda file: file.name)),
-            (*(f"the segment {name} is missing" for name in sorted(self.lost)), *active.damaged),
+            (*_known_losses(found), *self._missing_segments(found), *active.damaged),
         )
+
+    def _missing_segments(self, found: Source) -> list[str]:
+        """Those that are listed, are not there, and are not all quarantined for it."""
+        return [
+            f"the segment {one.file_name} is missing"
+            for one in found.sealed
+            if one.file_name in self.lost
+            and not is_covered(one.base_offset, one.next_offset, found.manifest.quarantined)
+        ]
 
     def _forget_unlisted(self, manifest: Manifest) -> None:
         """What was copied and then deleted or rewritten by the daemon."""
@@ -234,3 +244,16 @@ class _StreamCopy:
             for name in self.fs.list_directory(self.directory):
                 self.fs.unlink(self.directory / name)
             self.fs.remove_directory(self.directory)
+
+
+def _known_losses(found: Source) -> list[str]:
+    """What the daemon has quarantined and retention has not passed yet, in words."""
+    manifest = found.manifest
+    return [
+        f"offsets {max(bad.first_offset, manifest.log_start_offset)} to "
+        f"{min(bad.next_offset, found.end_offset) - 1} are lost: {bad.reason}"
+        for bad in sorted(manifest.quarantined, key=lambda one: one.first_offset)
+        if bad.is_loss
+        and bad.next_offset > manifest.log_start_offset
+        and bad.first_offset < found.end_offset
+    ]

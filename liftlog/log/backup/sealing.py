@@ -99,7 +99,14 @@ class _Walk:
         limit = IndexEntry(end, find_data_end(file, 0))
         stepped: list[SteppedOver] = []
         bad: list[str] = []
-        batches = walk_batches(file, start, limit, quarantined=quarantined, stepped_over=stepped)
+        batches = walk_batches(
+            file,
+            start,
+            limit,
+            quarantined=quarantined,
+            stepped_over=stepped,
+            size_bytes=file.size(),
+        )
         for position, header in batches:
             if header.next_offset > end:
                 break

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from support.daemon import Stopped
-from support.ingesting import AckedPublisher, until
+from support.ingesting import AckedPublisher, number_of, until
 
 from liftlog.client import SyncClient, connect_sync
 
@@ -149,7 +149,7 @@ def _check(system: Liftlog, acked: AckedPublisher, stopped: Stopped) -> None:
     stored = {}
     with connect_sync(system.daemon.pull_address) as client:
         for record in client.read("acked", start="earliest", until="end"):
-            stored[record.offset] = int(record.value or b"-1")
+            stored[record.offset] = number_of(record.value)
     wrong = [n for n, offset in acked.acked.items() if stored.get(offset) != n]
     if wrong or not acked.acked:
         raise WorkerFailed(f"{len(wrong)} of {len(acked.acked)} acked messages are gone")

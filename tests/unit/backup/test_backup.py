@@ -27,6 +27,7 @@ from liftlog.log.manifest import read_manifest
 from liftlog.log.opening import open_log
 from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 from liftlog.log.recovery import ActiveState
+from liftlog.log.rewrite import ScrubJob, scrub
 from liftlog.log.shared_states import CLEAN_NAME
 
 NOW_SECONDS = 1_800_000_000
@@ -272,6 +273,50 @@ def test_what_the_source_lacks_is_told_and_stays_told(tmp_path: Path) -> None:
     more(copy, 1)
     assert set(read_all(copy.log)) == set(kept) | set(range(acked, acked + 3))
     copy.close()
+
+
+def test_damage_in_the_active_segment_costs_one_batch_under_load_too(tmp_path: Path) -> None:
+    stored = StoredLog(tmp_path / "data")
+    more(stored, 4)
+    stored.append([b"being written"], commit=False)
+    position, header = stored.positions()[1]
+    flip(stored.log.segments[0].path, position + 9)
+    (one,) = back_up(tmp_path / "data", tmp_path / "backup").streams
+    gone = range(header.base_offset, header.next_offset)
+    assert one.damaged == (f"offsets {gone.start} to {gone.stop - 1} are damaged",)
+    stored.crash()
+    copy = restored(tmp_path / "backup", tmp_path / "new")
+    assert set(read_all(copy.log)) == set(range(1, 13)) - set(gone)
+    copy.close()
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_what_was_known_to_be_lost_is_told_again(tmp_path: Path, number: int) -> None:
+    stored = filled(tmp_path / "data")
+    segment = stored.log.segments[number]
+    path, (first, last) = segment.path, (segment.base_offset, segment.base_offset + 2)
+    flip(path, 9)
+    if segment.sealed:
+        job = ScrubJob(str(stored.directory), segment.entry(), ())
+        stored.log.quarantine(path.name, scrub(job, OsFileSystem()).damaged)
+        stored.close()
+    else:
+        stored.crash()
+        stored = StoredLog(tmp_path / "data")
+        stored.close()
+    assert [one.first_offset for one in stored.log.quarantined] == [first]
+    (one,) = back_up(tmp_path / "data", tmp_path / "backup").streams
+    assert len(one.damaged) == 1
+    assert f"offsets {first} to {last} are lost" in one.damaged[0]
+    copy = restored(tmp_path / "backup", tmp_path / "new")
+    assert [(bad.first_offset, bad.next_offset) for bad in copy.log.quarantined] == [
+        (first, last + 1)
+    ]
+    copy.log.remove_before(last + 1, 0)
+    copy.close()
+    # What retention has passed is no loss of the backup.
+    (one,) = back_up(tmp_path / "new", tmp_path / "again").streams
+    assert one.damaged == ()
 
 
 # --- a backup that is damaged ---

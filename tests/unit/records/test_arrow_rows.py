@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.values import binary
 
 from liftlog.errors import CorruptBatch, InvalidArgument
 from liftlog.records import RecordBatch, decode_batch, encode_batch, positions
@@ -21,8 +22,8 @@ BASE_NS = 1_700_000_000_000_000_000
 
 record = st.tuples(
     st.sampled_from([b"a", b"a.b", "ü".encode(), b"\xff"]),
-    st.none() | st.binary(max_size=5),
-    st.none() | st.binary(max_size=5),
+    st.none() | binary(5),
+    st.none() | binary(5),
     st.sampled_from([b"", b"NATS/1.0\r\nA: b\r\n\r\n"]),
 )
 

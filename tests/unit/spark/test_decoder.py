@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
+from support.values import binary
 
 from acl.subjects import matches
 from liftlog.records import RecordBatch, decode_batch, encode_batch
@@ -31,8 +32,8 @@ BLOCKS = [
 
 record = st.tuples(
     st.sampled_from([b"a.x", b"a.y", "b.ü".encode(), b"\xff"]),
-    st.none() | st.binary(max_size=5),
-    st.none() | st.binary(max_size=5),
+    st.none() | binary(5),
+    st.none() | binary(5),
     st.sampled_from(BLOCKS),
 )
 

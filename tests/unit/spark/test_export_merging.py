@@ -13,6 +13,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.local_engine import LocalEngine, rows_of
+from support.values import binary
 
 from liftlog.errors import StorageError
 from liftlog.spark.columns import schema_of
@@ -99,7 +100,7 @@ def batches(rows: list[Row]) -> Iterator[pa.RecordBatch]:
 
 
 KEYS = st.none() | st.sampled_from([b"", b"\0", *(b"k%d" % n for n in range(12))])
-RANGES = st.lists(st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=30))), max_size=3)
+RANGES = st.lists(st.lists(st.tuples(KEYS, st.none() | binary(30))), max_size=3)
 RUNS = st.lists(st.tuples(RANGES, st.sampled_from([5, 40, LARGE]), st.floats(0, 1)), max_size=5)
 
 

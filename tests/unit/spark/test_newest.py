@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.served_logs import ServedLogs
+from support.values import binary
 
 from acl.subjects import matches
 from liftlog.errors import InvalidArgument
@@ -29,7 +30,7 @@ BLOCK = b"NATS/1.0\r\nA: 1\r\n\r\n"
 KEYS = st.none() | st.sampled_from([b"", b"\0", b"a", b"a\0", b"b", b"c" * 40])
 ROW = st.tuples(
     st.sampled_from([b"a.x", b"a.y", b"b.z"]),
-    st.none() | st.binary(max_size=5),
+    st.none() | binary(5),
     KEYS,
     st.sampled_from([b"", b"", BLOCK]),
 )

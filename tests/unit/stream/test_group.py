@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.values import binary
 
 from liftlog.records import RecordBatch, decode_batch
 from liftlog.stream import CommitGroup
@@ -56,10 +57,10 @@ def encode(group: CommitGroup, max_records: int, max_bytes: int) -> list[RecordB
 @given(
     st.lists(
         st.tuples(
-            st.one_of(st.none(), st.binary(max_size=40), st.just(b"x" * 3000)),
+            st.one_of(st.none(), binary(), st.just(b"x" * 3000)),
             st.sampled_from([b"a", b"b" * 200, b"\xff" * 150]),
             st.sampled_from([b"", b"NATS/1.0\r\nA: b\r\n\r\n"]),
-            st.one_of(st.none(), st.binary(max_size=5)),
+            st.one_of(st.none(), binary(5)),
         ),
         min_size=1,
         max_size=60,
