@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster torture fuzz lint type bench bench-spark docs screenshot ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs screenshot ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,11 +51,14 @@ demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with 
 	$(BIN)/liftlog demo-spark --chart build/orders.png
 
 test: setup ## Run all tests
-	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/spark $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/spark --ignore tests/install $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m pytest tests/spark --ignore tests/spark/test_cluster.py)  # a JVM wants the cores for itself
 
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
 	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)
+
+test-install: setup ## Install both wheels into fresh environments and try them (needs a package index)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/install $(ARGS)
 
 torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (20 minutes; ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \

@@ -1,32 +1,17 @@
 """liftlog: a durable log for NATS.
 
-The distribution installs four top-level packages: `liftlog`, `envelope`, `compaction`
-and `acl`. Their short names exist on the public index too, so importing `liftlog`
-checks that the other three are the ones it was shipped with.
+Two distributions install this package. `liftlog` has all of it and three packages beside it,
+`envelope`, `compaction` and `acl`; importing it checks that they are its own. `liftlog-client` has
+`liftlog.client` and what that needs, and nothing beside it.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 
 __version__ = "0.1.0"
 
+if importlib.util.find_spec("liftlog.companions") is not None:
+    from liftlog import companions
 
-def _check_companions() -> None:
-    for name in ("envelope", "compaction", "acl"):
-        try:
-            module = importlib.import_module(name)
-        except ImportError as error:
-            raise ImportError(
-                f"liftlog needs its own package {name!r}, which cannot be imported ({error}). "
-                "Install liftlog into a virtual environment of its own."
-            ) from error
-        if getattr(module, "PART_OF", None) != "liftlog":
-            raise ImportError(
-                f"the package {name!r} at {getattr(module, '__file__', '?')} belongs to another "
-                "distribution and has replaced the one of liftlog. "
-                "Install liftlog into a virtual environment of its own."
-            )
-
-
-_check_companions()
+    companions.check()

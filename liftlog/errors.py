@@ -348,6 +348,15 @@ class SegmentsChanged(LiftlogError):
     name = "SEGMENTS_CHANGED"
 
 
+class MissingDependency(LiftlogError):
+    """Something that has to be installed first.
+
+    Install what the message names.
+    """
+
+    name = "MISSING_DEPENDENCY"
+
+
 class UnsupportedFormat(LiftlogError):
     """Bytes written by a newer liftlog, or using a feature that this one lacks.
 

@@ -13,7 +13,6 @@ from liftlog import errors
 from liftlog.cli.exit_codes import exit_code_of_kind
 from liftlog.client.publishing import results
 from liftlog.errors import LiftlogError
-from liftlog.spark.export.session import MissingDependency
 
 _HEAD = """\
 # Errors
@@ -67,13 +66,13 @@ PUBLISHER_ERRORS = (
 
 
 def local_errors() -> list[type[LiftlogError]]:
-    """Those of `liftlog.errors` without a number, and what an export lacks."""
+    """Those of `liftlog.errors` without a number."""
     found = [
         item
         for _, item in inspect.getmembers(errors, inspect.isclass)
         if issubclass(item, LiftlogError) and item is not LiftlogError and not item.code
     ]
-    return [*sorted(found, key=lambda kind: kind.name), MissingDependency]
+    return sorted(found, key=lambda kind: kind.name)
 
 
 def told(kind: type[LiftlogError]) -> tuple[str, str]:

@@ -8,7 +8,8 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from liftlog.client.address import Address
-from liftlog.errors import InvalidArgument
+from liftlog.client.companions import nkeys
+from liftlog.errors import InvalidArgument, MissingDependency
 from liftlog.protocol.proofs import Credentials, Signer
 
 NkeyFile = str | PathLike[str]
@@ -32,14 +33,16 @@ def _warn(address: str) -> None:
 
 
 def _signer_in(file: NkeyFile) -> Signer:
-    # Only who has an nkey loads what makes signatures.
-    from acl.nkeys import NotAnNkey, SigningKey, find_seed
-
     try:
         with Path(file).open("rb") as opened:
             content = opened.read(_MAX_FILE_BYTES)
-        return SigningKey(find_seed(content))
+        return nkeys.SigningKey(nkeys.find_seed(content))
     except OSError as error:
         raise InvalidArgument(f"cannot read the nkey {fspath(file)}: {error.strerror}") from error
-    except NotAnNkey as error:
+    except nkeys.NotAnNkey as error:
         raise InvalidArgument(f"{fspath(file)} holds no nkey seed: {error}") from None
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"a login by nkey needs {error.name}, which is not installed",
+            hint="pip install pynacl (it is the extra nkey of liftlog-client)",
+        ) from error

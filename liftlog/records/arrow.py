@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError
+from liftlog.errors import CorruptBatch, InvalidArgument, MissingDependency
 from liftlog.records.format import (
     HEADERS,
     KEYS,
@@ -36,7 +36,7 @@ try:
 
     from liftlog.records.columns import offsets_of, timestamps_of
 except ImportError as error:
-    raise LiftlogError(
+    raise MissingDependency(
         f"Arrow record batches need {error.name}, which is not installed",
         hint=f"pip install {error.name}",
     ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from support.repository import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 
+INSTALLED_PYTHON = os.environ.get("TESTED_PYTHON")
+"""Of an environment that has liftlog from its wheel; None: the sources here are tested."""
+
 
 def blocks(page: str, language: str) -> list[str]:
     """The fenced blocks of a page below `docs`, in their order."""
@@ -21,12 +25,12 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def tools_in(directory: Path) -> Path:
-    """A directory with `liftlog` and `python` as they are in the environment of the tests."""
+    """A directory with `liftlog` and `python` of the environment that is tested."""
     tools = directory / "bin"
     tools.mkdir(exist_ok=True)
     for name, module in (("python", ""), ("liftlog", "-m liftlog ")):
         script = tools / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} {module}"$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {INSTALLED_PYTHON or sys.executable} {module}"$@"\n')
         script.chmod(0o755)
     return tools
 
@@ -35,14 +39,13 @@ def run_shell(
     script: str, directory: Path, environment: Mapping[str, str], *, expect: int = 0
 ) -> str:
     """What the script printed on stdout; it runs in `directory`, and ends with `expect`."""
+    paths = {"PATH": f"{tools_in(directory)}:/usr/bin:/bin"}
+    if INSTALLED_PYTHON is None:
+        paths["PYTHONPATH"] = str(REPOSITORY)
     done = subprocess.run(
         ["bash", "-eu", "-c", script],
         cwd=directory,
-        env={
-            "PATH": f"{tools_in(directory)}:/usr/bin:/bin",
-            "PYTHONPATH": str(REPOSITORY),
-            **environment,
-        },
+        env={**paths, **environment},
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import envelope
+from liftlog.client.companions import envelope
 from liftlog.errors import InvalidArgument
 
 MESSAGE_ID = "Nats-Msg-Id"

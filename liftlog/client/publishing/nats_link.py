@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from liftlog.errors import InvalidArgument, NatsUnavailable
+from liftlog.errors import InvalidArgument, MissingDependency, NatsUnavailable
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as NatsClient
@@ -49,8 +49,14 @@ class NatsLink:
         self.last_error: Exception | None = None
 
     async def open(self, on_answer: OnAnswer) -> None:
-        """Raises NatsUnavailable."""
-        import nats.errors
+        """Raises NatsUnavailable, MissingDependency."""
+        try:
+            import nats.errors
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "publishing needs nats-py, which is not installed",
+                hint="pip install nats-py (it is the extra publish of liftlog-client)",
+            ) from error
 
         if self._servers is not None:
             await self._connect(self._servers)

@@ -25,14 +25,23 @@ leaves a table that is complete.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from liftlog.spark.export.reading import newest, paths
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from liftlog.spark.export.reading import newest, paths
+
 __all__ = ["newest", "paths", "read"]
+
+
+def __getattr__(name: str) -> Any:
+    # `session`, which tells what is not installed, must be importable without pyarrow.
+    if name in ("newest", "paths"):
+        from liftlog.spark.export import reading
+
+        return getattr(reading, name)
+    raise AttributeError(name)
 
 
 def read(spark: SparkSession, directory: str) -> DataFrame:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from liftlog.errors import LiftlogError
+from liftlog.errors import MissingDependency
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,15 +25,6 @@ _HOW_JAVA = (
     "dnf install java-21-openjdk-headless (Fedora), brew install openjdk (macOS); or let JAVA_HOME "
     "name one"
 )
-
-
-class MissingDependency(LiftlogError):
-    """Something that has to be installed first.
-
-    Install what the message names.
-    """
-
-    name = "MISSING_DEPENDENCY"
 
 
 def check_installed(*, delta: bool = False, java: bool = True) -> None:

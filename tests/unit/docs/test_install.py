@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = set(PROJECT["optional-dependencies"])
+CLIENT = tomllib.loads((ROOT / "packaging/client/pyproject.toml").read_text())["project"]
 INSTALL = ROOT / "docs/how-to/install.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Where liftlog is installed already, the command line tells how to add an extra.
@@ -23,9 +25,11 @@ def ids(path: Path) -> str:
 
 
 def test_the_table_has_every_extra() -> None:
-    told = re.findall(r"^\| `(\w+)` \|", INSTALL.read_text(), re.MULTILINE)
-    assert set(told) == EXTRAS
-    assert len(told) == len(EXTRAS)
+    whole, client = INSTALL.read_text().split("## Only to read or publish")
+    for page, extras in ((whole, EXTRAS), (client, set(CLIENT["optional-dependencies"]))):
+        told = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+        assert set(told) == extras
+        assert len(told) == len(extras)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
@@ -45,3 +49,13 @@ def test_the_wheel_has_the_version_of_the_project() -> None:
     for page in PAGES:
         for version in re.findall(r"liftlog-([\d.]+)-py3-none-any\.whl", page.read_text()):
             assert version == PROJECT["version"], page
+
+
+def test_the_client_s_wheel_goes_with_the_other() -> None:
+    assert CLIENT["version"] == PROJECT["version"]
+    assert requirements(CLIENT) <= requirements(PROJECT)
+
+
+def requirements(project: dict[str, Any]) -> set[str]:
+    extras = project["optional-dependencies"].values()
+    return {*project["dependencies"], *(one for extra in extras for one in extra)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from liftlog.cli.demo.spark.queries import Findings, Sales
 from liftlog.cli.demo.spark.shop import COUNTRIES, DAYS, FIRST_DAY, FIRST_EXPORT, STATES
-from liftlog.spark.export.session import MissingDependency
+from liftlog.errors import MissingDependency
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

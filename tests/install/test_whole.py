@@ -1,0 +1,122 @@
+"""The distribution `liftlog` as a user gets it: the wheel alone, without extras and tools."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from support.installed import Environment
+from support.repository import REPOSITORY
+
+from liftlog.cli.root import cli
+
+OPTIONAL = {"pyspark", "pyarrow", "deltalake", "lz4", "zstandard", "matplotlib", "pandas", "py4j"}
+"""What only extras bring."""
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for top in ("liftlog", "envelope", "compaction", "acl"):
+    package = importlib.import_module(top)
+    for found in pkgutil.walk_packages(package.__path__, top + "."):
+        if found.name.endswith("__main__"):
+            continue
+        try:
+            importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            print("MISSING", found.name, error.name)
+        except Exception as error:
+            print("RAISED", found.name, getattr(error, "name", type(error).__name__))
+"""
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+def test_every_command_has_its_help(minimal: Environment) -> None:
+    paths = list(commands(cli))
+    assert len(paths) > 40
+    script = "import sys\nfrom click.testing import CliRunner\nfrom liftlog.cli.root import cli\n"
+    script += "for line in sys.stdin.read().splitlines():\n"
+    script += "    done = CliRunner().invoke(cli, [*line.split(), '--help'])\n"
+    script += "    assert done.exit_code == 0 and 'Usage' in done.output, (line, done.output)\n"
+    done = subprocess.run(
+        [str(minimal.python), "-I", "-c", script],
+        input="\n".join(" ".join(path) for path in paths),
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in minimal.run("liftlog", "--help").stdout
+
+
+def test_only_what_extras_bring_is_missing(minimal: Environment) -> None:
+    printed = minimal.run("python", "-I", "-c", IMPORT_ALL).stdout
+    missing = [line.split() for line in printed.splitlines()]
+    assert {name for kind, _, name in missing if kind == "MISSING"} <= OPTIONAL
+    assert {name for kind, _, name in missing if kind == "RAISED"} <= {"MISSING_DEPENDENCY"}
+    assert all(
+        module.startswith(("liftlog.spark", "liftlog.records.arrow", "liftlog.cli.demo"))
+        for _, module, _ in missing
+    ), printed
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("export orders --to {directory}/lake", "liftlog[spark]"),
+        ("export orders --to {directory}/lake --format delta", "liftlog[spark]"),
+        ("demo-spark", "liftlog[spark]"),
+        ("demo", "liftlog[embedded]"),
+        ("serve --set nats.embedded=true --set data_dir={directory}/data", "liftlog[embedded]"),
+    ],
+)
+def test_what_needs_an_extra_names_it(
+    minimal: Environment, tmp_path: Path, command: str, extra: str
+) -> None:
+    if extra == "liftlog[embedded]":
+        path = {"PATH": str(minimal.bin)}  # no nats-server of this machine
+    else:
+        path = {}
+    done = minimal.run(
+        "liftlog", *command.format(directory=tmp_path).split(), expect=None, cwd=tmp_path, **path
+    )
+    assert done.returncode in (1, 3), done.stdout + done.stderr
+    assert extra in done.stderr
+    assert "defect" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_are_explained(minimal: Environment) -> None:
+    command = [sys.executable, "-m", "liftlog", "errors", "ls", "--output", "json"]
+    here = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert minimal.run("liftlog", "errors", "ls", "--output", "json").stdout == here.stdout
+    for name in ("10071", "MISSING_DEPENDENCY"):
+        assert name in minimal.run("liftlog", "errors", "lookup", name).stdout
+
+
+def test_the_tutorial(whole_wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "liftlog-env")
+    environment.install(f"{whole_wheel}[embedded]")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, str(REPOSITORY / "tests/integration/test_tutorial.py")],
+        cwd=REPOSITORY,
+        env={**os.environ, "TESTED_PYTHON": str(environment.python)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
