@@ -26,7 +26,7 @@ from liftlog.server.broker import Broker
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.disk_probe import DiskProbe
-from liftlog.server.embedded import EmbeddedNats
+from liftlog.server.embedded import DEFAULT_PORT, EmbeddedNats
 from liftlog.server.health import Health, Phase
 from liftlog.server.housekeeping import Housekeeping
 from liftlog.server.http.assembly import make_http_server
@@ -262,7 +262,9 @@ class Daemon:
     async def _nats_servers(self, stack: contextlib.AsyncExitStack) -> list[str]:
         if not self.settings.nats.embedded:
             return list(self.settings.nats.servers)
-        self._embedded = embedded = EmbeddedNats(self._data_dir.path / "nats")
+        self._embedded = embedded = EmbeddedNats(
+            self._data_dir.path / "nats", wanted_port=DEFAULT_PORT
+        )
         url = await embedded.start()
         stack.push_async_callback(embedded.stop)
         logger.info("embedded-nats url=%s", url)

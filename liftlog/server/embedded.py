@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,10 @@ logger = logging.getLogger("liftlog.server.embedded")
 
 START_TIMEOUT_SECONDS = 10.0
 STOP_TIMEOUT_SECONDS = 5.0
+DEFAULT_PORT = 4222
+"""Where clients of NATS look when they are told nothing."""
+
+_PORT_FILE = "port"
 _POLL_SECONDS = 0.01
 _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
@@ -82,9 +87,14 @@ class EmbeddedNats:
     server is killed when the thread that started it ends.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """`directory` takes the configuration, the ports file and the server's log."""
+    def __init__(self, directory: Path, *, wanted_port: int | None = None) -> None:
+        """`directory` takes the configuration, the ports file and the server's log.
+
+        The server listens where it listened last (as long as `directory` is kept), else on
+        `wanted_port`; where both are taken or unknown the kernel chooses.
+        """
         self._directory = directory
+        self._wanted_port = wanted_port
         self._port: int | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -117,7 +127,8 @@ class EmbeddedNats:
             "logfile_size_limit": 16 << 20,
             "logfile_max_num": 2,
         }
-        config = write_config(self._directory.absolute(), port=self._port, extra=log_settings)
+        port = self._free_port() if self._port is None else self._port
+        config = write_config(self._directory.absolute(), port=port, extra=log_settings)
         self._process = await asyncio.create_subprocess_exec(
             *tied_to_parent([str(binary.absolute()), "-c", str(config)]),
             stdin=asyncio.subprocess.DEVNULL,
@@ -133,8 +144,32 @@ class EmbeddedNats:
             if isinstance(error, TimeoutError):
                 raise self._not_up("did not become ready in time") from error
             raise
+        self._remember_port()
         logger.info("nats-server-started url=%s pid=%d", self.url, self._process.pid)
         return self.url
+
+    def _free_port(self) -> int | None:
+        for port in (self._last_port(), self._wanted_port):
+            if port is not None and _is_free(port):
+                return port
+        if self._wanted_port is not None:
+            logger.warning(
+                "nats-port-taken port=%d advice=%s",
+                self._wanted_port,
+                "another program listens there; give clients the address of embedded-nats",
+            )
+        return None
+
+    def _last_port(self) -> int | None:
+        try:
+            port = int((self._directory / _PORT_FILE).read_text())
+        except (OSError, ValueError):
+            return None
+        return port if 0 < port < 1 << 16 else None
+
+    def _remember_port(self) -> None:
+        with contextlib.suppress(OSError):  # the next start chooses again
+            (self._directory / _PORT_FILE).write_text(f"{self._port}\n")
 
     async def wait(self) -> int:
         """Returns the exit status once the server has ended (negative: killed by that signal)."""
@@ -190,6 +225,17 @@ class EmbeddedNats:
             f"the embedded nats-server {what}",
             hint=" | ".join(last_lines) or f"see {self.log_path}",
         )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nats-server does
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen()
+        except OSError:
+            return False
+    return True
 
 
 def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

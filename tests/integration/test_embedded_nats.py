@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,6 +60,51 @@ async def test_start_again_keeps_the_port(tmp_path: Path) -> None:
     await server.stop()
     assert await server.start() == url
     await server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+async def test_the_wanted_port_is_taken_when_it_is_free(tmp_path: Path) -> None:
+    wanted = free_port()
+    server = EmbeddedNats(tmp_path, wanted_port=wanted)
+    assert await server.start() == f"nats://127.0.0.1:{wanted}"
+    with RawNats(wanted) as client:
+        client.ping()
+    await server.stop()
+
+
+async def test_another_process_finds_the_server_where_it_was(tmp_path: Path) -> None:
+    """Also where the wanted port was taken at first and is free by now."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        wanted = int(other.getsockname()[1])
+        first = EmbeddedNats(tmp_path, wanted_port=wanted)
+        url = await first.start()
+        assert url != f"nats://127.0.0.1:{wanted}"
+        await first.stop()
+    second = EmbeddedNats(tmp_path, wanted_port=wanted)
+    assert await second.start() == url
+    await second.stop()
+
+
+async def test_a_taken_port_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        wanted = int(other.getsockname()[1])
+        for content in ("", "no port", "99999999", str(wanted)):
+            (tmp_path / "port").write_text(content)
+            server = EmbeddedNats(tmp_path, wanted_port=wanted)
+            with RawNats(int((await server.start()).rpartition(":")[2])) as client:
+                client.ping()
+            assert f"nats-port-taken port={wanted}" in caplog.text
+            caplog.clear()
+            await server.stop()
 
 
 async def test_a_given_port_that_is_taken_is_reported(tmp_path: Path) -> None:

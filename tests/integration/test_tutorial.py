@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from support.ingesting import until
 from support.pages import blocks, run_shell, tools_in
 
 from liftlog.server.child_processes import tied_to_parent
+from liftlog.settings import Settings
 
 pytestmark = pytest.mark.integration
 
@@ -26,13 +28,15 @@ FREE_PORTS = ["--set", "pull.listen=[tcp://127.0.0.1:0]", "--set", "http.listen=
 @contextmanager
 def first_terminal(command: str, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict]]:
     """The daemon as the page starts it, but for its ports; what the second terminal has to know."""
-    addresses = directory / "first-data/addresses.json"
+    program, *arguments = shlex.split(command)
+    given = [one.partition("data_dir=")[2] for one in arguments if "data_dir=" in one]
+    addresses = directory / (given or [Settings().data_dir])[0] / "addresses.json"
     addresses.unlink(missing_ok=True)
     tools = tools_in(directory)
     said = directory / "said"
     with said.open("wb") as stderr:
         process = subprocess.Popen(
-            tied_to_parent([str(tools / command.split()[0]), *command.split()[1:], *FREE_PORTS]),
+            tied_to_parent([str(tools / program), *arguments, *FREE_PORTS]),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stderr=stderr,
@@ -53,6 +57,22 @@ def first_terminal(command: str, directory: Path) -> Iterator[tuple[subprocess.P
 def values(printed: str) -> list[str]:
     """The last column of what `consume` prints, without the title."""
     return re.findall(r"orders\.\w+ +(\w+ order)$", printed, re.MULTILINE)
+
+
+def test_the_short_start_of_the_readme(tmp_path: Path) -> None:
+    _, start, publish_and_read = blocks("../README.md", "")
+    [program] = blocks("../README.md", "python")
+    install, serve = start.splitlines()
+    assert install.startswith("pip install '.[embedded]'")
+    with first_terminal(serve, tmp_path) as (_, given):
+        # The second command would wait for more.
+        printed = run_shell(publish_and_read.rstrip() + " -n 1\n", tmp_path, given)
+        assert printed.splitlines()[0] == "orders 1"
+        assert printed.rstrip().endswith("first order")
+        (tmp_path / "read.py").write_text(
+            program.replace("tcp://127.0.0.1:9292", given["LIFTLOG_SERVER"])
+        )
+        assert run_shell("python read.py", tmp_path, given) == "1 orders.new b'first order'\n"
 
 
 def test_every_step(tmp_path: Path) -> None:
