@@ -1,6 +1,6 @@
 """The data directory: its lock, its streams, and the checkpoint files that all streams share.
 
-<data_dir>/lock              held (flock) by the one daemon that uses the directory
+<data_dir>/lock              names the one daemon that uses the directory, and holds its lock
 <data_dir>/clean             clean marker, there only after a clean stop
 <data_dir>/recovery-points   everything below was fsynced, per stream
 <data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
@@ -17,7 +17,7 @@ from liftlog.log.checkpoint_file import TEMPORARY_SUFFIX
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem, storage_errors
 from liftlog.log.inventory import RecoveryReport
-from liftlog.log.lock import release_lock, take_lock
+from liftlog.log.lock import DataDirLock, take_lock
 from liftlog.log.log import Log
 from liftlog.log.manifest import MANIFEST_NAME
 from liftlog.log.opening import open_log
@@ -79,7 +79,7 @@ class DataDir:
     def __init__(self, path: Path, environment: LogEnvironment) -> None:
         self.path = path
         self.environment = environment
-        self._lock_fd = -1
+        self._lock: DataDirLock | None = None
         self._clean: dict[str, ActiveState] = {}
         self._recovery_points: dict[str, ActiveState] = {}
 
@@ -95,7 +95,7 @@ class DataDir:
         refuse_unfit(fs, self.path)
         with storage_errors(f"opening the data directory {self.path}"):
             make_durable_directory(fs, self.path / STREAMS_NAME)
-            self._lock_fd = take_lock(self.path)
+            self._lock = take_lock(self.path)
             try:
                 refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
                 self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
@@ -220,17 +220,24 @@ class DataDir:
                 self.environment.fs, self.path, RECOVERY_POINTS_NAME, self._recovery_points
             )
 
+    def mark_clean(self, states: dict[str, ActiveState]) -> None:
+        """Write the clean marker, with the `states` of the streams that were opened; a stream that
+        never was opened is as clean as it was. Nothing but `close` may follow."""
+        if self._lock is None:
+            return
+        try:
+            write_states(self.environment.fs, self.path, CLEAN_NAME, self._clean | states)
+        except OSError as error:
+            logger.warning("clean-marker-not-written error=%s", error)
+
     def close(self, states: dict[str, ActiveState] | None) -> None:
-        """Give up the lock; with `states` of the streams that were opened, write the clean marker
-        first. A stream that never was opened is as clean as it was."""
-        if self._lock_fd < 0:
+        """Release the lock; with `states`, write the clean marker first (see `mark_clean`)."""
+        if self._lock is None:
             return
         try:
             if states is not None:
-                write_states(self.environment.fs, self.path, CLEAN_NAME, self._clean | states)
-        except OSError as error:
-            logger.warning("clean-marker-not-written error=%s", error)
+                self.mark_clean(states)
         finally:
             self.environment.pool.close()
-            fd, self._lock_fd = self._lock_fd, -1
-            release_lock(fd)
+            lock, self._lock = self._lock, None
+            lock.release()

@@ -9,7 +9,6 @@ dropped the dirty pages; and un-synced writes may reach the disk torn and in any
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +52,6 @@ class FileSystem(Protocol):
     def make_directory(self, path: Path) -> None: ...
     def remove_directory(self, path: Path) -> None: ...
     def fsync_directory(self, path: Path) -> None: ...
-    def map_shared(self, path: Path, size: int) -> mmap.mmap: ...
 
 
 class OsFile:
@@ -129,14 +127,10 @@ class OsFileSystem:
         finally:
             os.close(fd)
 
-    def map_shared(self, path: Path, size: int) -> mmap.mmap:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            if os.fstat(fd).st_size != size:
-                os.ftruncate(fd, size)
-            return mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
+
+def is_full(error: OSError) -> bool:
+    """Whether the operation failed for want of room."""
+    return error.errno in _FULL
 
 
 class storage_errors:  # noqa: N801  # used as a function
@@ -161,7 +155,7 @@ class storage_errors:  # noqa: N801  # used as a function
     ) -> None:
         if error is None or not isinstance(error, OSError):
             return
-        if error.errno in _FULL:
+        if is_full(error):
             raise DiskFull(f"{self._what}: the disk is full") from error
         raise StorageError(f"{self._what}: {error.strerror or error}") from error
 

@@ -1,70 +1,125 @@
 """The lock of a data directory: one daemon uses it at a time, or one command that works offline.
 
-The operating system lets it go with the process that holds it. The file stays, and says who holds
-the lock while somebody does.
+Two things are locked (flock): the file `lock`, and the directory itself. The file names the process
+that holds the lock. The directory keeps others out also when somebody has deleted the file, which
+would otherwise let a second process make a new one and lock that. The operating system releases
+both with the process that holds them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from liftlog.errors import DataDirLocked
+from liftlog.log.filesystem import is_full
+
+logger = logging.getLogger("liftlog.log")
 
 LOCK_NAME = "lock"
+_NOT_LOCKABLE = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What file systems answer that cannot lock a directory (NFS: only what is open for writing)."""
 
 
-def take_lock(data_dir: Path, *, hint: str = "") -> int:
-    """The descriptor that holds the lock. Raises DataDirLocked, OSError."""
-    fd = os.open(data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+class DataDirLock:
+    """Held from `take_lock` until `release`."""
+
+    def __init__(self) -> None:
+        self._file = -1
+        self._directory = -1
+
+    def take(self, data_dir: Path, flags: int, hint: str) -> None:
+        try:
+            self._file = _open_file(data_dir, flags)
+            if self._file >= 0:  # the file first: it tells who holds the lock
+                _lock(self._file, data_dir, hint)
+            self._directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _lock(self._directory, data_dir, hint)
+            except OSError as error:
+                if error.errno not in _NOT_LOCKABLE:
+                    raise
+                logger.warning("directory-not-lockable path=%s error=%s", data_dir, error)
+        except BaseException:
+            self._close()
+            raise
+
+    def write_holder(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the content only informs
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):  # a name that stays only misleads
+            os.ftruncate(self._file, 0)
+        self._close()
+
+    def _close(self) -> None:
+        for fd in (self._file, self._directory):
+            if fd >= 0:
+                os.close(fd)
+        self._file = self._directory = -1
+
+
+def _open_file(data_dir: Path, flags: int) -> int:
+    """-1 without one: it was deleted, or the disk is too full to make it."""
     try:
-        _lock(fd, data_dir, hint)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+        return os.open(data_dir / LOCK_NAME, flags | os.O_CLOEXEC, 0o640)
+    except FileNotFoundError:
+        if flags & os.O_CREAT:
+            raise
+    except OSError as error:
+        if not is_full(error):
+            raise
+    return -1
 
 
-def release_lock(fd: int) -> None:
-    with contextlib.suppress(OSError):  # a name that stays only misleads
-        os.ftruncate(fd, 0)
-    os.close(fd)
+def take_lock(data_dir: Path, *, hint: str = "") -> DataDirLock:
+    """Lock `data_dir` for this process, also on a full disk. Raises DataDirLocked, OSError."""
+    lock = DataDirLock()
+    lock.take(data_dir, os.O_RDWR | os.O_CREAT, hint)
+    lock.write_holder()
+    return lock
 
 
 @contextlib.contextmanager
 def exclusive(data_dir: Path | None, *, read_only: bool = False) -> Iterator[None]:
     """Keep daemons out of `data_dir` meanwhile. Raises DataDirLocked when one holds it, OSError.
 
-    `read_only` leaves no trace: a directory that was never locked stays so.
+    `read_only` leaves no trace.
     """
-    if data_dir is None or (read_only and not (data_dir / LOCK_NAME).exists()):
+    if data_dir is None or (read_only and not data_dir.is_dir()):
         yield
         return
+    lock = DataDirLock()
+    lock.take(
+        data_dir, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, "stop the daemon first"
+    )
     if not read_only:
-        fd = take_lock(data_dir, hint="stop the daemon first")
-        try:
-            yield
-        finally:
-            release_lock(fd)
-        return
-    fd = os.open(data_dir / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        lock.write_holder()
     try:
-        _lock(fd, data_dir, "stop the daemon first")
         yield
     finally:
-        os.close(fd)
+        lock.release()
 
 
 def _lock(fd: int, data_dir: Path, hint: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         raise DataDirLocked(
-            f"the data directory {data_dir} is in use by process {holder}", hint=hint
+            f"the data directory {data_dir} is in use by process {_holder(data_dir)}", hint=hint
         ) from None
+
+
+def _holder(data_dir: Path) -> str:
+    try:
+        with (data_dir / LOCK_NAME).open("rb") as file:
+            return file.read(32).decode("ascii", "replace").strip() or "unknown"
+    except OSError:
+        return "unknown"

@@ -17,6 +17,7 @@ from liftlog.log.filesystem import FileSystem
 
 MANIFEST_NAME = "manifest"
 KIND = "manifest"
+SEGMENT_SUFFIX = ".log"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from liftlog.log.manifest import (
 )
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind, scan
 from liftlog.log.segment import Segment
-from liftlog.log.slot import AckedSlot, SlotState
+from liftlog.log.slot import SLOT_NAME, SlotState, read_slot
 from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.header import BatchHeader
 
@@ -74,6 +74,8 @@ class _Opening(Inventory):
         self.config = config
         self.boot_id = boot_id
         self.active_is_missing = False
+        self._slot: SlotState | None = None
+        self._slot_was_read = False
 
     def run(
         self, clean: ActiveState | None, recovery_point: ActiveState | None
@@ -280,11 +282,19 @@ class _Opening(Inventory):
         self.fs.fsync_directory(self.directory)
 
     def _slot_state(self) -> SlotState | None:
-        slot = AckedSlot(self.fs, self.directory, self.manifest.lineage, boot_id=self.boot_id)
-        try:
-            return slot.recovered
-        finally:
-            slot.close()
+        """Read once: an unreadable slot is one event, and judged as after a power cut."""
+        if not self._slot_was_read:
+            self._slot_was_read = True
+            try:
+                self._slot = read_slot(
+                    self.fs, self.directory, self.manifest.lineage, boot_id=self.boot_id
+                )
+            except OSError as error:
+                self._note(
+                    f"the file {SLOT_NAME} cannot be read ({error.strerror or error}): how far "
+                    "acks went is judged as after a power cut, and the file is made again"
+                )
+        return self._slot
 
     def _behind_lost_end(
         self, path: Path, state: ActiveState, log_end: int, recovery_point: ActiveState | None

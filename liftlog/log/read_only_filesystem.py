@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from pathlib import Path
 from typing import NoReturn
@@ -18,16 +17,6 @@ class ReadOnlyFileSystem(OsFileSystem):
         if create:
             _refuse(path)
         return super().open(path, writable=False)
-
-    def map_shared(self, path: Path, size: int) -> mmap.mmap:
-        """A private copy of the file's bytes."""
-        copy = mmap.mmap(-1, size)
-        try:
-            copy.write(path.read_bytes()[:size])
-        except OSError:
-            copy.close()
-            raise
-        return copy
 
     def rename(self, source: Path, target: Path) -> None:
         _refuse(target)

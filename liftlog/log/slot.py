@@ -1,8 +1,10 @@
-"""The acked-end slot: how far acks went, kept in a memory-mapped page.
+"""The acked-end slot: how far acks went, kept in a small file of its own.
 
-Written after every commit and never fsynced on the hot path: the page survives a killed process
-but not a power cut, hence the boot id. Two entries are written in turn, so that a process that
-dies in the middle of one leaves the other whole.
+Written with one `pwrite` after every commit and never fsynced on the hot path: the page cache
+survives a killed process but not a power cut, hence the boot id. `pwrite` and not a mapping of the
+file: a full disk or an unreadable sector is then an error of this one stream, where a store into a
+mapped page ends the whole process with SIGBUS. Two entries are written in turn, so that a write
+that stops in the middle of one leaves the other whole.
 
     0  8  acked_end u64
     8  8  sequence  u64   the entry with the higher one is newer
@@ -13,14 +15,18 @@ dies in the middle of one leaves the other whole.
 
 from __future__ import annotations
 
-import mmap
+import errno
+import logging
+import os
 import struct
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from liftlog.log.filesystem import FileSystem
+from liftlog.log.filesystem import File, FileSystem, is_full
+
+logger = logging.getLogger("liftlog.log")
 
 SLOT_NAME = "acked"
 _ENTRY = struct.Struct("<QQIII4x")
@@ -51,36 +57,73 @@ class SlotState(NamedTuple):
     exact: bool
 
 
+def read_slot(
+    fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
+) -> SlotState | None:
+    """What the slot in `directory` says of that lineage; None when it holds nothing usable.
+
+    Changes nothing. Raises OSError when the file is there and cannot be read.
+    """
+    return _read(fs, directory / SLOT_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
+
+
+def _boot_crc(boot_id: str | None) -> int:
+    boot = current_boot_id() if boot_id is None else boot_id
+    return crc32c(boot.encode()) if boot else 0
+
+
+def _read(
+    fs: FileSystem, path: Path, lineage_crc: int, boot_crc: int
+) -> tuple[SlotState | None, int]:
+    """The newest entry of the lineage, and its sequence (0 without one). Raises OSError."""
+    if not fs.exists(path):
+        return None, 0
+    file = fs.open(path, writable=False)
+    try:
+        raw = file.pread(_SIZE, 0)
+    finally:
+        file.close()
+    newest, highest = None, 0
+    for position in range(0, len(raw) - _ENTRY.size + 1, _ENTRY.size):
+        acked_end, sequence, lineage, boot, check = _ENTRY.unpack_from(raw, position)
+        if crc32c(raw[position : position + _FIELDS.size]) != check or lineage != lineage_crc:
+            continue
+        if sequence > highest:
+            newest = SlotState(acked_end, exact=bool(boot) and boot == boot_crc)
+            highest = sequence
+    return newest, highest
+
+
 class AckedSlot:
-    """Writer and reader of one stream's slot. Not thread-safe: the committing thread owns it."""
+    """Writer of one stream's slot. Not thread-safe: the committing thread owns it.
+
+    An update that fails raises nothing, because what it speaks of is stored already and its ack is
+    true: the records are whole, and the start after a kill finds them by scanning. What is missing
+    is only the witness that tells later damage of them from a write that was never acked. So the
+    slot is `in_doubt` from then on, and the log appends nothing more until `settle` has returned.
+    """
 
     def __init__(
         self, fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
     ) -> None:
-        boot = current_boot_id() if boot_id is None else boot_id
-        self._boot_crc = crc32c(boot.encode()) if boot else 0
+        self._fs = fs
+        self._path = directory / SLOT_NAME
+        self._boot_crc = _boot_crc(boot_id)
         self._lineage_crc = crc32c(lineage.encode())
-        self._map: mmap.mmap | None = fs.map_shared(directory / SLOT_NAME, _SIZE)
+        self._file: File | None = None
+        self._closed = False
+        self._acked_end = 0
+        self._replace = False
+        self.in_doubt = False
+        self.recovered: SlotState | None = None
+        """What the slot said when it was opened; None when it held nothing usable."""
         self._sequence = 0
-        self._state = self._read()
-
-    def _read(self) -> SlotState | None:
-        assert self._map is not None
-        newest: SlotState | None = None
-        for position in (0, _ENTRY.size):
-            acked_end, sequence, lineage, boot, check = _ENTRY.unpack_from(self._map, position)
-            if crc32c(self._map[position : position + 24]) != check:
-                continue
-            if lineage != self._lineage_crc or sequence <= self._sequence:
-                continue
-            self._sequence = sequence
-            newest = SlotState(acked_end, exact=bool(boot) and boot == self._boot_crc)
-        return newest
-
-    @property
-    def recovered(self) -> SlotState | None:
-        """What the slot said when it was opened; None when it holds nothing usable."""
-        return self._state
+        try:
+            self.recovered, self._sequence = _read(
+                fs, self._path, self._lineage_crc, self._boot_crc
+            )
+        except OSError:
+            self._replace = True
 
     def begin_lineage(self, lineage: str) -> None:
         """From now on speak of another history of offsets; `update` is to follow."""
@@ -88,14 +131,69 @@ class AckedSlot:
 
     def update(self, acked_end: int) -> None:
         """Remember that everything below `acked_end` may have been acked."""
-        if self._map is None:
+        if self._closed:
             return
-        self._sequence += 1
-        position = (self._sequence & 1) * _ENTRY.size
-        fields = _FIELDS.pack(acked_end, self._sequence, self._lineage_crc, self._boot_crc)
-        self._map[position : position + _CHECKED] = fields + crc32c(fields).to_bytes(4, "little")
+        self._acked_end = acked_end
+        try:
+            self._write(self._boot_crc)
+        except OSError as error:
+            # An unreadable sector beneath the file does not get better, a full disk does.
+            self._replace = self._replace or not is_full(error)
+            if not self.in_doubt:
+                self.in_doubt = True
+                logger.warning("acked-slot-not-written path=%s error=%s", self._path, error)
+
+    def settle(self) -> None:
+        """Write what the last update could not. Raises OSError while that fails too."""
+        if self.in_doubt and not self._closed:
+            self._write(self._boot_crc)
+            self.in_doubt = False
+            self._replace = False
+            logger.info("acked-slot-written-again path=%s", self._path)
+
+    def sync_as_lower_bound(self) -> None:
+        """Have the disk say no more than that acks went this far at least. Raises OSError.
+
+        Updates that follow are exact again, but only in the page cache. So when the cache is lost
+        and the machine is not restarted (a volume that was taken away by force), what the next
+        start reads does not pass for the true end.
+        """
+        if self._closed:
+            return
+        self._write(0)
+        assert self._file is not None
+        self._file.fdatasync()
+        self._write(self._boot_crc)
+
+    def _write(self, boot_crc: int) -> None:
+        file = self._file
+        if file is None or self._replace:
+            file = self._open()
+        sequence = self._sequence + 1
+        fields = _FIELDS.pack(self._acked_end, sequence, self._lineage_crc, boot_crc)
+        entry = fields + crc32c(fields).to_bytes(4, "little")
+        written = file.pwritev((entry,), (sequence & 1) * _ENTRY.size)
+        if written != _CHECKED:
+            # The next one goes to the same place: the other entry is the only whole one now.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._sequence = sequence
+
+    def _open(self) -> File:
+        create = self._replace or not self._fs.exists(self._path)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        file = self._fs.open(self._path, create=create)
+        self._file = file
+        if file.size() < _SIZE:
+            written = file.pwritev((bytes(_SIZE),), 0)  # both entries find their room
+            if written != _SIZE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._replace = False
+        return file
 
     def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        self._closed = True
+        if self._file is not None:
+            self._file.close()
+            self._file = None

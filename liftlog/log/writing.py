@@ -40,7 +40,7 @@ class LogWriting(LogState):
             )
         size = sum([len(batch.data) for batch in batches])
         with storage_errors(f"appending to {self.name}"):
-            if self._manifest_in_doubt or self._leftover_bytes:
+            if self._manifest_in_doubt or self._leftover_bytes or self._slot.in_doubt:
                 self._settle_doubts()
             if self._must_roll(size, batches[-1].next_offset):
                 self._roll()
@@ -126,6 +126,7 @@ class LogWriting(LogState):
                 self._write_manifest(self._manifest)
         if self._leftover_bytes:
             self._remove_leftovers()
+        self._slot.settle()
 
     def sync(self) -> int:
         """Make everything appended durable; returns the durable end offset.

@@ -375,5 +375,7 @@ class Broker:
             state = None if host.failure else host.log.close()
             if state is not None:
                 states[host.name] = state
-        self._data_dir.close(states)
+        self._data_dir.mark_clean(states)
+        self.reserve.keep()  # the next start may find the disk full
+        self._data_dir.close(None)
         logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)

@@ -1,7 +1,8 @@
 """A file that only takes up room, so that a full disk still leaves some for what must be written.
 
 Appends are refused when the disk is full, but a clean stop, retention and recovery write small
-files themselves: they get the room of the reserve.
+files themselves: they get the room of the reserve. It is there between a stop and the next start
+too. Its bytes are random: a file system that compresses would keep zeros in next to no room.
 """
 
 from __future__ import annotations
@@ -58,6 +59,6 @@ class DiskReserve:
             with self._path.open("ab", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 while size < RESERVE_BYTES:
-                    size += file.write(bytes(min(_STEP_BYTES, RESERVE_BYTES - size)))
+                    size += file.write(os.urandom(min(_STEP_BYTES, RESERVE_BYTES - size)))
         except OSError as error:
             logger.warning("disk-reserve-incomplete path=%s error=%s", self._path, error)

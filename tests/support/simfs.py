@@ -87,13 +87,6 @@ class Inode:
         return Inode(data, bytes(data))
 
 
-class SharedMap(bytearray):
-    """Stands for a shared mmap: writing to it is writing to the page cache."""
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass
 class Directory:
     entries: dict[str, Inode | Directory] = field(default_factory=dict)
@@ -186,6 +179,8 @@ class SimFile:
         room = self._fs.free_bytes
         if room is not None:
             growth = max(position + len(raw) - len(self._inode.data), 0)
+            if self.path.name in self._fs.copy_on_write:
+                growth = len(raw)
             if growth > room:
                 raw = raw[: max(len(raw) - (growth - room), 0)]
                 if not raw:
@@ -228,9 +223,10 @@ class SimFileSystem:
         self.stop_at: int | None = None
         self.stopped = False
         self.free_bytes: int | None = None
+        self.copy_on_write: set[str] = set()
+        """Names of files that need room for each write, also over what is there (btrfs)."""
         self.open_files = 0
         self.log: list[str] = []
-        self._maps: list[tuple[Inode, SharedMap]] = []
 
     # --- what goes wrong ---
 
@@ -261,18 +257,12 @@ class SimFileSystem:
     def power_cut(self, keep: Keep = "some", seed: int = 0) -> SimFileSystem:
         """The disk as the next start finds it."""
         rng = random.Random(seed)
-        for inode, shared in self._maps:
-            if keep == "all" or (keep == "some" and rng.random() < 0.5):
-                inode.stable = bytes(shared)
-            inode.pending.clear()
         after = SimFileSystem()
         after.root = self.root.after_power_cut(keep, rng, {})
         return after
 
     def kill(self) -> SimFileSystem:
         """What a killed process leaves: everything that was written, synced or not."""
-        for inode, shared in self._maps:
-            inode.data[:] = shared
         after = SimFileSystem()
         after.root = self.root
         return after
@@ -356,19 +346,6 @@ class SimFileSystem:
         node = self._node(path)
         assert isinstance(node, Directory)
         node.sync()
-
-    def map_shared(self, path: Path, size: int) -> Any:
-        if not self.exists(path):
-            self._parent(path).change({path.name: Inode()})
-        inode = self._node(path)
-        assert isinstance(inode, Inode)
-        for known, shared in self._maps:
-            if known is inode:
-                return shared
-        inode.data.extend(bytes(max(size - len(inode.data), 0)))
-        shared = SharedMap(inode.data[:size])
-        self._maps.append((inode, shared))
-        return shared
 
     # --- for tests ---
 

@@ -17,7 +17,7 @@ from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
 from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 from liftlog.log.shared_states import read_known_states
-from liftlog.log.slot import AckedSlot, SlotState
+from liftlog.log.slot import SlotState, read_slot
 
 FILES = ReadOnlyFileSystem()
 
@@ -110,13 +110,9 @@ def read_facts(stream: StreamDirectory) -> StreamFacts:
 
 def _slot(directory: Path, lineage: str) -> SlotState | None:
     try:
-        slot = AckedSlot(FILES, directory, lineage)
+        return read_slot(FILES, directory, lineage)
     except OSError:
         return None
-    try:
-        return slot.recovered
-    finally:
-        slot.close()
 
 
 def _recovery_point(stream: StreamDirectory, manifest: Manifest) -> int:

@@ -19,7 +19,7 @@ from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import Manifest, SegmentEntry, read_manifest
 from liftlog.log.shared_states import read_known_states
-from liftlog.log.slot import AckedSlot, SlotState
+from liftlog.log.slot import SlotState, read_slot
 
 _TRIES = 100
 
@@ -92,10 +92,6 @@ def _end(
 
 def _slot(fs: FileSystem, directory: Path, lineage: str, boot_id: str | None) -> SlotState | None:
     try:
-        slot = AckedSlot(fs, directory, lineage, boot_id=boot_id)
-    except (OSError, ValueError):
+        return read_slot(fs, directory, lineage, boot_id=boot_id)
+    except OSError:
         return None
-    try:
-        return slot.recovered
-    finally:
-        slot.close()

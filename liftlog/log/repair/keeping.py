@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
 from liftlog.log.filesystem import Buffer, File, FileSystem, content_end, write_all
+from liftlog.log.manifest import SEGMENT_SUFFIX
 
 _COPY_BYTES = 4 * 1024 * 1024
 
@@ -62,7 +62,7 @@ class KeepingFileSystem:
         self._made: set[Path] = set()
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
-        if create:
+        if create or (writable and path.suffix != SEGMENT_SUFFIX):
             self._keep(path)
             self._made.add(path)
         file = self._beneath.open(path, create=create, writable=writable)
@@ -77,11 +77,6 @@ class KeepingFileSystem:
     def unlink(self, path: Path) -> None:
         self._keep(path)
         self._beneath.unlink(path)
-
-    def map_shared(self, path: Path, size: int) -> mmap.mmap:
-        self._keep(path)
-        self._made.add(path)
-        return self._beneath.map_shared(path, size)
 
     def exists(self, path: Path) -> bool:
         return self._beneath.exists(path)

@@ -6,13 +6,13 @@ The same code then runs on `KeepingFileSystem`, so what is announced is what hap
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from liftlog.log.filesystem import Buffer, File, FileSystem, content_end
+from liftlog.log.manifest import SEGMENT_SUFFIX
 
 
 class Cut(NamedTuple):
@@ -85,9 +85,12 @@ class _PretendedFile:
             self._source.close()
 
     def _own(self) -> _Bytes:
-        if not isinstance(self._source, _Bytes):
+        """What may be changed: never a segment, of which only the size is pretended."""
+        if isinstance(self._source, _Bytes):
+            return self._source
+        if self.path.suffix == SEGMENT_SUFFIX:
             self._refuse()
-        assert isinstance(self._source, _Bytes)
+        self._source = self._fs.made_from(self.path, self._source)
         return self._source
 
     def _refuse(self) -> None:
@@ -118,6 +121,13 @@ class PretendingFileSystem:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return _PretendedFile(self, path, self._beneath.open(path, writable=False))
 
+    def made_from(self, path: Path, file: File) -> _Bytes:
+        """A copy of a small file, to be changed in its place."""
+        made = self._made[path] = _Bytes()
+        made.data += file.pread(file.size(), 0)
+        file.close()
+        return made
+
     def exists(self, path: Path) -> bool:
         return path in self._made or (path not in self._gone and self._beneath.exists(path))
 
@@ -144,14 +154,3 @@ class PretendingFileSystem:
 
     def fsync_directory(self, path: Path) -> None:
         pass
-
-    def map_shared(self, path: Path, size: int) -> mmap.mmap:
-        """A private copy of the file's bytes."""
-        pages = mmap.mmap(-1, size)
-        if self.exists(path):
-            file = self.open(path, writable=False)
-            try:
-                pages.write(file.pread(size, 0))
-            finally:
-                file.close()
-        return pages

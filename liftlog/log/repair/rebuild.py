@@ -21,7 +21,7 @@ from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
 from liftlog.log.repair.walk import Missing, walk
-from liftlog.log.slot import SLOT_NAME, AckedSlot
+from liftlog.log.slot import read_slot
 from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.format import OFFSET_DELTAS
 
@@ -254,13 +254,10 @@ def _with_identity(
 
 
 def _slot_bears_out(fs: FileSystem, directory: Path, claim: Manifest) -> bool:
-    if not fs.exists(directory / SLOT_NAME):
-        return False
-    slot = AckedSlot(fs, directory, claim.lineage)
     try:
-        return slot.recovered is not None
-    finally:
-        slot.close()
+        return read_slot(fs, directory, claim.lineage) is not None
+    except OSError:
+        return False
 
 
 def _epochs(chosen: Sequence[Chain]) -> list[tuple[int, int]]:

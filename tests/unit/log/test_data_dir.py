@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from support.logs import SMALL, FakeClock, Promises, check, commit, environment, read_all
 from support.simfs import SimFileSystem
+from support.small_disks import small_disk
 
 from liftlog.errors import CorruptMetadata, DataDirLocked, UnsupportedFormat
 from liftlog.log import DataDir, Log, OsFileSystem
 from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.log.data_dir import make_durable_directory
+from liftlog.log.lock import exclusive
 from liftlog.log.shared_states import CLEAN_NAME
 
 
@@ -47,6 +49,44 @@ def test_a_second_daemon_is_refused_and_told_whom_to_stop(
         DataDir(tmp_path / "d", environment(OsFileSystem())).open()
     first.close(None)
     _open(data_dirs, tmp_path / "d")
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_lock_file_that_is_deleted_lets_nobody_in(
+    how: str, tmp_path: Path, data_dirs: list[DataDir]
+) -> None:
+    path = tmp_path / "d"
+    first = _open(data_dirs, path)
+    (path / "lock").unlink()
+    if how == "replaced":
+        (path / "lock").touch()
+    for _ in range(2):  # the first of them may have made a new file
+        with pytest.raises(DataDirLocked):
+            DataDir(path, environment(OsFileSystem())).open()
+        with pytest.raises(DataDirLocked), exclusive(path):
+            pass
+        with pytest.raises(DataDirLocked), exclusive(path, read_only=True):
+            pass
+    first.close(None)
+    with exclusive(path, read_only=True):
+        pass
+    _open(data_dirs, path)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_lock_is_taken_on_a_full_disk(
+    there: bool, tmp_path: Path, data_dirs: list[DataDir]
+) -> None:
+    with small_disk("tmpfs", tmp_path) as disk:
+        path = disk.path / "d"
+        _open(data_dirs, path).close(None)
+        if not there:
+            (path / "lock").unlink()
+        disk.fill()
+        data_dir = _open(data_dirs, path)
+        with pytest.raises(DataDirLocked):
+            DataDir(path, environment(OsFileSystem())).open()
+        data_dir.close(None)
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path, data_dirs: list[DataDir]) -> None:

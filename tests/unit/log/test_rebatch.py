@@ -140,5 +140,5 @@ def test_damage_and_failures_change_nothing() -> None:
     with pytest.raises(OSError, match="injected"):
         rebatch(job, fs)
     assert fs.list_directory(DIRECTORY) == before
-    assert fs.open_files == 1
+    assert fs.open_files == 2
     assert stored(log) == rows

@@ -30,7 +30,7 @@ def scrubbed(log: Log, fs: SimFileSystem, **how: object) -> ScrubResult:
     before = fs.operations
     result = scrub(job, fs, **how)  # type: ignore[arg-type]
     assert fs.operations == before, "a scrubber writes nothing"
-    assert fs.open_files == 1
+    assert fs.open_files == 2
     assert ScrubResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,18 @@ def test_a_disk_is_full_when_no_group_would_fit(
     assert not reserve.is_disk_full()
     with_free(RESERVE_BYTES // real.f_frsize - 1)
     assert reserve.is_disk_full()
+
+
+def test_its_bytes_cannot_be_compressed(tmp_path: Path) -> None:
+    """A file system that compresses would keep a mebibyte of zeros in 32 KiB."""
+    DiskReserve(tmp_path).keep()
+    raw = (tmp_path / RESERVE_NAME).read_bytes()
+    assert len(zlib.compress(raw)) >= RESERVE_BYTES
+
+
+def test_zeros_of_an_earlier_version_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
+    reserve = DiskReserve(tmp_path)
+    reserve.release()  # as every start does
+    reserve.keep()
+    assert any((tmp_path / RESERVE_NAME).read_bytes())
