@@ -77,6 +77,11 @@ def wrong_headers(headers: Mapping[str, str]) -> str | None:
     return None
 
 
+def is_header(name: str, value: str) -> bool:
+    """Whether one line of a NATS header block can carry this; any length."""
+    return _HEADER_NAME.fullmatch(name) is not None and _is_line(value, len(value) * 4)
+
+
 def wrong_ack_subject(subject: object) -> str | None:
     if (
         type(subject) is str

@@ -17,13 +17,16 @@ header is longer than the message, stop a Liftbridge server.)
 
 from __future__ import annotations
 
+import binascii
 import struct
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 from crc32c import crc32c
 
 from . import protobuf
+from .fields import is_header
 from .protobuf import BYTES, INT32, INT64, MAP, TEXT, Table
 
 COOKIE = b"\xb9\x0e\x43\xb4"
@@ -57,6 +60,12 @@ _HEADER_SIZE = _HEADER.size
 _HEADER_SIZE_WITH_CRC = _HEADER.size + _CRC.size
 
 _NO_HEADERS: Mapping[str, bytes] = {}
+
+
+BINARY_HEADER_PREFIX = "Liftlog-Binary-"
+"""What the names of headers begin with that no NATS header line could carry as they are."""
+
+_SAFE_IN_NAMES = "!#$&'()*+,/;<=>?@[]^`{|}"
 
 
 class Publish(NamedTuple):
@@ -144,6 +153,48 @@ def encode_publish(publish: Publish, *, crc: bool = True) -> bytes:
 def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
     """One envelope; without a checksum, as Liftbridge itself writes it."""
     return _close(protobuf.encode(ack, _ACK), TYPE_ACK, crc=crc)
+
+
+def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
+    """Headers of Liftbridge, which are text and bytes, as headers of NATS, which are lines.
+
+    What fits one line is taken as it is. Of the others the value is in base64, and the name has
+    `Liftlog-Binary-` before it, with everything percent-encoded that no header name may hold.
+    """
+    found = {}
+    for name, value in headers.items():
+        text = _text(value)
+        if text is None or _is_marked(name) or not is_header(name, text):
+            name = BINARY_HEADER_PREFIX + quote(name, safe=_SAFE_IN_NAMES)
+            text = binascii.b2a_base64(value, newline=False).decode()
+        found[name] = text
+    return found
+
+
+def liftbridge_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
+    """The other way round. A value that is not base64 is taken as it is."""
+    found = {}
+    for name, text in headers.items():
+        value = text.encode()
+        if _is_marked(name):
+            try:
+                value = binascii.a2b_base64(text, strict_mode=True)
+                name = unquote(name[len(BINARY_HEADER_PREFIX) :])
+            except ValueError:
+                pass
+        found[name] = value
+    return found
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_marked(name: str) -> bool:
+    return name[: len(BINARY_HEADER_PREFIX)].lower() == BINARY_HEADER_PREFIX.lower()
 
 
 def _open(data: bytes, wanted_type: int, table: Table) -> dict[str, Any] | None:

@@ -28,6 +28,19 @@ def count_lines(block: bytes) -> int:
     return max(0, block.count(_CRLF) - 2)
 
 
+def first_value(block: bytes, name: bytes) -> bytes | None:
+    """The value that `header_lines` has first for this very name, None without one.
+
+    A search and not a walk: what it costs does not depend on the number of lines.
+    """
+    start = block.find(b"\r\n" + name + b":")
+    if start < 0:
+        return None
+    start += len(name) + 3
+    end = block.find(_CRLF, start)
+    return block[start : end if end >= 0 else len(block)].strip(b" \t")
+
+
 def build_block(lines: list[tuple[bytes, bytes]]) -> bytes:
     """A header block with these lines; names and values must be free of CR and LF."""
     if not lines:

@@ -107,11 +107,9 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow) -> None:
         return
     # After a stop that could not drain, some ids belong to messages that were never stored.
     end = log.log_end_offset
-    content: dict[str, Any] = {
-        "lineage": log.lineage,
-        "log_end_offset": end,
-        "ids": [entry for entry in dedupe.snapshot() if entry[2] < end],
-    }
+    content: dict[str, Any] = dedupe.snapshot()
+    content["ids"] = [entry for entry in content["ids"] if entry[2] < end]
+    content |= {"lineage": log.lineage, "log_end_offset": end}
     write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
 
 
@@ -124,7 +122,7 @@ def _restore_snapshot(log: Log, dedupe: DedupeWindow) -> bool:
             log.log_end_offset,
         ):
             return False
-        dedupe.restore(content["ids"])
+        dedupe.restore(content)
     except (CorruptMetadata, KeyError, TypeError, ValueError, OSError) as error:
         logger.warning("dedupe-snapshot-ignored stream=%s error=%s", log.directory.name, error)
         return False

@@ -90,6 +90,23 @@ class AckFormat:
         return form
 
 
+def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]:
+    """`PUB` commands without those whose body is larger, and how many were left out. A server ends
+    the connection of a client that sends one."""
+    kept = []
+    pos = left_out = 0
+    while pos < len(commands):
+        line_end = commands.index(b"\r\n", pos)
+        size = int(commands[commands.rindex(b" ", pos, line_end) + 1 : line_end])
+        end = line_end + 2 + size + 2
+        if size <= max_payload_bytes:
+            kept.append(commands[pos:end])
+        else:
+            left_out += 1
+        pos = end
+    return b"".join(kept), left_out
+
+
 def publish_commands(answers: Iterable[Answer]) -> bytes:
     """`PUB` commands for answers that are already worded."""
     return b"".join(

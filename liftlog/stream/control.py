@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-from liftlog.records.message_headers import header_lines
+from liftlog.records.message_headers import first_value
 from liftlog.stream.refusals import (
     BAD_TOMBSTONE,
+    MESSAGE_ID_TOO_LONG,
     UNSUPPORTED_FAMILIES,
     UNSUPPORTED_HEADERS,
     Refusal,
@@ -20,7 +22,17 @@ KEY = b"Liftlog-Key"
 TOMBSTONE = b"Liftlog-Tombstone"
 CORRELATION_ID = b"Liftlog-Correlation-Id"
 
+MAX_MESSAGE_ID_BYTES = 255
+"""As in an envelope. JetStream has no bound of its own; but an id is kept and repeated."""
+
 _BOOLEANS = {b"true": True, b"false": False}
+_UNSUPPORTED = re.compile(
+    rb"\r\n(%b):"
+    % b"|".join(
+        [re.escape(name) for name in UNSUPPORTED_HEADERS]
+        + [re.escape(prefix) + rb"[^:\r\n]*" for prefix, _ in UNSUPPORTED_FAMILIES]
+    )
+)
 
 
 class Control(NamedTuple):
@@ -52,40 +64,47 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     """The first header of each name counts, as in nats-server.
 
     With `own_only` the headers of JetStream are meant for somebody else and ask nothing of us.
+    Searches for each name instead of walking through the lines, whose number a publisher chooses.
     """
-    found: dict[bytes, bytes] = {}
-    refusal: Refusal | None = None
-    for name, value in header_lines(block):
-        if name not in found:
-            found[name] = value
-            if not own_only and refusal is None and name.startswith(b"Nats-"):
-                refusal = _why_unsupported(name)
-    tombstone = _BOOLEANS.get(found.get(TOMBSTONE, b"false").lower())
-    if tombstone is None:
-        refusal = refusal or BAD_TOMBSTONE
-    control = Control(
-        message_id=found.get(MESSAGE_ID, b""),
-        key=found.get(KEY),
-        tombstone=bool(tombstone),
-        refusal=refusal,
-        judges_id=not own_only,
-    )
+    key: bytes | None = None
+    tombstone: bool | None = False
+    if b"\r\nLiftlog-" in block:
+        key = first_value(block, KEY)
+        wish = first_value(block, TOMBSTONE)
+        tombstone = False if wish is None else _BOOLEANS.get(wish.lower())
+    refusal = BAD_TOMBSTONE if tombstone is None else None
+    if b"\r\nNats-" not in block:
+        return Control(b"", b"", None, b"", key, bool(tombstone), refusal, not own_only)
+    message_id = first_value(block, MESSAGE_ID) or b""
     if own_only:
-        return control
-    return control._replace(
-        expected_stream=found.get(EXPECTED_STREAM, b""),
-        expected_last_sequence=_sequence(found.get(EXPECTED_LAST_SEQUENCE)),
-        expected_last_message_id=found.get(EXPECTED_LAST_MESSAGE_ID, b""),
+        return Control(message_id, b"", None, b"", key, bool(tombstone), refusal, judges_id=False)
+    expected_stream = expected_last_message_id = b""
+    expected_last_sequence: int | None = None
+    if b"\r\nNats-Expected-" in block:
+        expected_stream = first_value(block, EXPECTED_STREAM) or b""
+        expected_last_sequence = _sequence(first_value(block, EXPECTED_LAST_SEQUENCE))
+        expected_last_message_id = first_value(block, EXPECTED_LAST_MESSAGE_ID) or b""
+    unsupported = _UNSUPPORTED.search(block)
+    if unsupported is not None:
+        refusal = _why_unsupported(unsupported[1])
+    elif len(message_id) > MAX_MESSAGE_ID_BYTES:
+        refusal = MESSAGE_ID_TOO_LONG
+    return Control(
+        message_id,
+        expected_stream,
+        expected_last_sequence,
+        expected_last_message_id,
+        key,
+        bool(tombstone),
+        refusal,
     )
 
 
-def _why_unsupported(name: bytes) -> Refusal | None:
+def _why_unsupported(name: bytes) -> Refusal:
     exact = UNSUPPORTED_HEADERS.get(name)
     if exact is not None:
         return exact
-    return next(
-        (family for prefix, family in UNSUPPORTED_FAMILIES if name.startswith(prefix)), None
-    )
+    return next(family for prefix, family in UNSUPPORTED_FAMILIES if name.startswith(prefix))
 
 
 def _sequence(raw: bytes | None) -> int | None:

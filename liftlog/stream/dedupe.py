@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 from liftlog.records.decode import RecordBatch
-from liftlog.records.message_headers import header_lines
+from liftlog.records.message_headers import first_value
 from liftlog.stream.control import MESSAGE_ID
+
+_MARK_BYTES = 16
 
 
 class DedupeWindow:
     """Remembers which offset each id got, for `window_ns` and at most `max_ids` of them.
+
+    What is kept of an id is its mark: 16 bytes, however long the id is. The hash has a secret key,
+    so a publisher cannot search for two ids with one mark; by chance, among a million ids, the
+    next one meets a mark with a probability of 3e-33.
 
     Ids are added speculatively when a message is judged; `forget_newest` takes them back when
     their group could not be committed.
@@ -22,8 +30,19 @@ class DedupeWindow:
         self.window_ns = window_ns
         self.max_ids = max_ids
         self.evicted_early = 0
+        self._use_key(secrets.token_bytes(_MARK_BYTES))
         self._offsets: dict[bytes, int] = {}
         self._order: deque[tuple[int, bytes]] = deque()
+
+    def _use_key(self, key: bytes) -> None:
+        self._key = key
+        self._keyed = blake2b(digest_size=_MARK_BYTES, key=key)
+
+    def mark(self, message_id: bytes) -> bytes:
+        """What is remembered of an id; the other methods take marks."""
+        hashed = self._keyed.copy()
+        hashed.update(message_id)
+        return hashed.digest()
 
     def resize(self, window_ns: int, max_ids: int) -> None:
         """Other limits from now on. Ids that a smaller window had let go do not come back, so a
@@ -36,16 +55,16 @@ class DedupeWindow:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def lookup(self, message_id: bytes) -> int | None:
+    def lookup(self, mark: bytes) -> int | None:
         """The offset of the original, or None."""
-        return self._offsets.get(message_id)
+        return self._offsets.get(mark)
 
-    def add(self, message_id: bytes, offset: int, timestamp_ns: int) -> bool:
+    def add(self, mark: bytes, offset: int, timestamp_ns: int) -> bool:
         """Remember an id; False when it is remembered already: the original keeps its place."""
-        if message_id in self._offsets:
+        if mark in self._offsets:
             return False
-        self._offsets[message_id] = offset
-        self._order.append((timestamp_ns, message_id))
+        self._offsets[mark] = offset
+        self._order.append((timestamp_ns, mark))
         if len(self._order) > self.max_ids:
             self.evicted_early += 1
             self._drop_oldest()
@@ -58,15 +77,15 @@ class DedupeWindow:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        _, message_id = self._order.popleft()
-        del self._offsets[message_id]
+        _, mark = self._order.popleft()
+        del self._offsets[mark]
 
-    def forget_newest(self, message_ids: Iterable[bytes]) -> None:
-        """Take back ids that were added last; `message_ids` in the order of their adding."""
-        for message_id in reversed(list(message_ids)):
-            if self._order and self._order[-1][1] == message_id:
+    def forget_newest(self, marks: Iterable[bytes]) -> None:
+        """Take back ids that were added last; `marks` in the order of their adding."""
+        for mark in reversed(list(marks)):
+            if self._order and self._order[-1][1] == mark:
                 self._order.pop()
-                del self._offsets[message_id]
+                del self._offsets[mark]
 
     # --- rebuilding ---
 
@@ -78,19 +97,28 @@ class DedupeWindow:
         """
         for offset, stamp, message_id in message_ids(batch):
             self.expire(stamp)
-            self.add(message_id, offset, stamp)
+            self.add(self.mark(message_id), offset, stamp)
 
-    def snapshot(self) -> list[list[Any]]:
-        """Everything, as JSON can hold it (ids as Latin-1 text)."""
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it: `key` of the hash and `ids` as [timestamp_ns, mark,
+        offset]; key and marks in hexadecimal digits."""
         offsets = self._offsets
-        return [
-            [stamp, message_id.decode("latin-1"), offsets[message_id]]
-            for stamp, message_id in self._order
-        ]
+        ids = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in self._order]
+        return {"key": self._key.hex(), "ids": ids}
 
-    def restore(self, entries: Iterable[Iterable[Any]]) -> None:
-        for stamp, text, offset in entries:
-            self.add(text.encode("latin-1"), offset, stamp)
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Fill an empty window with a snapshot. Without a `key` it was written by a version that
+        kept the ids themselves, as Latin-1 text. Raises KeyError, TypeError, ValueError."""
+        if "key" in content:
+            self._use_key(bytes.fromhex(content["key"]))
+            entries = [(s, bytes.fromhex(mark), offset) for s, mark, offset in content["ids"]]
+        else:
+            entries = [
+                (stamp, self.mark(text.encode("latin-1")), offset)
+                for stamp, text, offset in content["ids"]
+            ]
+        for stamp, mark, offset in entries:
+            self.add(mark, offset, stamp)
 
 
 def message_ids(batch: RecordBatch) -> list[tuple[int, int, bytes]]:
@@ -101,10 +129,7 @@ def message_ids(batch: RecordBatch) -> list[tuple[int, int, bytes]]:
     found = []
     rows = zip(batch.offsets(), batch.timestamps_ns(), blocks, strict=True)
     for offset, stamp, block in rows:
-        if MESSAGE_ID in block:
-            for name, value in header_lines(block):
-                if name == MESSAGE_ID:
-                    if value:
-                        found.append((offset, stamp, value))
-                    break
+        message_id = first_value(block, MESSAGE_ID)
+        if message_id:
+            found.append((offset, stamp, message_id))
     return found

@@ -29,9 +29,9 @@ class CommitGroup:
         "has_acks",
         "has_tombstones",
         "headers",
+        "id_marks",
         "keys",
         "last_message_id_before",
-        "message_ids",
         "prepared_answers",
         "received",
         "size_bytes",
@@ -56,7 +56,7 @@ class CommitGroup:
         self.answers: list[Answer] = []
         self.timed_acks: list[tuple[bytes, Ack]] | None = None
         self.waiting: list[tuple[bytes, Echo]] = []
-        self.message_ids: list[bytes] = []
+        self.id_marks: list[bytes] = []
         self.prepared_answers: bytes | None = None
         self.received = 0
         self.size_bytes = 0

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
-from liftlog.stream.refusals import TOMBSTONE_WITHOUT_KEY, TOO_LARGE, WRONG_STREAM, Refusal
+from liftlog.stream.refusals import (
+    HEADERS_TOO_LARGE,
+    TOMBSTONE_WITHOUT_KEY,
+    TOO_LARGE,
+    TOO_MANY_HEADERS,
+    WRONG_STREAM,
+    Refusal,
+)
 from liftlog.stream.run import MessageRun
+
+MAX_HEADER_BYTES = 65_535
+"""Of the header block of one message, as in JetStream."""
+MAX_MERGED_LINES = 1000
+"""Of a header block that the headers of an envelope are merged with, line by line."""
+FAST_BATCH_SUFFIX = b".$FI"
+"""Of the reply subjects of JetStream's fast batch publishing."""
 
 
 def is_plain(config: SequencerConfig, run: MessageRun) -> bool:
@@ -19,6 +35,20 @@ def is_plain(config: SequencerConfig, run: MessageRun) -> bool:
     if run.headers is not None:
         return False
     return not (run.has_cookie and (config.recognise_envelopes or config.recognise_liftbridge))
+
+
+def has_fast_batch(replies: Sequence[bytes]) -> bool:
+    """Whether one of these replies belongs to a fast batch."""
+    return any(reply.endswith(FAST_BATCH_SUFFIX) for reply in replies)
+
+
+def why_headers_refused(block: bytes, *, enveloped: bool) -> Refusal | None:
+    """Before anything is looked for in the block. `enveloped`: it is to be merged with others."""
+    if len(block) > MAX_HEADER_BYTES:
+        return HEADERS_TOO_LARGE
+    if enveloped and block.count(b"\r\n") > MAX_MERGED_LINES:
+        return TOO_MANY_HEADERS
+    return None
 
 
 def control_of(config: SequencerConfig, block: bytes) -> Control:

@@ -6,16 +6,17 @@ commit, so it is worded when the commit is known, not before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from envelope import AckPolicy, Envelope, liftbridge
-from envelope.fields import NO_HEADERS, wrong_headers, wrong_id, wrong_key
+from envelope.fields import NO_HEADERS, wrong_id, wrong_key
 from envelope.liftbridge import Ack, Publish
 from liftlog.stream.acks import Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.refusals import BAD_ENVELOPE, Refusal, refusal_body
 
 _POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
+# The third is ENCRYPTION, which never happens here.
 _ERRORS = {
     "too_large": liftbridge.TOO_LARGE,
     "wrong_last_sequence": liftbridge.INCORRECT_OFFSET,
@@ -43,12 +44,11 @@ def open_liftbridge(
             ack_policy=found.ack_policy,
             reception_timestamp=stamp,
         )
-    headers = _headers(found.headers)
-    bad = bad_id or headers is None or wrong_key(found.key)
+    bad = bad_id or wrong_key(found.key)
     fields = Envelope(
         value=found.value,
         key=found.key or None,
-        headers=headers or NO_HEADERS,
+        headers=liftbridge.nats_headers(found.headers) if found.headers else NO_HEADERS,
         ack_subject=found.ack_inbox or None,
         correlation_id=correlation_id or None,
         ack_policy=_POLICIES.get(found.ack_policy, "none"),
@@ -57,28 +57,22 @@ def open_liftbridge(
     return fields, echo, BAD_ENVELOPE if bad else None
 
 
-def _headers(given: Mapping[str, bytes]) -> Mapping[str, str] | None:
-    """As NATS headers, None when they cannot be ones."""
-    if not given:
-        return NO_HEADERS
-    try:
-        headers = {name: value.decode() for name, value in given.items()}
-    except UnicodeDecodeError:
-        return None
-    return None if wrong_headers(headers) else headers
-
-
 def _expected_last_offset(found: Publish) -> int | None:
     """Liftbridge names the offset that the record is to get. -1 says any; 0 does so too, since
     it cannot be told from an absent one."""
     return None if found.offset in (0, -1) else found.offset - 1
 
 
-def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes:
-    """A nack in the form that the publisher understands."""
+def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
+    """A nack in the form that the publisher understands; None: it is told nothing.
+
+    Liftbridge sends an Ack with an error in three cases only, and is silent in all others. Its Go
+    client does not even look at the error, and takes every Ack for "stored". So a publisher whose
+    message may be stored later, or elsewhere, must run into its timeout and repeat it.
+    """
     if isinstance(echo, Ack):
-        error = _ERRORS.get(refusal.reason, liftbridge.UNKNOWN)
-        return liftbridge.encode_ack(echo._replace(ack_error=error))
+        error = _ERRORS.get(refusal.reason)
+        return None if error is None else liftbridge.encode_ack(echo._replace(ack_error=error))
     return refusal_body(stream, refusal, echo)
 
 

@@ -19,6 +19,9 @@ class Refusal(NamedTuple):
     description: str
 
 
+MAX_SHOWN_BYTES = 255
+"""Of what a publisher sent, and an answer or a line of the log repeats."""
+
 TOO_LARGE = Refusal("too_large", 400, 10054, "message size exceeds maximum allowed")
 WRONG_STREAM = Refusal("wrong_stream", 400, 10060, "expected stream does not match")
 OVERLOADED = Refusal("overloaded", 429, 10167, "too many requests")
@@ -29,6 +32,16 @@ PAUSED = Refusal("paused", 503, 10077, "the stream is paused")
 READ_ONLY = Refusal("read_only", 400, 10109, "the stream is read-only")
 TOMBSTONE_WITHOUT_KEY = Refusal("bad_tombstone", 400, 10003, "a tombstone needs a key")
 BAD_TOMBSTONE = Refusal("bad_tombstone", 400, 10003, "Liftlog-Tombstone must be true or false")
+HEADERS_TOO_LARGE = Refusal(
+    "headers_too_large", 400, 10097, "header size exceeds maximum allowed of 64k"
+)
+TOO_MANY_HEADERS = Refusal(
+    "headers_too_large", 400, 10097, "more than 1000 header lines beside an envelope"
+)
+MESSAGE_ID_TOO_LONG = Refusal(
+    "bad_message_id", 400, 10003, "the Nats-Msg-Id is longer than 255 bytes"
+)
+FAST_BATCHES = Refusal("unsupported_batch", 400, 10205, "batch publish is disabled")
 BAD_ENVELOPE = Refusal(
     "bad_envelope", 400, 10003, "a field of the envelope does not fit a NATS header"
 )
@@ -36,7 +49,11 @@ BAD_ENVELOPE = Refusal(
 _SCHEDULES = Refusal("unsupported_header", 400, 10188, "message schedules is disabled")
 _BATCHES = Refusal("unsupported_header", 400, 10174, "atomic publish is disabled")
 _SUBJECT_SEQUENCE = Refusal(
-    "unsupported_header", 400, 10164, "wrong last sequence: not kept per subject"
+    # 10003 and not a code of wrong sequences: who gets one of those reads again and repeats.
+    "unsupported_header",
+    400,
+    10003,
+    "Nats-Expected-Last-Subject-Sequence is not supported by this stream",
 )
 
 UNSUPPORTED_HEADERS: dict[bytes, Refusal] = {
@@ -60,8 +77,14 @@ def wrong_last_sequence(last: int) -> Refusal:
 
 
 def wrong_last_message_id(last: bytes) -> Refusal:
-    text = last.decode("utf-8", "replace")
-    return Refusal("wrong_last_msg_id", 400, 10070, f"wrong last msg ID: {text}")
+    """`last` may be long: older versions stored ids of any length."""
+    return Refusal("wrong_last_msg_id", 400, 10070, f"wrong last msg ID: {shown(last)}")
+
+
+def shown(raw: bytes) -> str:
+    """What a publisher sent, as text of bounded length."""
+    text = raw[:MAX_SHOWN_BYTES].decode("utf-8", "replace")
+    return text if len(raw) <= MAX_SHOWN_BYTES else text + "..."
 
 
 def to_json(document: dict[str, Any]) -> bytes:

@@ -21,9 +21,17 @@ from liftlog.stream.control import NO_CONTROL, Control
 from liftlog.stream.dedupe import DedupeWindow
 from liftlog.stream.enveloped import merge_headers, open_envelope, reply_of, with_envelope
 from liftlog.stream.group import CommitGroup
-from liftlog.stream.judging import control_of, is_plain, why_refused
+from liftlog.stream.judging import (
+    FAST_BATCH_SUFFIX,
+    control_of,
+    has_fast_batch,
+    is_plain,
+    why_headers_refused,
+    why_refused,
+)
 from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import (
+    FAST_BATCHES,
     TOO_LARGE,
     WRONG_STREAM,
     Refusal,
@@ -90,9 +98,7 @@ class Sequencer:
         before = group.size_bytes
         group.received += len(run)
         stamp = self._stamp(now_ns)
-        if is_plain(self.config, run):
-            self._take_all(group, run, stamp)
-        else:
+        if not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
             self.dedupe.expire(stamp)
             headers = run.headers or [b""] * len(run)
             rows = zip(run.subjects, run.replies, headers, run.payloads, strict=True)
@@ -149,22 +155,26 @@ class Sequencer:
         self.last_timestamp_ns = max(previous, now_ns)
         return self.last_timestamp_ns
 
-    def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
+    def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> bool:
+        """Store a run of plain messages; False, and nothing done, when a reply needs a look."""
         count = len(run)
+        replies: Sequence[bytes] = [_NO_REPLY] * count
+        wants_acks = self.config.acks == "on" and any(run.replies)
+        if wants_acks:
+            replies = run.replies
+            if not self.ack_subjects.all_allowed(replies):
+                if has_fast_batch(replies):
+                    return False
+                replies = [self._checked(reply) for reply in replies]
         group.subjects += run.subjects
         group.values += run.payloads
         group.add_stamp(stamp, count)
         group.size_bytes += run.size_bytes
-        if self.config.acks == "on" and any(run.replies):
-            group.has_acks = True
-            if self.ack_subjects.all_allowed(run.replies):
-                group.ack_replies += run.replies
-            else:
-                group.ack_replies += [self._checked(reply) for reply in run.replies]
-        else:
-            group.ack_replies += [_NO_REPLY] * count
+        group.has_acks |= wants_acks
+        group.ack_replies += replies
         self.next_offset += count
         self.last_message_id = b""
+        return True
 
     def _checked(self, reply: bytes) -> bytes:
         """The reply subject, or b"" when no ack may be sent there."""
@@ -192,16 +202,22 @@ class Sequencer:
         value: bytes | None = payload
         echo: Echo = None
         refusal = None
+        if self.config.acks != "on":
+            reply = _NO_REPLY
+        is_fast_batch = reply.endswith(FAST_BATCH_SUFFIX)
         found = open_envelope(self.config, subject, payload, stamp, too_large=too_large)
+        bad_headers = why_headers_refused(block, enveloped=found is not None)
+        control = NO_CONTROL
         if found is None:
-            control = control_of(self.config, block)
-            if self.config.acks != "on":
-                reply = _NO_REPLY
+            if bad_headers is None:
+                control = control_of(self.config, block)
         else:
             opened, echo, refusal = found
             value = opened.value
-            block = merge_headers(opened, block)
-            control = with_envelope(control_of(self.config, block), opened)
+            if bad_headers is None:
+                block = merge_headers(opened, block)
+                control = control_of(self.config, block)
+            control = with_envelope(control, opened)
             reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
             # It will answer; this one only counts.
@@ -210,11 +226,19 @@ class Sequencer:
         reply = self._checked(reply)
         if control.tombstone:
             value = None
-        refusal = why_refused(self.config, control, value, too_large=too_large) or refusal
+        refusal = why_refused(self.config, control, value, too_large=too_large) or (
+            FAST_BATCHES if is_fast_batch else bad_headers or refusal
+        )
         if refusal is not None:
             self._refuse(group, reply, refusal, echo)
-        elif control is NO_CONTROL or not self._settled(group, reply, control, echo):
+            return
+        mark = b""
+        if control.message_id and self.dedupe.window_ns:
+            mark = self.dedupe.mark(control.message_id)
+        if control is NO_CONTROL or not self._settled(group, reply, control, mark, echo):
             self._store(group, subject, value, block, control, reply, echo, stamp)
+            if mark and self.dedupe.add(mark, self.next_offset - 1, stamp):
+                group.id_marks.append(mark)
 
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
         """Whether the message names another stream that records this subject too."""
@@ -224,13 +248,16 @@ class Sequencer:
             return False
         return matches(pattern, subject.decode("utf-8", "replace"))
 
-    def _settled(self, group: CommitGroup, reply: bytes, control: Control, echo: Echo) -> bool:
-        """True when the message is answered without being stored.
+    def _settled(
+        self, group: CommitGroup, reply: bytes, control: Control, mark: bytes, echo: Echo
+    ) -> bool:
+        """True when the message is answered without being stored. `mark` is that of its id.
 
-        In the order of nats-server: dedupe, then preconditions.
+        Dedupe comes before the preconditions, as in a cluster of nats-server: a message that is
+        published again meets conditions that it has made untrue itself.
         """
-        if control.message_id and control.judges_id:
-            original = self.dedupe.lookup(control.message_id)
+        if mark and control.judges_id:
+            original = self.dedupe.lookup(mark)
             if original is not None:
                 self.duplicates += 1
                 if reply:
@@ -275,7 +302,9 @@ class Sequencer:
     ) -> None:
         self.refused[refusal.reason] += 1
         if reply:
-            group.answers.append((reply, nack_body(self.config.stream, refusal, echo)))
+            body = nack_body(self.config.stream, refusal, echo)
+            if body is not None:
+                group.answers.append((reply, body))
             group.waiting.append((reply, echo))
 
     def _store(
@@ -307,9 +336,6 @@ class Sequencer:
         if reply:
             group.has_acks = True
         group.ack_replies.append(reply)
-        message_id = control.message_id
-        if message_id and self.dedupe.window_ns and self.dedupe.add(message_id, offset, stamp):
-            group.message_ids.append(message_id)
         self.last_message_id = control.message_id
         self.next_offset = offset + 1
 
@@ -360,15 +386,17 @@ class Sequencer:
         """
         undone = [group, *self._groups, self._open]
         self._groups.clear()
-        nacks = []
+        nacks: list[Answer] = []
         for lost in reversed(undone):
-            self.dedupe.forget_newest(lost.message_ids)
+            self.dedupe.forget_newest(lost.id_marks)
         for lost in undone:
             waiting: list[tuple[bytes, Echo]] = [
                 (reply, None) for reply in lost.ack_replies if reply
             ]
             for reply, echo in waiting + lost.waiting:
-                nacks.append((reply, nack_body(self.config.stream, refusal, echo)))
+                body = nack_body(self.config.stream, refusal, echo)
+                if body is not None:
+                    nacks.append((reply, body))
             self.refused[refusal.reason] += len(lost)
         self.pending_bytes = 0
         self.next_offset = group.base_offset if next_offset is None else next_offset
@@ -399,13 +427,15 @@ class Sequencer:
         echo: Echo = None
         if found is not None:
             opened, echo, _ = found
-            block = merge_headers(opened, block)  # they may name the stream that is meant
+            if why_headers_refused(block, enveloped=True) is None:
+                block = merge_headers(opened, block)  # they may name the stream that is meant
             reply = reply_of(opened, reply, self.config.acks)
         elif self.config.acks != "on":
             return []
-        if self._is_for_another(control_of(self.config, block), subject):
+        if why_headers_refused(block, enveloped=False) is None and self._is_for_another(
+            control_of(self.config, block), subject
+        ):
             return []
         reply = self._checked(reply)
-        if not reply:
-            return []
-        return [(reply, nack_body(self.config.stream, refusal, echo))]
+        body = nack_body(self.config.stream, refusal, echo) if reply else None
+        return [] if body is None else [(reply, body)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +23,7 @@ from support.ingesting import (
     until,
 )
 from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block
+from support.raw_nats import RawNats, header_block, hpub_frame
 
 import envelope
 
@@ -31,6 +33,7 @@ STREAMS = {
     "in": {"subject": "in.>", "max_message_bytes": "64KiB"},
     "witness": {"subject": "in.>", "acks": "off"},
     "other": {"subject": "other.>"},
+    "attacked": {"subject": "attacked.>"},
 }
 
 
@@ -293,3 +296,71 @@ def test_duplicate_and_malformed_control_headers(raw: RawNats, daemon: Daemon) -
     endless = b"NATS/1.0\r\n" + b"A: b\r\n" * 5000 + b"\r\n"
     assert ask(endless)["seq"] == start + 3
     assert [len(r.headers.raw) for r in stored_since(daemon, start, 4)][3] == len(endless)
+
+
+def test_ids_are_bounded_and_not_repeated(raw: RawNats, daemon: Daemon) -> None:
+    """Each message refused for its precondition would be answered with a megabyte, escaped, and
+    NATS ends the connection of who sends more than `max_payload`."""
+    bomb = b"NATS/1.0\r\nNats-Msg-Id: " + b"\x01" * 600_000 + b"\r\n\r\n"
+    longest = b"NATS/1.0\r\nNats-Msg-Id: " + b"\x01" * 255 + b"\r\n\r\n"
+    too_long = b"NATS/1.0\r\nNats-Msg-Id: " + b"i" * 256 + b"\r\n\r\n"
+    start = end_of(daemon, "attacked")
+
+    def ask(block: bytes) -> Any:
+        return ack_of(raw.request("attacked.id", b"", headers=block))
+
+    assert ask(bomb)["error"]["err_code"] == 10097
+    assert ask(too_long)["error"] == {
+        "code": 400,
+        "err_code": 10003,
+        "description": "the Nats-Msg-Id is longer than 255 bytes",
+    }
+    assert ask(longest) == {"stream": "attacked", "seq": start}
+    condition = header_block({"Nats-Expected-Last-Msg-Id": "other"})
+    replies = raw.new_reply().rpartition(b".")[0]
+    frames = [
+        hpub_frame("attacked.id", condition, b"", reply=replies + b".%d" % n) for n in range(1000)
+    ]
+    raw.send(b"".join(frames))
+    answers = [raw.next_message() for _ in range(1000)]
+    assert {answer.json()["error"]["err_code"] for answer in answers} == {10070}
+    assert max(len(answer.payload) for answer in answers) < 2000
+    assert daemon.metric("liftlog_acks_oversized_total") == 0
+
+
+def hostile_headers() -> dict[str, bytes]:
+    """A message each, about a megabyte."""
+    blocks = {
+        "many lines": b"a:b\r\n" * 200_000,
+        "many ids": b"Nats-Msg-Id: i\r\n" * 60_000,
+        "one line": b"a: " + b"x" * 1_000_000 + b"\r\n",
+        "many conditions": b"Nats-Expected-Last-Sequence: 1\r\n" * 30_000,
+        "never a name": b"Nats-Batch-\r\n" * 70_000,
+    }
+    return {name: b"NATS/1.0\r\n" + lines + b"\r\n" for name, lines in blocks.items()}
+
+
+@pytest.mark.parametrize("size", [65_000, 1_000_000])
+@pytest.mark.parametrize("enveloped", [False, True])
+def test_headers_on_one_stream_do_not_delay_another(
+    server: NatsServer, raw: RawNats, daemon: Daemon, size: int, enveloped: bool
+) -> None:
+    payload = envelope.encode(b"v", headers={"a": "b"}) if enveloped else b"v"
+    blocks = [block[:size] + b"\r\n\r\n" for block in hostile_headers().values()]
+    frames = [hpub_frame("attacked.h", block, payload) for block in blocks]
+    volley = b"".join(frames) * (20_000_000 // sum(map(len, frames)))
+    before = end_of(daemon, "attacked")
+    waits: list[float] = []
+    with RawNats(server.port) as attacker:
+        thread = threading.Thread(target=attacker.send, args=(volley,))
+        thread.start()
+        while thread.is_alive() or len(waits) < 20:
+            began = time.monotonic()
+            assert publish(raw, "other.victim", b"v")["stream"] == "other"
+            waits.append(time.monotonic() - began)
+        thread.join()
+        attacker.ping()
+    assert max(waits) < 0.5, sorted(waits)[-5:]
+    if size > 65_535:
+        assert end_of(daemon, "attacked") == before
+        assert refused(daemon, "attacked", "headers_too_large") > 0

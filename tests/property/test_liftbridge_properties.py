@@ -16,6 +16,7 @@ from envelope.liftbridge import (
     encode_ack,
     encode_publish,
 )
+from liftlog.records.message_headers import build_block, header_lines
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -126,3 +127,15 @@ def test_hostile_fields_cost_little() -> None:
     started = time.process_time()
     assert decode_publish(liftbridge.COOKIE + b"\x00\x08\x00\x00" + nested) is None
     assert time.process_time() - started < 0.1
+
+
+@given(st.dictionaries(st.text(max_size=20), raw, max_size=5))
+def test_headers_come_back_from_nats_headers(headers: dict[str, bytes]) -> None:
+    found = liftbridge.nats_headers(headers)
+    assert len(found) == len(headers)
+    lines = [(name.encode(), value.encode()) for name, value in found.items()]
+    assert header_lines(build_block(lines)) == lines
+    assert liftbridge.liftbridge_headers(found) == headers
+    for name, value in headers.items():
+        if name.isalnum() and name.isascii() and value.isalnum():
+            assert found[name] == value.decode()

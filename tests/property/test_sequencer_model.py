@@ -27,22 +27,31 @@ from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, Seq
 from liftlog.stream.refusals import STORE_FAILED
 
 T0 = 10**15
-IDS = st.sampled_from(["a", "b", "c"])
+# Ids that differ in case only, that JSON has to escape, and around the longest that is allowed.
+# Those that fit no header of an envelope come last.
+IDS_IN_ENVELOPES = st.sampled_from(["a", "b", "A", 'c"\\', "x" * 255, "x" * 256, "ü" * 128])
+IDS = st.one_of(IDS_IN_ENVELOPES, st.sampled_from(["ü\u2028", "\x01"]))
 SEQUENCES = st.sampled_from(["0", "1", "2", "3", "4", "x"])
 
-HEADERS = st.fixed_dictionaries(
-    {},
-    optional={
-        "Nats-Msg-Id": IDS,
-        "Nats-Expected-Stream": st.sampled_from([STREAM, SIBLING, "nobody"]),
-        "Nats-Expected-Last-Sequence": SEQUENCES,
-        "Nats-Expected-Last-Msg-Id": IDS,
-        "Nats-TTL": st.just("1s"),
-        "Liftlog-Key": st.sampled_from(["k", "l"]),
-        "Liftlog-Tombstone": st.sampled_from(["true", "false", "maybe"]),
-        "Trace": st.just("1"),
-    },
-)
+
+def header_maps(ids: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "Nats-Msg-Id": ids,
+            "nats-msg-id": ids,
+            "Nats-Expected-Stream": st.sampled_from([STREAM, SIBLING, "nobody"]),
+            "Nats-Expected-Last-Sequence": SEQUENCES,
+            "Nats-Expected-Last-Msg-Id": ids,
+            "Nats-TTL": st.just("1s"),
+            "Liftlog-Key": st.sampled_from(["k", "l"]),
+            "Liftlog-Tombstone": st.sampled_from(["true", "false", "maybe"]),
+            "Trace": st.just("1"),
+        },
+    )
+
+
+HEADERS = header_maps(IDS)
 # Most headers alone, so that most messages are stored.
 SOME_HEADERS = st.one_of(
     st.just({}),
@@ -54,11 +63,11 @@ WRAPPED = st.fixed_dictionaries(
     {},
     optional={
         "key": st.sampled_from([b"k", b"\xff"]),
-        "headers": st.one_of(st.just({"X": "1"}), HEADERS),
+        "headers": st.one_of(st.just({"X": "1"}), header_maps(IDS_IN_ENVELOPES)),
         "ack_subject": st.sampled_from(["acks.1", "acks.2", "in.loop"]),
         "correlation_id": st.sampled_from(["c1", "ü"]),
         "ack_policy": st.sampled_from(envelope.ACK_POLICIES),
-        "message_id": IDS,
+        "message_id": st.sampled_from(["a", "b", "c", "x" * 255]),
         "expected_last_offset": st.integers(0, 4),
     },
 )
@@ -66,8 +75,11 @@ MESSAGES = st.builds(
     Message,
     value=st.sampled_from([b"", b"v", b"w" * 50, b"x" * (MAX_MESSAGE_BYTES + 1), envelope.COOKIE]),
     subject=st.sampled_from([b"in.a", b"in.a.b", b"in.\xff"]),
-    reply=st.sampled_from([b"", b"_INBOX.1", b"_INBOX.2", b"$JS.API.X", b"in.loop", b"a *"]),
+    reply=st.sampled_from(
+        [b"", b"_INBOX.1", b"_INBOX.2", b"$JS.API.X", b"in.loop", b"a *", b"a.$FI"]
+    ),
     headers=SOME_HEADERS,
+    padding=st.sampled_from([0] * 20 + [998, 999, 5400, 5800]),
     wrapped=st.one_of(st.none(), st.none(), WRAPPED),
 )
 
@@ -169,9 +181,14 @@ class Harness:
         assert sequencer.next_offset == state.next_offset
         assert sequencer.last_message_id.decode() == state.last_id
         self.dedupe.expire(self.now)
-        remembered = {text: (offset, stamp) for stamp, text, offset in self.dedupe.snapshot()}
+        remembered = {
+            bytes.fromhex(mark): (offset, stamp)
+            for stamp, mark, offset in self.dedupe.snapshot()["ids"]
+        }
         limit = self.now - WINDOW_NS
-        assert remembered == {k: v for k, v in state.ids.items() if v[1] >= limit}
+        assert remembered == {
+            self.dedupe.mark(k.encode()): v for k, v in state.ids.items() if v[1] >= limit
+        }
 
     def finish(self) -> None:
         while self.out is not None or self.sequencer.pending_messages:

@@ -7,7 +7,7 @@ its bytes; `Message` makes the bytes.
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import envelope
@@ -16,7 +16,11 @@ from envelope import liftbridge
 STREAM = "s"
 SIBLING, SIBLING_SUBJECT = "other", "in.*"
 WINDOW_NS = 1_000_000
-MAX_MESSAGE_BYTES = 400
+MAX_MESSAGE_BYTES = 70_000
+MAX_HEADER_BYTES = 65_535
+MAX_MERGED_LINES = 1000
+MAX_ID_BYTES = 255
+PADDING = "Padding: x\r\n"
 
 
 @dataclass
@@ -25,6 +29,8 @@ class Message:
     subject: bytes = b"in.a"
     reply: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
+    padding: int = 0
+    """So many lines more in the header block, before the others."""
     wrapped: dict[str, Any] | None = None
     """Arguments of `envelope.encode` beside the value; None for a plain message."""
     is_liftbridge: bool = False
@@ -32,9 +38,10 @@ class Message:
 
     @property
     def block(self) -> bytes:
-        if not self.headers:
+        if not self.headers and not self.padding:
             return b""
-        lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        lines = PADDING * self.padding
+        lines += "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         return f"NATS/1.0\r\n{lines}\r\n".encode()
 
     @property
@@ -78,6 +85,12 @@ class State:
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+def _over(weaker: dict[str, str], stronger: dict[str, str]) -> dict[str, str]:
+    """Both, less what is weaker and has a stronger name, whatever its case."""
+    taken = {name.lower() for name in stronger}
+    return {k: v for k, v in weaker.items() if k.lower() not in taken} | stronger
+
+
 class Model:
     """Answers are (reply, outcome): an offset, ("duplicate", offset) or ("error", err_code), with
     the correlation id behind it when there is one. Liftbridge's Ack knows no duplicates and has
@@ -89,6 +102,7 @@ class Model:
         self.committed = State()
         self.records: list[Record] = []
         self._judged: list[tuple[Message, list[Any], Record | None, State]] = []
+        """With the answers as (reply, outcome, correlation id)."""
 
     # --- judging, one message at a time ---
 
@@ -99,10 +113,11 @@ class Model:
         outcome, record = self._outcome(message, now_ns)
         answers = []
         if reply and outcome != "silent":
-            answers.append((reply, self._told(message, outcome), correlation))
+            answers.append((reply, outcome, correlation))
         self._judged.append((message, answers, record, deepcopy(state)))
 
     def _told(self, message: Message, outcome: Any) -> Any:
+        """None: nothing at all. Liftbridge names two errors, and is silent otherwise."""
         opened = self._opened(message)
         if not message.is_liftbridge or opened is None or "ack_subject" not in opened:
             return outcome
@@ -110,17 +125,24 @@ class Model:
             case ("duplicate", offset):
                 return offset
             case ("error", err_code):
-                return ("ackError", {10071: 2, 10054: 3}.get(err_code, 1))
+                code = {10071: 2, 10054: 3}.get(err_code)
+                return None if code is None else ("ackError", code)
         return outcome
 
+    def _told_all(self, message: Message, answers: list[Any]) -> list[Any]:
+        told = [(reply, self._told(message, outcome), corr) for reply, outcome, corr in answers]
+        return [answer for answer in told if answer[1] is not None]
+
     def _headers(self, message: Message) -> dict[str, str]:
-        headers = dict(message.headers)
+        headers = {"Padding": "x"} if message.padding else {}
+        headers |= message.headers
         if message.wrapped is not None and self.acks != "off":
-            headers |= message.wrapped.get("headers", {})
+            fields = {}
             if "message_id" in message.wrapped:
-                headers["Nats-Msg-Id"] = message.wrapped["message_id"]
+                fields["Nats-Msg-Id"] = message.wrapped["message_id"]
             if "correlation_id" in message.wrapped:
-                headers["Liftlog-Correlation-Id"] = message.wrapped["correlation_id"]
+                fields["Liftlog-Correlation-Id"] = message.wrapped["correlation_id"]
+            headers = _over(_over(headers, message.wrapped.get("headers", {})), fields)
         return headers
 
     def _is_too_large(self, message: Message) -> bool:
@@ -146,7 +168,16 @@ class Model:
 
     def _outcome(self, message: Message, now_ns: int) -> tuple[Any, Record | None]:
         state, opened = self.state, self._opened(message)
-        headers = self._headers(message) if opened is not None else dict(message.headers)
+        headers = self._headers(message)
+        if opened is None and message.wrapped is not None:
+            headers = self._headers(replace(message, wrapped=None))
+        fast_batch = self.acks == "on" and message.reply.endswith(b".$FI")
+        lines = message.block.count(b"\r\n")
+        if self.acks != "off" and (
+            len(message.block) > MAX_HEADER_BYTES
+            or (opened is not None and lines > MAX_MERGED_LINES)
+        ):
+            return ("error", self._unread(message, fast_batch=fast_batch)), None
         judged = headers if self.acks == "on" else {}
         own = headers if self.acks != "off" else {}
         field_id = (opened or {}).get("message_id", "")
@@ -159,6 +190,8 @@ class Model:
             return ("error", 10054), None
         if "Nats-TTL" in judged:
             return ("error", 10166), None
+        if self.acks == "on" and len(headers.get("Nats-Msg-Id", "").encode()) > MAX_ID_BYTES:
+            return ("error", 10003), None
         key = own.get("Liftlog-Key")
         key = (opened or {}).get("key", None if key is None else key.encode())
         tombstone = own.get("Liftlog-Tombstone") == "true" or bool((opened or {}).get("tombstone"))
@@ -166,6 +199,8 @@ class Model:
             tombstone and key is None
         ):
             return ("error", 10003), None
+        if fast_batch:
+            return ("error", 10205), None
 
         judged_id = judged.get("Nats-Msg-Id", "") or field_id
         if judged_id in state.ids:
@@ -190,6 +225,12 @@ class Model:
             value = None if tombstone else message.value
         return offset, Record(offset, message.subject, key, value, headers, now_ns)
 
+    def _unread(self, message: Message, *, fast_batch: bool) -> int:
+        """Why a message is refused whose headers are too many to be looked at."""
+        if self._is_too_large(message):
+            return 10054
+        return 10205 if fast_batch else 10097
+
     # --- what becomes of it ---
 
     def commit(self, count: int) -> list[Any]:
@@ -198,14 +239,16 @@ class Model:
         if done:
             self.committed = deepcopy(done[-1][3])
         self.records += [record for _, _, record, _ in done if record is not None]
-        return [answer for _, answers, _, _ in done for answer in answers]
+        return [one for message, sent, _, _ in done for one in self._told_all(message, sent)]
 
     def fail(self, err_code: int) -> list[Any]:
         """Everything that is not committed is undone."""
         undone, self._judged = self._judged, []
         self.state = deepcopy(self.committed)
         return [
-            (reply, self._told(message, ("error", err_code)), correlation)
-            for message, answers, _, _ in undone
-            for reply, _, correlation in answers
+            answer
+            for message, sent, _, _ in undone
+            for answer in self._told_all(
+                message, [(reply, ("error", err_code), corr) for reply, _, corr in sent]
+            )
         ]

@@ -24,6 +24,7 @@ from liftlog.server.ingest.login import login_options
 from liftlog.server.ingest.seam import make_client
 from liftlog.server.ingest.transport import WideTransport
 from liftlog.settings import NatsSettings
+from liftlog.stream.acks import within_payload
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
@@ -58,6 +59,7 @@ class LinkCounters:
     slow_consumer_errors: int = 0
     watchdog_reconnects: int = 0
     acks_dropped: int = 0
+    acks_oversized: int = 0
 
 
 class NatsLink:
@@ -132,10 +134,24 @@ class NatsLink:
     def send(self, commands: bytes) -> None:
         """Queue NATS commands (acks). Lost when there is no connection: a publisher that waits for
         an ack times out and asks again, which is what the ack protocol is for."""
+        client = self._client
+        if client is not None and 0 < client.max_payload < len(commands):
+            commands = self._within_payload(commands, client.max_payload)
         if not commands:
             return
         if not self.connected or self._transport is None or not self._transport.send(commands):
             self.counters.acks_dropped += commands.count(b"PUB ")
+
+    def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
+        """The server would end the connection because of one command that is too large, and what
+        other streams are about to receive would be lost with it."""
+        commands, left_out = within_payload(commands, max_payload_bytes)
+        if left_out:
+            self.counters.acks_oversized += left_out
+            logger.error(
+                "nats-answer-too-large count=%d max_payload=%d", left_out, max_payload_bytes
+            )
+        return commands
 
     async def _pressure(self) -> None:
         """Awaited by the parser after each chunk: stop reading while too much is unsent."""

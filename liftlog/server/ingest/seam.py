@@ -67,6 +67,13 @@ class WatchedClient(Client):
         super().__init__()
         self._liftlog_on_trouble = on_trouble
 
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        await super()._process_info(info, initial_connection)
+        # A server may change its mind later; nats-py looks at the first INFO only.
+        limit = info.get("max_payload")
+        if isinstance(limit, int):
+            self._max_payload = limit
+
     async def _process_op_err(self, e: Exception) -> None:
         if not (self.is_closed or self.is_reconnecting):
             self._liftlog_on_trouble(e)

@@ -122,6 +122,7 @@ def _link_values(link: NatsLink) -> dict[str, float]:
         "liftlog_nats_slow_consumer_errors_total": counters.slow_consumer_errors,
         "liftlog_nats_watchdog_reconnects_total": counters.watchdog_reconnects,
         "liftlog_acks_dropped_total": counters.acks_dropped,
+        "liftlog_acks_oversized_total": counters.acks_oversized,
     }
 
 

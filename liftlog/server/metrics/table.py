@@ -155,6 +155,7 @@ NATS = (
     _counter("nats_slow_consumer_errors", "Times NATS called us a slow consumer"),
     _counter("nats_watchdog_reconnects", "Reconnects because nobody was reading"),
     _counter("acks_dropped", "Acks that had no connection to leave by"),
+    _counter("acks_oversized", "Answers larger than the `max_payload` of NATS, which are not sent"),
 )
 
 HTTP = (

@@ -286,6 +286,33 @@ async def test_acks_without_a_connection_are_counted(start: Start) -> None:
     assert harness.link.counters.acks_dropped == 2
 
 
+async def test_nothing_larger_than_the_server_takes_is_sent(start: Start) -> None:
+    harness = await start()
+
+    def send(body: bytes) -> None:
+        harness.link.send(
+            b"PUB a 1\r\nx\r\nPUB b %d\r\n%b\r\nPUB c 2\r\n\r\n\r\n" % (len(body), body)
+        )
+
+    send(b"PUB d 9999999\r\n" + b"y" * 1_048_576)
+    await until(lambda: b"PUB c 2\r\n" in harness.server.lines)
+    assert [line for line in harness.server.lines if b"PUB" in line] == [
+        b"PUB a 1\r\n",
+        b"PUB c 2\r\n",
+    ]
+    assert harness.link.counters.acks_oversized == 1
+    harness.server.lines.clear()
+    harness.server.send(INFO.replace(b"1048576", b"10") + b"PING\r\n")
+    await until(lambda: b"PONG\r\n" in harness.server.lines)
+    send(b"y" * 11)
+    await until(lambda: b"PUB c 2\r\n" in harness.server.lines)
+    assert harness.link.counters.acks_oversized == 2
+    send(b"y" * 10)
+    await until(lambda: b"PUB b 10\r\n" in harness.server.lines)
+    assert harness.link.counters.acks_oversized == 2
+    assert harness.server.connections == 1
+
+
 async def test_the_drain_takes_in_what_is_under_way(start: Start) -> None:
     harness = await start()
     await harness.attach("a.>")

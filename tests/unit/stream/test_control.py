@@ -39,8 +39,8 @@ def test_everything_at_once() -> None:
         ("Nats-TTL: 1s", 400, 10166),
         ("Nats-Rollup: all", 500, 10111),
         ("Nats-Incr: +1", 400, 10168),
-        ("Nats-Expected-Last-Subject-Sequence: 1", 400, 10164),
-        ("Nats-Expected-Last-Subject-Sequence-Subject: a", 400, 10164),
+        ("Nats-Expected-Last-Subject-Sequence: 1", 400, 10003),
+        ("Nats-Expected-Last-Subject-Sequence-Subject: a", 400, 10003),
         ("Nats-Schedule: @every 1s", 400, 10188),
         ("Nats-Schedule-Target: a", 400, 10188),
         ("Nats-Schedule-TTL: 1s", 400, 10188),
@@ -113,6 +113,15 @@ def test_own_headers_only() -> None:
     assert control == Control(message_id=b"a", key=b"k", judges_id=False)
     bad = parse_control(block("Liftlog-Tombstone: maybe"), own_only=True)
     assert bad.refusal is not None
+
+
+def test_an_id_is_bounded_where_it_is_judged() -> None:
+    longest = "x" * 255
+    assert parse_control(block(f"Nats-Msg-Id: {longest}")).refusal is None
+    refusal = refusal_of(f"Nats-Msg-Id: {longest}x")
+    assert (refusal.reason, refusal.code, refusal.err_code) == ("bad_message_id", 400, 10003)
+    foreign = parse_control(block(f"Nats-Msg-Id: {longest}x"), own_only=True)
+    assert (foreign.refusal, foreign.message_id) == (None, longest.encode() + b"x")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 from liftlog.records import decode_batch
 from liftlog.records.encode import encode_batch
 from liftlog.records.message_headers import build_block
@@ -10,8 +13,8 @@ from liftlog.stream.dedupe import DedupeWindow, message_ids
 S = 1_000_000_000
 
 
-def ids(window: DedupeWindow) -> dict[str, int]:
-    return {text: offset for _, text, offset in window.snapshot()}
+def marks(window: DedupeWindow) -> dict[bytes, int]:
+    return {bytes.fromhex(mark): offset for _, mark, offset in window.snapshot()["ids"]}
 
 
 def test_expiry_goes_by_stamps() -> None:
@@ -29,7 +32,7 @@ def test_too_many_ids_evict_the_oldest_and_are_counted() -> None:
     window = DedupeWindow(10 * S, 3)
     for offset, name in enumerate([b"a", b"b", b"c", b"d", b"e"], start=1):
         window.add(name, offset, S)
-    assert ids(window) == {"c": 3, "d": 4, "e": 5}
+    assert marks(window) == {b"c": 3, b"d": 4, b"e": 5}
     assert window.evicted_early == 2
     assert len(window) == 3
 
@@ -48,7 +51,7 @@ def test_forget_newest_takes_back_in_reverse() -> None:
     for offset, name in enumerate([b"a", b"b", b"c"], start=1):
         window.add(name, offset, S)
     window.forget_newest([b"b", b"c"])
-    assert ids(window) == {"a": 1}
+    assert marks(window) == {b"a": 1}
     window.add(b"b", 2, S)
     assert window.lookup(b"b") == 2
 
@@ -59,18 +62,47 @@ def test_forget_newest_of_ids_that_were_evicted_meanwhile() -> None:
         window.add(name, offset, S)
     window.forget_newest([b"a", b"b", b"c", b"d"])
     assert len(window) == 0
-    assert window.snapshot() == []
+    assert window.snapshot()["ids"] == []
 
 
-def test_snapshot_and_restore_keep_ids_of_any_bytes() -> None:
+def test_snapshot_and_restore_keep_ids_of_any_bytes_and_length() -> None:
     window = DedupeWindow(10 * S, 100)
-    window.add(bytes(range(1, 256)), 7, 3 * S)
-    window.add(b"b", 8, 4 * S)
+    strange, endless = bytes(range(1, 256)), b"x" * 1_000_000
+    for offset, name in enumerate([strange, endless, b"b"], start=7):
+        window.add(window.mark(name), offset, 3 * S if offset < 9 else 4 * S)
+    assert len(json.dumps(window.snapshot())) < 300
     again = DedupeWindow(10 * S, 100)
     again.restore(window.snapshot())
     assert again.snapshot() == window.snapshot()
+    assert [again.lookup(again.mark(n)) for n in (strange, endless, b"b")] == [7, 8, 9]
     again.expire(13 * S + 1)
-    assert ids(again) == {"b": 8}
+    assert marks(again) == {again.mark(b"b"): 9}
+
+
+def test_a_snapshot_of_a_version_that_kept_the_ids_themselves() -> None:
+    window = DedupeWindow(10 * S, 100)
+    window.restore({"ids": [[3 * S, bytes(range(1, 256)).decode("latin-1"), 7], [4 * S, "b", 8]]})
+    assert window.lookup(window.mark(bytes(range(1, 256)))) == 7
+    assert window.lookup(window.mark(b"b")) == 8
+    assert len(window) == 2
+
+
+def test_a_publisher_cannot_know_a_mark() -> None:
+    window, other = DedupeWindow(10 * S, 100), DedupeWindow(10 * S, 100)
+    assert len(window.mark(b"a")) == 16
+    assert window.mark(b"a") == window.mark(b"a") != other.mark(b"a")
+
+
+def test_ids_cost_the_same_memory_whatever_their_length() -> None:
+    window = DedupeWindow(10 * S, 1000)
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            window.add(window.mark(b"%d" % number * 100_000), number + 1, S)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 300 * 400
 
 
 def batch_of(base_offset: int, stamped: list[tuple[int, bytes]]) -> bytes:
@@ -92,20 +124,23 @@ def test_rebuild_from_a_batch() -> None:
     batch = decode_batch(batch_of(5, [(S, b"a"), (S, b""), (2 * S, b"b")]))
     assert message_ids(batch) == [(5, S, b"a"), (7, 2 * S, b"b")]
     window.add_batch(batch)
-    assert window.snapshot() == [[S, "a", 5], [2 * S, "b", 7]]
+    assert window.snapshot()["ids"] == [
+        [S, window.mark(b"a").hex(), 5],
+        [2 * S, window.mark(b"b").hex(), 7],
+    ]
 
 
 def test_rebuild_of_an_id_that_was_used_again_after_its_window() -> None:
     window = DedupeWindow(10 * S, 100)
     window.add_batch(decode_batch(batch_of(1, [(S, b"a"), (11 * S + S // 2, b"a")])))
     window.expire(15 * S)
-    assert window.lookup(b"a") == 2
+    assert window.lookup(window.mark(b"a")) == 2
 
 
 def test_rebuild_keeps_the_original_of_what_was_stored_twice() -> None:
     window = DedupeWindow(10 * S, 100)
     window.add_batch(decode_batch(batch_of(1, [(S, b"a"), (2 * S, b"a")])))
-    assert window.lookup(b"a") == 1
+    assert window.lookup(window.mark(b"a")) == 1
 
 
 def test_only_the_first_id_of_a_record_and_no_empty_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import pytest
 
@@ -139,6 +140,84 @@ def test_numbering_may_go_on_elsewhere_after_a_failure() -> None:
 
 
 # --- refusing a whole run unjudged ---
+
+
+def answered(sequencer: Sequencer, run: MessageRun) -> list[dict[str, object]]:
+    sequencer.judge(run, T0)
+    group = sequencer.take_group()
+    assert group is not None
+    return bodies(sequencer.committed(group))
+
+
+@pytest.mark.parametrize("last", [b"\x01" * 600_000, "\U0001f600".encode() * 64, b"\xff" * 255])
+def test_a_refusal_repeats_little_of_what_publishers_sent(last: bytes) -> None:
+    """Older versions stored ids of any length."""
+    sequencer = make()
+    sequencer.last_message_id = last
+    headers = [block("Nats-Expected-Last-Msg-Id: other")]
+    [answer] = answered(sequencer, run_of([b"v"], headers=headers))
+    assert answer["error"]["err_code"] == 10070  # type: ignore[index]
+    assert len(json.dumps(answer)) < 2000
+    # The very id is still recognised.
+    again = [b"NATS/1.0\r\nNats-Expected-Last-Msg-Id: " + last + b"\r\n\r\n"]
+    if len(last) < 60_000:
+        assert answered(sequencer, run_of([b"v"], headers=again)) == [
+            {"stream": "orders", "seq": 1}
+        ]
+
+
+@pytest.mark.parametrize(
+    ("padding", "enveloped", "stored"),
+    [(65_535, False, True), (65_536, False, False), (250_000, False, False), (65_535, True, False)],
+)
+def test_header_blocks_are_bounded_as_in_jetstream(
+    padding: int, enveloped: bool, stored: bool
+) -> None:
+    lines = b"NATS/1.0\r\n" + b"a:b\r\n" * 20_000
+    headers = [lines[: padding - 4] + b"\r\n\r\n"]
+    assert len(headers[0]) == min(padding, len(lines) + 4)
+    payload = envelope.encode(b"v") if enveloped else b"v"
+    sequencer = make()
+    [answer] = answered(sequencer, run_of([payload], headers=headers, has_cookie=True))
+    if stored:
+        assert answer == {"stream": "orders", "seq": 1}
+    else:
+        assert answer["error"]["err_code"] == 10097  # type: ignore[index]
+        assert sequencer.refused == {"headers_too_large": 1}
+    witness = make(acks="off")
+    assert answered(witness, run_of([payload], headers=headers, has_cookie=True)) == []
+    assert witness.next_offset == 2
+
+
+@pytest.mark.parametrize("name", [b"Nats-Msg-Id", b"Nats-TTL", b"Liftlog-Key", b"Nats-", b"a"])
+def test_many_header_lines_cost_little(name: bytes) -> None:
+    """Whatever they are called: a megabyte of them in 16 messages."""
+    lines = b"NATS/1.0\r\n" + (name + b":\r\n") * 30_000
+    headers = [lines[:65_000] + b"\r\n\r\n"] * 16
+    sequencer = make()
+    best = 1.0
+    for _ in range(5):
+        began = time.perf_counter()
+        sequencer.judge(run_of([b""] * 16, headers=headers), T0)
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.02
+
+
+def test_fast_batches_are_refused_as_jetstream_does_with_its_own_off() -> None:
+    sequencer = make()
+    replies = [b"_INBOX.u.10.fail.1.0.$FI", b"_INBOX.r", b"x.$FI", b"_INBOX.$FI.a"]
+    run = MessageRun([b"orders.a"] * 4, replies, [b"1", b"2", b"3", b"4"], has_cookie=False)
+    found = answered(sequencer, run)
+    assert [answer["seq"] for answer in found if "error" not in answer] == [1, 2]
+    refused = [answer["error"] for answer in found if "error" in answer]
+    assert (
+        refused
+        == [{"code": 400, "err_code": 10205, "description": "batch publish is disabled"}] * 2
+    )
+    assert sequencer.refused == {"unsupported_batch": 2}
+    silent = make(acks="envelope")
+    assert answered(silent, run) == []
+    assert silent.next_offset == 5
 
 
 def test_refusing_plain_messages() -> None:
