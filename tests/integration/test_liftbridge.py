@@ -114,13 +114,24 @@ def test_errors_as_liftbridge_names_them(raw: RawNats, daemon: Daemon) -> None:
     assert publish(raw, "race", offset=next_offset + 1).offset == next_offset + 1
     large = publish(raw, "small", b"x" * 100)
     assert (large.ack_error, large.stream) == (liftbridge.TOO_LARGE, "small")
-    assert publish(raw, "paused").ack_error == liftbridge.UNKNOWN
-    binary = publish(raw, "race", headers={"a": b"\x00"})
-    assert binary.ack_error == liftbridge.UNKNOWN
+    for stream, fields in (("paused", {}), ("race", {"key": b"k" * 65_536})):
+        silent = Publish(offset=-1, ack_inbox=raw.new_reply().decode())._replace(**fields)
+        raw.pub(stream, encode_publish(silent))
     counted = [("race", "wrong_last_sequence", 2), ("race", "bad_envelope", 1)]
     counted += [("small", "too_large", 1), ("paused", "paused", 1)]
     for stream, reason, count in counted:
-        assert refused(daemon, stream, reason) == count
+        until(lambda s=stream, r=reason, c=count: refused(daemon, s, r) == c)
+    # Answers leave in the order of the messages of a stream.
+    assert publish(raw, "race").offset == next_offset + 2
+    assert raw.no_message()
+
+
+def test_headers_of_any_bytes_are_stored(raw: RawNats, daemon: Daemon) -> None:
+    given = {"a": b"\x00\xff", "b c": b"1\r\nNats-TTL: 1s", "d": b"e"}
+    ack = publish(raw, "race", headers=given)
+    [record] = records_of(daemon, "race", ack.offset)
+    assert record.headers["Liftlog-Binary-a"] == "AP8="
+    assert liftbridge.liftbridge_headers(record.headers) == given
 
 
 def test_acks_that_would_be_obeyed_are_not_sent(raw: RawNats, daemon: Daemon) -> None:
