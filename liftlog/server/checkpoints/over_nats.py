@@ -26,6 +26,9 @@ _MAX_DIGITS = 19
 _MAX_OFFSET = 2**63 - 1
 _MAX_EPOCH = 2**32 - 1
 _MAX_INCARNATION_CHARS = 256
+_MAX_SHOWN = 128
+"""Of a name: as long as a valid one can be. Others are repeated in the answer, cut."""
+_MAX_DESCRIPTION = 1024
 
 
 class CheckpointIntake:
@@ -62,7 +65,7 @@ class CheckpointIntake:
     def _answer(
         self, reply: bytes, stream: str, consumer: str, offset: int, error: LiftlogError | None
     ) -> None:
-        body: dict[str, Any] = {"stream": stream, "consumer": consumer}
+        body: dict[str, Any] = {"stream": stream[:_MAX_SHOWN], "consumer": consumer[:_MAX_SHOWN]}
         if error is None:
             body["offset"] = offset
         else:
@@ -70,7 +73,7 @@ class CheckpointIntake:
             body["error"] = {
                 "code": error.code,
                 "name": error.name,
-                "description": error.message,
+                "description": error.message[:_MAX_DESCRIPTION],
             }
             if "offset" in error.details:
                 body["error"]["offset"] = error.details["offset"]

@@ -140,6 +140,18 @@ def test_subjects_that_name_no_consumer(subject: bytes) -> None:
     assert answer(sent)["error"]["name"] in ("INVALID_ARGUMENT", "STREAM_NOT_FOUND")
 
 
+def test_an_answer_repeats_little_of_what_was_sent() -> None:
+    _, nats, sent = intake()
+    for names in (
+        b"orders." + b"c" * 60_000,
+        b"o" * 60_000 + b".billing",
+        b"\x01" * 60_000 + b".b",
+    ):
+        nats.receive(run(b"liftlog.main.offsets." + names, b"42"))
+        assert len(json.dumps(answer(sent))) < 4000
+        sent.clear()
+
+
 @pytest.mark.parametrize(
     "reply", [b"", b"recorded.x", b"$JS.API.STREAM.PURGE.X", b"liftlog.a", b">"]
 )
