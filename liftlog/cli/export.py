@@ -54,12 +54,28 @@ if TYPE_CHECKING:
     help="parquet: files and a manifest. delta: a Delta table (needs liftlog[delta]). Default: "
     "parquet.",
 )
-@click.option("--full", is_flag=True, help="Begin anew and replace what is in the table.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Read the whole stream again and replace the table. Refused if the table has rows that "
+    "the stream no longer has.",
+)
+@click.option(
+    "--discard-rows",
+    is_flag=True,
+    help="With --full: replace the table even if rows are lost by that.",
+)
+@click.option(
+    "--optimize",
+    is_flag=True,
+    help="Merge small files into few large ones; no row is dropped. For Parquet tables.",
+)
 @click.option(
     "--skip-lost",
     is_flag=True,
-    help="Go on behind records that are damaged, or that retention has removed before they were "
-    "exported; the table's manifest notes which.",
+    help="Continue after records that are damaged, or that retention removed before they were "
+    "exported. The manifest and the output list them, and count the keys whose newest value may "
+    "be among them.",
 )
 @click.option("--no-headers", is_flag=True, help="Leave out the column headers.")
 @click.option(
@@ -97,7 +113,7 @@ if TYPE_CHECKING:
     "--partition-size",
     metavar="SIZE",
     help="About so much of the log is read by one task, and so much of the table merged by one, "
-    "such as 128MiB. Default: 256MiB (64MiB to append) and 32MiB.",
+    "such as 128MiB. Default: 256MiB (128MiB to append) and 32MiB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 @server_options
@@ -108,6 +124,8 @@ def export(
     mode: Any,
     format_name: Any,
     full: bool,
+    discard_rows: bool,
+    optimize: bool,
     skip_lost: bool,
     no_headers: bool,
     name: str | None,
@@ -147,6 +165,8 @@ def export(
         mode=mode,
         format=format_name,
         full=full,
+        discard_rows=discard_rows,
+        optimize=optimize,
         headers=not no_headers,
         skip_lost=skip_lost,
         name=name,
@@ -203,11 +223,13 @@ def _print(summary: Summary, *, dry_run: bool) -> None:
     span = f"[{summary.from_offset}, {summary.to_offset})"
     where = printable(summary.table)
     if dry_run:
-        how = " anew" if summary.full else ""
+        how = " into a new snapshot" if summary.full else ""
         click.echo(f"would export offsets {span}{how}: {printable(summary.reason)}")
+        print_pairs(_losses(summary))
         return
     if not summary.committed:
         click.echo(f"{where} is up to date: it ends at offset {summary.to_offset}")
+        print_pairs(_losses(summary))
         return
     rows = [
         ("stream", printable(summary.stream)),
@@ -226,11 +248,19 @@ def _print(summary: Summary, *, dry_run: bool) -> None:
         ("checkpoint", summary.checkpoint),
         ("seconds", f"{summary.seconds:.1f}"),
     ]
+    print_pairs(rows + _losses(summary))
+
+
+def _losses(summary: Summary) -> list[tuple[str, str]]:
+    rows = [("discards", printable(summary.discards))] if summary.discards else []
     rows += [
         ("lost", f"[{one.first_offset}, {one.next_offset}): {printable(one.reason)}")
         for one in summary.lost
     ]
-    print_pairs(rows)
+    if summary.keys_in_doubt:
+        keys = plural(summary.keys_in_doubt, "key")
+        rows.append(("in doubt", f"{keys}: a newer value may be among what was lost"))
+    return rows
 
 
 def _absolute(path: str | None) -> str | None:

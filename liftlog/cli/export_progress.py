@@ -6,7 +6,12 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-_PHASES = {"start": "starting Spark", "scan": "reading the stream", "merge": "merging keys"}
+_PHASES = {
+    "start": "starting Spark",
+    "scan": "reading the stream",
+    "merge": "merging keys",
+    "optimize": "merging files",
+}
 
 
 class ProgressBar:

@@ -91,8 +91,8 @@ class DaemonTransport:
             return [replace(one, cleaned_below=self._cleaned_below) for one in planned]
         return [replace(one, lease_id=self._lease.lease_id) for one in planned]
 
-    def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
-        batches = self._batches(wanted, Losses(self._stream, fail=fail_on_data_loss))
+    def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
+        batches = self._batches(wanted, losses)
         if wanted.lease_id is not None:
             lease = TaskLease(self._client, self._stream, wanted.lease_id, self._lease_seconds)
             return lease.over(batches)

@@ -98,8 +98,7 @@ class FileTransport:
             return [replace(one, cleaned_below=manifest.cleaned_below) for one in planned]
         return [replace(one, files=_files(manifest, one)) for one in planned]
 
-    def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
-        losses = Losses(self._stream, fail=fail_on_data_loss)
+    def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
         reached, end = wanted.first_offset, wanted.end_offset
         missing = ""
         while reached < end:

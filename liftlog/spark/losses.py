@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeAlias
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange
 
@@ -11,12 +13,17 @@ logger = logging.getLogger("liftlog.spark")
 _HINT = "set failOnDataLoss=false to go on without them"
 
 
-class Losses:
-    """Fails, or logs a warning and lets the read go on."""
+OnLoss: TypeAlias = Callable[[int, int, str], None]
+"""Is told of the records [first offset, next offset), and why they were skipped."""
 
-    def __init__(self, stream: str, *, fail: bool) -> None:
+
+class Losses:
+    """Fails, or logs a warning, tells `on_loss` and lets the read go on."""
+
+    def __init__(self, stream: str, *, fail: bool, on_loss: OnLoss | None = None) -> None:
         self._stream = stream
         self._fail = fail
+        self._on_loss = on_loss
 
     def removed(self, first_offset: int, next_offset: int) -> None:
         """Raises OffsetOutOfRange."""
@@ -27,7 +34,7 @@ class Losses:
                 hint=_HINT,
                 log_start_offset=next_offset,
             )
-        self._warn("removed", first_offset, next_offset)
+        self._skip("removed", first_offset, next_offset, "removed by retention before it was read")
 
     def damaged(self, error: CorruptRange) -> None:
         """Raises CorruptRange."""
@@ -38,9 +45,9 @@ class Losses:
                 first_offset=error.first_offset,
                 next_offset=error.next_offset,
             ) from error
-        self._warn("damaged", error.first_offset, error.next_offset)
+        self._skip("damaged", error.first_offset, error.next_offset, "damaged")
 
-    def _warn(self, what: str, first_offset: int, next_offset: int) -> None:
+    def _skip(self, what: str, first_offset: int, next_offset: int, reason: str) -> None:
         logger.warning(
             "%s-range-skipped stream=%s first_offset=%d next_offset=%d",
             what,
@@ -48,3 +55,5 @@ class Losses:
             first_offset,
             next_offset,
         )
+        if self._on_loss is not None:
+            self._on_loss(first_offset, next_offset, reason)

@@ -11,6 +11,7 @@ from liftlog.errors import InvalidArgument, OffsetOutOfRange
 from liftlog.spark.daemon_transport import DaemonTransport
 from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.file_transport import FileTransport
+from liftlog.spark.losses import Losses, OnLoss
 from liftlog.spark.options import EARLIEST, LATEST, Narrowing, Position, ReadOptions
 from liftlog.spark.planning import split
 from liftlog.spark.transport import ScanRange, StreamState, Transport
@@ -38,8 +39,11 @@ def plan(options: ReadOptions) -> list[ScanRange]:
         return transport.held(split(state, first, end, options.target_partition_bytes))
 
 
-def read(options: ReadOptions, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
-    """The rows of one range, in batches of `rowsPerBatch`. Raises LiftlogError."""
+def read(
+    options: ReadOptions, wanted: ScanRange, *, on_loss: OnLoss | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one range, in batches of `rowsPerBatch`. `on_loss` is told of each range of
+    offsets that is skipped with `failOnDataLoss=false`. Raises LiftlogError."""
     with open_transport(options) as transport:
         decoder = RowDecoder(
             options.columns,
@@ -48,7 +52,8 @@ def read(options: ReadOptions, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
             subject=options.subject,
             compact=options.compact,
         )
-        batches = transport.batches(wanted, fail_on_data_loss=options.fail_on_data_loss)
+        losses = Losses(wanted.stream, fail=options.fail_on_data_loss, on_loss=on_loss)
+        batches = transport.batches(wanted, losses)
         yield from decoder.rows(batches)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from liftlog.errors import SegmentsChanged
 from liftlog.records.decode import RecordBatch
+from liftlog.spark.losses import Losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,12 @@ class Transport(Protocol):
         """The ranges with what their tasks have to know of that."""
         ...
 
-    def batches(self, wanted: ScanRange, *, fail_on_data_loss: bool) -> Iterator[RecordBatch]:
+    def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
         """Checked batches with the records of that range and no others.
 
-        Raises StaleIncarnation when the stream is another one by now. For records that are
-        damaged, lost or removed since, raises CorruptRange or OffsetOutOfRange, or passes over
-        them with a warning.
+        Raises StaleIncarnation when the stream is another one by now. `losses` decides about
+        records that are damaged, lost or removed since: CorruptRange, OffsetOutOfRange, or going
+        on without them.
         """
         ...
 

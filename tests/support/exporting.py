@@ -96,15 +96,16 @@ class ExportedStreams:
         with pytest.raises(Conflict):
             self.truncate(name, offset)
 
-    def damage(self, name: str, offset: int) -> None:
-        """One bit of the batch with that offset; found, and known from then on."""
+    def damage(self, name: str, offset: int, *, noticed: bool = True) -> None:
+        """One bit of the batch with that offset; `noticed`: the daemon has found it already."""
         log = self.log(name)
         for segment in log.segments:
             for position, header in batch_positions(segment.path):
                 if header.base_offset <= offset < header.next_offset:
                     flip(segment.path, position + 80)
         self.run(log.roll)
-        self.do(self._scrub)
+        if noticed:
+            self.do(self._scrub)
 
     async def _scrub(self) -> None:
         for host in self.cleaning.running.broker.hosts.values():

@@ -10,6 +10,7 @@
     tasks                  what both phases run, on any host: scanning, then merging
     scanning               one range of the log -> files
     merging                which files are written anew, and one bucket of keys -> a file
+    packing                which small files become one, and their rows -> a file
     parquet, staging       the files of the table, those between the phases; both are a `row_file`
     inputs, buckets        how a merge reads them, and which keys are its own
     source, engine         the only modules that import pyspark: scan and merge on Spark
@@ -30,14 +31,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from liftlog.spark.export.reading import newest, paths
+    from liftlog.spark.export.reading import in_doubt, newest, paths
 
-__all__ = ["newest", "paths", "read"]
+__all__ = ["in_doubt", "newest", "paths", "read"]
 
 
 def __getattr__(name: str) -> Any:
     # `session`, which tells what is not installed, must be importable without pyarrow.
-    if name in ("newest", "paths"):
+    if name in ("in_doubt", "newest", "paths"):
         from liftlog.spark.export import reading
 
         return getattr(reading, name)

@@ -2,7 +2,8 @@
 
     1  look at the newest snapshot, and fix the end: a lease up to the high watermark of now
     2  scan [end of the snapshot, high watermark) into files of this run
-    3  compacted: merge the newest records of keys with those of the snapshot into new files
+    3  compacted: merge the newest records of keys with those of the snapshot into new files;
+       with --optimize merge small files into few large ones
     4  commit the snapshot in one atomic step
     5  store the checkpoint, remove what nobody needs: for convenience only
 
@@ -24,12 +25,18 @@ from liftlog.spark.daemon_transport import connect
 from liftlog.spark.export.buckets import BUCKET_BYTES
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
 from liftlog.spark.export.opening import open_table
-from liftlog.spark.export.planning import is_up_to_date
+from liftlog.spark.export.packing import PackWork, can_be_packed, plan_packing
+from liftlog.spark.export.planning import (
+    check_full_keeps_rows,
+    check_replaces_unknown,
+    is_up_to_date,
+)
+from liftlog.spark.export.reading import rows_in_doubt
 from liftlog.spark.export.renewed_lease import RenewedLease
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.run_plan import RunPlan, dry_plan, plan_under_lease
 from liftlog.spark.export.scanning import ScanTask, ScanWork
-from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot
+from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot, merged_losses
 from liftlog.spark.export.staging import STAGED
 from liftlog.spark.export.store import join
 from liftlog.spark.export.table import Table, another_was_quicker
@@ -39,7 +46,7 @@ from liftlog.spark.options import COMPACT_PARTITION_BYTES, DEFAULT_PARTITION_BYT
 logger = logging.getLogger("liftlog.spark.export")
 
 Tell = Callable[[str, int, int], None]
-"""Phase ("scan", "merge"), how much of it is done, of how much."""
+"""Phase ("scan", "merge", "optimize"), how much of it is done, of how much."""
 
 
 class Engine(Protocol):
@@ -58,7 +65,9 @@ class Engine(Protocol):
 class Summary:
     """What a run did. Without `committed` there was nothing to do, or it was only asked.
 
-    `files`, `rows` and `size_bytes` are what it has written; `table_...` what is in the table.
+    `files`, `rows` and `size_bytes` are what it has written; `table_...` what is in the table;
+    `discards` says which rows went that the stream no longer has, `lost` what this run could not
+    read. `keys_in_doubt` counts keys of the table of which a newer value may have been lost.
     """
 
     stream: str
@@ -77,7 +86,9 @@ class Summary:
     table_rows: int
     table_files: int
     table_bytes: int
+    discards: str
     lost: tuple[Lost, ...]
+    keys_in_doubt: int
     checkpoint: str
     seconds: float
     warnings: tuple[str, ...] = ()
@@ -109,6 +120,7 @@ class ExportJob:
         self._now_ns = now_ns
         self._table = table or open_table(request)
         self._warnings: list[str] = []
+        self._lost: tuple[Lost, ...] = ()
         self._started = time.monotonic()
 
     def run(self) -> Summary:
@@ -134,7 +146,7 @@ class ExportJob:
             )
             made: Snapshot | None = None
             with held:
-                if not is_up_to_date(previous, plan.beginning, plan.view):
+                if self._has_work(plan, previous):
                     made = self._make(client, held, engine, plan, previous, sequence)
             if made is not None:
                 self._commit(made, previous)
@@ -145,13 +157,21 @@ class ExportJob:
     def _connect(self) -> SyncClient:
         return connect(self._options)
 
+    def _has_work(self, plan: RunPlan, previous: Snapshot | None) -> bool:
+        if not is_up_to_date(previous, plan.beginning, plan.view):
+            return True
+        assert previous is not None
+        request = self._request
+        return request.optimize and can_be_packed(previous.files, request.partition_bytes)
+
     def _previous(self) -> Snapshot | None:
         try:
             return self._table.newest()
         except CorruptMetadata as error:
             if not self._request.full:
                 raise
-            self._warn(f"{error.message}; it does not count with --full")
+            check_replaces_unknown(self._request, error.message)
+            self._warn(f"{error.message}; the table is replaced without a look at what it held")
             return None
 
     # --- 2 and 3: the files ---
@@ -199,7 +219,7 @@ class ExportJob:
             columns=request.columns,
             created_ns=self._now_ns(),
             files=tuple(files),
-            lost=plan.lost() if request.skip_lost else (),
+            lost=_lost_so_far(plan, previous, self._lost),
         )
 
     def _write(
@@ -224,6 +244,9 @@ class ExportJob:
         work = ScanWork(where, directory, beginning.mode, options, buckets)
         scanned = engine.run("scan", [ScanTask(work, one) for one in ranges], self._tell)
         held.confirm(client)
+        found = [one for result in scanned for one in result.lost]
+        self._lost = merged_losses([*plan.known_losses(), *found]) if request.skip_lost else ()
+        check_full_keeps_rows(request, previous, self._lost)
         new = [file for result in scanned for file in result.files]
         if compacted:
             start = plan.view.log_start_offset
@@ -233,7 +256,14 @@ class ExportJob:
             merged = engine.run("merge", tasks, self._tell)
             new += [file for result in merged for file in result.files]
         self._check_visible(new)
-        return old + new
+        if not request.optimize:
+            return old + new
+        pack = PackWork(where, directory, request.columns)
+        stay, packing = plan_packing(pack, old + new, request.partition_bytes)
+        packed = engine.run("optimize", packing, self._tell)
+        made = [file for result in packed for file in result.files]
+        self._check_visible(made)
+        return stay + made
 
     def _check_visible(self, files: Sequence[DataFile]) -> None:
         for file in files:
@@ -279,6 +309,15 @@ class ExportJob:
         except (LiftlogError, OSError) as error:
             self._warn(f"old files were not removed: {error}")
 
+    def _keys_in_doubt(self, snapshot: Snapshot | None) -> int:
+        if snapshot is None:
+            return 0
+        try:
+            return sum(batch.num_rows for batch in rows_in_doubt(self._table.store, snapshot))
+        except LiftlogError as error:
+            self._warn(f"the keys in doubt were not counted: {error.message}")
+            return 0
+
     def _warn(self, text: str) -> None:
         logger.warning("%s", text)
         self._warnings.append(text)
@@ -304,11 +343,27 @@ class ExportJob:
             table_rows=0 if now is None else now.rows,
             table_files=0 if now is None else len(now.files),
             table_bytes=0 if now is None else now.size_bytes,
-            lost=() if made is None else made.lost,
+            discards=beginning.discards,
+            lost=plan.known_losses() if request.dry_run else self._lost,
+            keys_in_doubt=self._keys_in_doubt(now),
             checkpoint=request.consumer,
             seconds=round(time.monotonic() - self._started, 3),
             warnings=tuple(self._warnings),
         )
+
+
+def _lost_so_far(
+    plan: RunPlan, previous: Snapshot | None, lost: tuple[Lost, ...]
+) -> tuple[Lost, ...]:
+    """What is missing from the table: a loss counts until a full run, and in mode compacted until
+    retention has removed from the stream what was lost."""
+    if previous is None or plan.beginning.full:
+        return lost
+    before = previous.lost
+    if plan.beginning.mode == "compacted":
+        start = plan.view.log_start_offset
+        before = tuple([one for one in before if one.next_offset > start])
+    return merged_losses([*before, *lost])
 
 
 class _OnDemand:

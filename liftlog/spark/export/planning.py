@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from liftlog.errors import Conflict, Diverged, LiftlogError, OffsetOutOfRange, StaleIncarnation
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.snapshot import Lost, Mode, Snapshot
 
-FULL_HINT = "export the stream anew with --full, which replaces what is in the table"
+FULL_HINT = (
+    "replace the table with --full, and add --discard-rows if its rows may be lost that the stream "
+    "no longer has"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,7 @@ class StreamView:
     log_start_offset: int
     high_watermark: int
     tombstones_removed_below: int
+    cleaned_below: int = 0
     diverged: str = ""
     """Why what was exported is not this stream's history any more; empty: it is."""
 
@@ -33,6 +38,8 @@ class Beginning:
     full: bool
     reason: str
     lost: tuple[Lost, ...] = ()
+    discards: str = ""
+    """The rows of the table that the run will remove and that the stream no longer has."""
 
 
 def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) -> Beginning:
@@ -44,9 +51,14 @@ def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) 
             f"{request.to} holds stream {previous.stream!r}, not {request.stream!r}",
             hint="export each stream into a directory of its own",
         )
-    if request.full or previous is None:
-        reason = "asked for with --full" if request.full else "the first export"
-        return Beginning(request.mode or "compacted", start, True, reason)
+    if previous is None:
+        return Beginning(request.mode or "compacted", start, True, "the first export")
+    if request.full:
+        mode = request.mode or previous.mode
+        discards = _discarded(previous, mode, view)
+        if discards and not request.discard_rows:
+            raise refused_full(request.to, discards)
+        return Beginning(mode, start, True, "asked for with --full", discards=discards)
     mode = previous.mode
     _check_same_table(request, previous)
     _check_same_history(previous, view)
@@ -64,6 +76,42 @@ def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) 
     return Beginning(mode, reached, False, f"what came since offset {reached}")
 
 
+def refused_full(where: str, discards: str) -> Conflict:
+    return Conflict(
+        f"--full would remove rows from {where} that cannot be exported again: {discards}",
+        hint="run it without --full, which keeps them (--optimize merges small files); or add "
+        "--discard-rows if they may go",
+    )
+
+
+def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
+    """For a table whose newest snapshot cannot be read. Raises Conflict unless the request names
+    what can no longer be looked up: the mode, and that rows may go."""
+    if not request.discard_rows or request.mode is None:
+        raise Conflict(
+            f"{problem}; so it is not known which rows --full would remove, nor in which mode the "
+            "table is",
+            hint="restore that file from a copy, export into another directory, or name both "
+            "--discard-rows and --mode",
+        )
+
+
+def check_full_keeps_rows(
+    request: ExportRequest, previous: Snapshot | None, lost: Sequence[Lost]
+) -> None:
+    """After the scan: the table may hold what could not be read this time. Raises Conflict."""
+    if not request.full or request.discard_rows or previous is None:
+        return
+    for one in lost:
+        known = any(
+            old.first_offset <= one.first_offset and one.next_offset <= old.next_offset
+            for old in previous.lost
+        )
+        if one.first_offset < previous.to_offset and not known:
+            span = f"[{one.first_offset}, {one.next_offset})"
+            raise refused_full(request.to, f"the records {span} are lost or damaged by now")
+
+
 def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamView) -> bool:
     """Whether a run would change nothing."""
     if previous is None or beginning.full or beginning.lost:
@@ -73,6 +121,31 @@ def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamV
     if beginning.mode == "append":
         return True
     return all(file.min_offset >= view.log_start_offset for file in previous.files)
+
+
+def _discarded(previous: Snapshot, mode: Mode, view: StreamView) -> str:
+    """Which rows of the table a full run into `mode` could not export again; empty: none.
+
+    A compacted table has no rows below the log start, and compaction keeps what it is made of.
+    """
+    if not previous.rows:
+        return ""
+    whole = f"the table has {previous.rows} rows"
+    if previous.incarnation != view.incarnation:
+        return f"{whole} of a stream that was deleted and created again since"
+    if view.diverged:
+        return f"{whole}, and some are not in the stream any more: {view.diverged}"
+    if previous.mode == "compacted":
+        return ""
+    reasons = []
+    if mode == "compacted":
+        reasons.append("a compacted table leaves out superseded records and tombstones")
+    first = min([file.min_offset for file in previous.files])
+    if first < view.log_start_offset:
+        reasons.append(f"retention has removed the records below {view.log_start_offset}")
+    if first < view.cleaned_below:
+        reasons.append(f"compaction may have removed records below {view.cleaned_below}")
+    return f"{whole}, and {'; '.join(reasons)}" if reasons else ""
 
 
 def _check_same_table(request: ExportRequest, previous: Snapshot) -> None:
@@ -94,13 +167,13 @@ def _check_same_table(request: ExportRequest, previous: Snapshot) -> None:
 def _check_same_history(previous: Snapshot, view: StreamView) -> None:
     error: type[LiftlogError] | None = None
     if previous.incarnation != view.incarnation:
-        error, why = StaleIncarnation, "it was deleted and created anew since"
+        error, why = StaleIncarnation, "it was deleted and created again since"
     elif view.diverged:
         error, why = Diverged, view.diverged
     if error is not None:
         raise error(
             f"what was exported of {view.stream!r} is not in the stream any more: {why}",
-            hint=f"keep the table for what it is and use another directory, or {FULL_HINT}",
+            hint=f"keep the table as it is and export into another directory, or {FULL_HINT}",
         )
 
 
@@ -114,7 +187,6 @@ def _behind_retention(request: ExportRequest, mode: Mode, reached: int, start: i
         return Beginning(mode, start, False, f"what came since offset {start}", lost)
     raise OffsetOutOfRange(
         f"{what} of {request.stream!r} before they were exported",
-        hint="go on after them with --skip-lost, which notes the gap, or begin a new table with "
-        "--full",
+        hint="go on after them with --skip-lost, which records the gap",
         log_start_offset=start,
     )

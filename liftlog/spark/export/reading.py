@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from liftlog.spark.columns import KEY, OFFSET, schema_of
+from liftlog.spark.export.inputs import read_rows
 from liftlog.spark.export.manifests import ManifestTable
 from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.snapshot import Snapshot
-from liftlog.spark.export.store import LocalStore, join
+from liftlog.spark.export.store import LocalStore, Store, join
 from liftlog.spark.export.table import DELTA_LOG
 
 
@@ -32,3 +39,26 @@ def paths(directory: str) -> list[str]:
 def paths_of(directory: str, snapshot: Snapshot) -> list[str]:
     root = open_store(directory).uri
     return [join(root, file.path) for file in snapshot.files]
+
+
+def in_doubt(directory: str) -> Iterator[pa.RecordBatch]:
+    """Of a compacted table, the keys of which a newer value may be among the records that were lost
+    (`Snapshot.lost`): batches with the columns key and offset, in no particular order.
+
+    A key that is not among them has its newest value. Raises CorruptMetadata, StorageError.
+    """
+    snapshot = newest(directory)
+    if snapshot is not None:
+        yield from rows_in_doubt(open_store(directory), snapshot)
+
+
+def rows_in_doubt(store: Store, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+    """See `in_doubt`."""
+    bound = snapshot.doubtful_below
+    for file in snapshot.files:
+        if file.kind == "keyless" or file.min_offset >= bound:
+            continue
+        for batch in read_rows(store, file, schema_of((KEY, OFFSET))):
+            mask = pc.and_(pc.is_valid(batch.column(KEY)), pc.less(batch.column(OFFSET), bound))
+            if pc.any(mask).as_py():
+                yield batch.filter(mask)

@@ -22,8 +22,10 @@ CHECKPOINT_PREFIX = "export-"
 class ExportRequest:
     """One run. `mode` None: as the table is, compacted for a new one.
 
-    `full` begins anew whatever is there; `skip_lost` goes on after records that are damaged or
-    were removed; `keep_seconds`: how long files of superseded snapshots stay for their readers.
+    `full` reads the whole stream again and replaces the table, `discard_rows` even if the stream no
+    longer has all of its rows; `skip_lost` goes on after records that are damaged or were removed;
+    `optimize` merges small files; `keep_seconds`: how long files of superseded snapshots stay for
+    their readers.
     """
 
     stream: str
@@ -31,6 +33,8 @@ class ExportRequest:
     mode: Mode | None = None
     format: Format = "parquet"
     full: bool = False
+    discard_rows: bool = False
+    optimize: bool = False
     headers: bool = True
     skip_lost: bool = False
     name: str | None = None
@@ -42,6 +46,13 @@ class ExportRequest:
     def __post_init__(self) -> None:
         check_stream_name(self.stream, may_be_system=True)
         check_consumer_name(self.consumer)
+        if self.discard_rows and not self.full:
+            raise InvalidArgument("--discard-rows permits what --full would remove: give both")
+        if self.optimize and self.format == "delta":
+            raise InvalidArgument(
+                "--optimize is for Parquet tables",
+                hint="a Delta table has OPTIMIZE, which any Delta tool can run",
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:

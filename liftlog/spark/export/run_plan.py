@@ -8,7 +8,7 @@ from liftlog.client import LeaseInfo, StreamInfo, SyncClient
 from liftlog.errors import CorruptRange, Diverged, Forbidden, OffsetOutOfRange
 from liftlog.spark.export.planning import Beginning, StreamView, decide
 from liftlog.spark.export.request import ExportRequest
-from liftlog.spark.export.snapshot import Lost, Snapshot
+from liftlog.spark.export.snapshot import Lost, Snapshot, merged_losses
 from liftlog.spark.planning import split
 from liftlog.spark.transport import Extent, ScanRange, StreamState
 
@@ -41,8 +41,8 @@ class RunPlan:
         planned = split(state, self.beginning.from_offset, lease.high, target_bytes)
         return [replace(one, lease_id=lease.lease_id) for one in planned]
 
-    def lost(self) -> tuple[Lost, ...]:
-        """What of the range is known to be gone."""
+    def known_losses(self) -> tuple[Lost, ...]:
+        """What of the range is known to be gone; tasks may find more."""
         first, end = self.beginning.from_offset, self.end_offset
         found = list(self.beginning.lost)
         for bad in self.info.quarantined:
@@ -50,7 +50,7 @@ class RunPlan:
             bad_next = min(int(bad.get("next_offset", 0)), end)
             if bad_first < bad_next:
                 found.append(Lost(bad_first, bad_next, str(bad.get("reason", "damaged"))))
-        return tuple(found)
+        return merged_losses(found)
 
 
 def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> RunPlan:
@@ -111,12 +111,14 @@ def _look(
             "stream of their own and export that",
         )
     removed_below = info.compaction.get("tombstones_removed_below", 0)
+    cleaned_below = info.compaction.get("cleaned_below", 0)
     view = StreamView(
         stream=stream,
         incarnation=info.incarnation,
         log_start_offset=info.log_start_offset,
         high_watermark=info.high_watermark if end is None else end,
         tombstones_removed_below=removed_below if isinstance(removed_below, int) else 0,
+        cleaned_below=cleaned_below if isinstance(cleaned_below, int) else 0,
         diverged=_divergence(client, info, previous),
     )
     return view, info

@@ -8,14 +8,14 @@ too, for the merge with the snapshot that was there.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from liftlog.spark.columns import KEY, schema_of
 from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.parquet import PartWriter, split_by_key
-from liftlog.spark.export.snapshot import Mode
+from liftlog.spark.export.snapshot import Lost, Mode
 from liftlog.spark.export.staging import STAGED, StagedWriter
 from liftlog.spark.export.store import join
 from liftlog.spark.export.tasks import TaskResult
@@ -43,7 +43,15 @@ class ScanTask:
 
     def run(self) -> TaskResult:
         """Raises LiftlogError."""
-        return self.write(read(self.work.options, self.wanted))
+        lost: list[Lost] = []
+
+        def note(first_offset: int, next_offset: int, reason: str) -> None:
+            # A damaged batch may reach beyond this task's range.
+            first = max(first_offset, self.wanted.first_offset)
+            lost.append(Lost(first, min(next_offset, self.wanted.end_offset), reason))
+
+        written = self.write(read(self.work.options, self.wanted, on_loss=note))
+        return replace(written, lost=tuple(lost))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskResult:
         work, schema = self.work, schema_of(self.work.options.columns)

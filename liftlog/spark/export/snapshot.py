@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from crc32c import crc32c
@@ -46,11 +46,27 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets of a range that were gone or damaged when their turn came."""
+    """Records [first_offset, next_offset) were damaged or removed before they could be exported."""
 
     first_offset: int
     next_offset: int
     reason: str
+
+
+def merged_losses(losses: Iterable[Lost]) -> tuple[Lost, ...]:
+    """The same offsets, each once, in their order; what was lost for one reason as one range."""
+    merged: list[Lost] = []
+    for one in sorted(losses, key=lambda lost: (lost.first_offset, -lost.next_offset)):
+        last = merged[-1] if merged else None
+        if last is not None and one.first_offset < last.next_offset:
+            one = replace(one, first_offset=min(last.next_offset, one.next_offset))
+        if one.first_offset == one.next_offset:
+            continue
+        if last is not None and (last.next_offset, last.reason) == (one.first_offset, one.reason):
+            merged[-1] = replace(last, next_offset=one.next_offset)
+        else:
+            merged.append(one)
+    return tuple(merged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,8 @@ class Snapshot:
 
     In mode "compacted" the files hold the newest value of each key below `to_offset`, and all
     records without a key, from `log_start_offset` on; in mode "append" all records that were
-    exported since the last full run.
+    exported since the last full run. `lost` is what is missing from that, of this run and of those
+    before it since the last full one.
     """
 
     sequence: int
@@ -78,6 +95,13 @@ class Snapshot:
     created_ns: int
     files: tuple[DataFile, ...]
     lost: tuple[Lost, ...] = ()
+
+    @property
+    def doubtful_below(self) -> int:
+        """A newer value of a key whose row has an offset below this may be among what was lost."""
+        if self.mode == "append":
+            return 0
+        return max([one.first_offset for one in self.lost], default=0)
 
     @property
     def rows(self) -> int:

@@ -12,16 +12,17 @@ from typing import Any, Protocol
 
 from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError
-from liftlog.spark.export.snapshot import DataFile, file_from
+from liftlog.spark.export.snapshot import DataFile, Lost, file_from
 from liftlog.spark.export.staging import StagedFile
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """`files` belong into the table, `staged` waits for the merge."""
+    """`files` belong into the table, `staged` waits for the merge, `lost` could not be read."""
 
     files: tuple[DataFile, ...] = ()
     staged: tuple[StagedFile, ...] = ()
+    lost: tuple[Lost, ...] = ()
 
 
 class Task(Protocol):
@@ -59,6 +60,7 @@ def results(tasks: Sequence[Task], told: Iterable[str]) -> list[TaskResult]:
         TaskResult(
             tuple(map(file_from, content["files"])),
             tuple([StagedFile(**one | {"rows": tuple(one["rows"])}) for one in content["staged"]]),
+            tuple([Lost(**one) for one in content["lost"]]),
         )
         for content in found
     ]

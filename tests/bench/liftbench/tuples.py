@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from liftlog.records.decode import RecordBatch
+from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions, parse_options
 from liftlog.spark.partitions import RangePartition
 from liftlog.spark.scan import open_transport, plan
@@ -52,5 +53,6 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, RangePartition)
         with open_transport(self._options) as transport:
-            batches = transport.batches(partition.wanted, fail_on_data_loss=True)
+            wanted = partition.wanted
+            batches = transport.batches(wanted, Losses(wanted.stream, fail=True))
             yield from tuples_of(batches)

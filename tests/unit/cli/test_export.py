@@ -52,7 +52,7 @@ def run(streams: ExportedStreams, lake: str, *more: str, stream: str = "in") -> 
 def test_for_people(streams: ExportedStreams, lake: str) -> None:
     streams.put("in", [Put("a", b"1"), Put("a", b"2"), Put(None, b"3")])
     told = run(streams, lake, "--dry-run")
-    assert told.output == "would export offsets [1, 4) anew: the first export\n"
+    assert told.output == "would export offsets [1, 4) into a new snapshot: the first export\n"
     assert not Path(lake).exists()
     first = run(streams, lake)
     assert first.exit_code == ExitCode.OK
@@ -67,6 +67,32 @@ def test_for_people(streams: ExportedStreams, lake: str) -> None:
     streams.put("in", [Put("b", b"4")])
     told = run(streams, lake, "--dry-run")
     assert told.output == "would export offsets [4, 5): what came since offset 4\n"
+
+
+def test_what_is_lost_is_told(streams: ExportedStreams, lake: str) -> None:
+    for n in range(2):
+        streams.put("in", [Put("a", b"%d" % n), Put("b", b"%d" % n)])
+    streams.damage("in", 3, noticed=False)
+    assert run(streams, lake).exit_code == ExitCode.DAMAGED
+    told = run(streams, lake, "--skip-lost")
+    in_doubt = "in doubt    2 keys: a newer value may be among what was lost\n"
+    assert "lost        [3, 5): damaged\n" + in_doubt in told.output
+    assert run(streams, lake).output.endswith(in_doubt.replace("    ", "  ", 1))
+
+
+def test_a_full_run_that_would_remove_rows(streams: ExportedStreams, lake: str) -> None:
+    streams.put("in", [Put("a", b"1"), Put("a", b"2")])
+    run(streams, lake, "--mode", "append")
+    streams.truncate("in", 2)
+    for dry_run in ([], ["--dry-run"]):
+        refused = run(streams, lake, "--full", *dry_run)
+        assert refused.exit_code == ExitCode.CONFLICT
+        assert "the table has 2 rows, and retention has removed the records below 2" in (
+            refused.output
+        )
+    told = run(streams, lake, "--full", "--discard-rows", "--dry-run")
+    assert "discards  the table has 2 rows" in told.output
+    assert run(streams, lake, "--discard-rows").exit_code == ExitCode.USAGE
 
 
 def test_for_programs(streams: ExportedStreams, lake: str) -> None:

@@ -191,7 +191,9 @@ def test_a_table_that_forgot_its_last_run(
     with pytest.raises(CorruptMetadata, match="--full"):
         export()
     streams.put("in", [Put("a", b"2")])
-    export(full=True)
+    with pytest.raises(Conflict, match="--discard-rows and --mode"):
+        export(full=True)
+    export(full=True, discard_rows=True, mode="compacted")
     assert rows(lake) == [(2, b"a", b"2")]
 
 
