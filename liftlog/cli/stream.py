@@ -14,7 +14,7 @@ from liftlog.cli.problems import note, warn
 from liftlog.cli.questions import confirmed
 from liftlog.cli.stream_changes import pause, read_only, resume, truncate, update
 from liftlog.cli.stream_settings import parse_assignments
-from liftlog.cli.stream_words import count_of, facts_of, print_streams, records_of
+from liftlog.cli.stream_words import count_of, facts_of, print_streams
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import printable, show_size
 
@@ -203,5 +203,5 @@ def rm(name: str, dry_run: bool, assume_yes: bool) -> ExitCode:
         done = "would be deleted" if dry_run else "deleted"
         click.echo(f"{name} {done} ({count_of(found)}, {show_size(found.size_bytes)})")
     else:
-        write_object({"name": name, "deleted": not dry_run, "records": records_of(found)}, style)
+        write_object({"name": name, "deleted": not dry_run, "records": found.records}, style)
     return ExitCode.OK

@@ -135,23 +135,27 @@ def pause(name: str) -> None:
 @server_options
 @debug_option
 def resume(name: str) -> None:
-    """Have the stream NAME record messages again.
+    """Let the stream NAME record messages again after `pause`.
+
+    A stream that is read-only stays so: `liftlog stream read-only NAME --off`.
 
     \b
     Example:
       liftlog stream resume orders
     """
     with connect_to_server() as client:
-        _show(client.resume_stream(name), "records again")
+        _show_recording(client.resume_stream(name), "resumed")
 
 
 @click.command(name="read-only")
 @click.argument("name", shell_complete=complete_stream)
-@click.option("--off", is_flag=True, help="Let it record again.")
+@click.option("--off", is_flag=True, help="Record messages again.")
 @server_options
 @debug_option
 def read_only(name: str, off: bool) -> None:
-    """Have the stream NAME refuse new messages for good.
+    """Refuse new messages of the stream NAME for good.
+
+    With --off it records them again.
 
     \b
     Examples:
@@ -159,7 +163,26 @@ def read_only(name: str, off: bool) -> None:
       liftlog stream read-only orders --off
     """
     with connect_to_server() as client:
-        _show(client.set_read_only(name, not off), "no longer read-only" if off else "read-only")
+        found = client.set_read_only(name, not off)
+    if off:
+        _show_recording(found, "no longer read-only")
+    else:
+        _show(found, "read-only")
+
+
+_WAY_BACK = {
+    "paused": "it is paused: liftlog stream resume {name}",
+    "read_only": "it is read-only: liftlog stream read-only {name} --off",
+}
+
+
+def _show_recording(found: StreamInfo, done: str) -> None:
+    """`done` undid one reason to refuse messages; another may be left."""
+    left = [way for switch, way in _WAY_BACK.items() if found.settings.get(switch)]
+    _show(found, done if left else "records again")
+    name = printable(found.name)
+    for way in left:
+        warn(f"{name} still refuses messages: {way.format(name=name)}")
 
 
 def _show(found: StreamInfo, done: str) -> None:

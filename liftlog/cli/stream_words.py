@@ -41,13 +41,8 @@ def _more_of(found: StreamInfo) -> tuple[str, ...]:
     )
 
 
-def records_of(found: StreamInfo) -> int:
-    """As many offsets as readers can reach; after compaction some of them hold nothing."""
-    return max(found.high_watermark - found.log_start_offset, 0)
-
-
 def count_of(found: StreamInfo) -> str:
-    return plural(records_of(found), "record")
+    return plural(found.records, "record")
 
 
 def row_of(found: StreamInfo) -> tuple[str, ...]:
@@ -55,7 +50,7 @@ def row_of(found: StreamInfo) -> tuple[str, ...]:
         printable(found.name),
         printable(found.subject),
         printable(found.state) + (" !" if found.warnings or found.quarantined else ""),
-        f"{records_of(found):,}",
+        f"{found.records:,}",
         str(found.log_start_offset),
         str(found.high_watermark),
         show_size(found.size_bytes),
@@ -66,10 +61,8 @@ def row_of(found: StreamInfo) -> tuple[str, ...]:
 
 def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
     records = count_of(found)
-    if records_of(found):
-        if found.compaction.get("cleaned_below"):
-            records = f"at most {records}"
-        records += f", offsets {found.log_start_offset} to {found.high_watermark - 1}"
+    if found.high_watermark > found.log_start_offset:
+        records += f" at offsets {found.log_start_offset} to {found.high_watermark - 1}"
     facts = [
         ("name", found.name),
         ("subject", found.subject),

@@ -131,7 +131,7 @@ def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
                 info.state,
                 (info.high_watermark - old.high_watermark) / seconds,
                 max(info.size_bytes - old.size_bytes, 0) / seconds,  # retention may take away more
-                max(info.high_watermark - info.log_start_offset, 0),
+                info.records,
                 info.size_bytes,
                 slowest.lag if slowest else None,
                 slowest.consumer if slowest else "",

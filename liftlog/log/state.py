@@ -135,6 +135,21 @@ class LogState:
         return sum(segment.size_bytes for segment in self._segments)
 
     @property
+    def record_count(self) -> int:
+        """Records that can be read; an upper bound where damage or the log start cut a segment
+        that was compacted."""
+        start, end = self.log_start_offset, self.high_watermark
+        total = 0
+        for segment in self._segments:
+            low, high = max(segment.base_offset, start), min(segment.next_offset, end)
+            lost = sum(
+                max(min(bad.next_offset, high) - max(bad.first_offset, low), 0)
+                for bad in self.quarantined
+            )
+            total += min(segment.record_count, max(high - low - lost, 0))
+        return total
+
+    @property
     def commit_group(self) -> int:
         """The number that batches encoded for the next append must carry."""
         return self._commit_group

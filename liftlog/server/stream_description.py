@@ -24,6 +24,7 @@ def describe(
         log_start_offset=log.log_start_offset,
         high_watermark=log.high_watermark,
         log_end_offset=log.log_end_offset,
+        record_count=log.record_count,
         size_bytes=log.size_bytes,
         segment_count=log.segment_count,
         leader_epoch=log.leader_epoch,

@@ -107,6 +107,45 @@ def test_update_shows_first_and_asks_before_records_go(liftlog: Cli, stream: str
     assert liftlog("stream", "update", "none", "--set", "acks=off").exit_code == ExitCode.NOT_FOUND
 
 
+def test_what_undoes_one_refusal_tells_of_the_other(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("stream", "pause", stream)
+    liftlog.ok("stream", "read-only", stream)
+    resumed = liftlog.ok("stream", "resume", stream)
+    assert "records again" not in resumed
+    assert f"{stream} still refuses messages" in resumed
+    assert f"liftlog stream read-only {stream} --off" in resumed
+    assert liftlog("pub", f"{stream}.a", "x").exit_code == ExitCode.NOT_ACKED
+    assert "records again" in liftlog.ok("stream", "read-only", stream, "--off")
+    assert "11" in liftlog.ok("pub", f"{stream}.a", "x")
+    liftlog.ok("stream", "read-only", stream)
+    liftlog.ok("stream", "pause", stream)
+    left = liftlog.ok("stream", "read-only", stream, "--off")
+    assert f"liftlog stream resume {stream}" in left
+    assert "records again" in liftlog.ok("stream", "resume", stream)
+
+
+def test_records_are_counted_as_they_are(liftlog: Cli, stream: str) -> None:
+    """Not as many as there are offsets, where compaction or a new log start took some away."""
+    settings = ["compaction.min_dirty_ratio=1.0", "dedupe_window=0s"]
+    name = f"{stream[:90]}-keyed"
+    sets = [part for setting in settings for part in ("--set", setting)]
+    liftlog.ok("stream", "create", name, "-s", f"{name}.>", *sets)
+    key = ["--key", "k{n}", "--count", "10"]
+    for _ in range(3):
+        liftlog.ok("pub", f"{name}.a", "value", *key)
+    assert liftlog.json("stream", "info", name)["record_count"] == 30
+    liftlog.ok("stream", "compact", name, "--wait")
+    found = liftlog.json("stream", "info", name)
+    assert found["record_count"] == 10
+    assert found["high_watermark"] - found["log_start_offset"] == 30
+    [row] = [line for line in liftlog.ok("stream", "ls").splitlines() if line.startswith(name)]
+    assert row.split()[3] == "10"
+    assert "10 records at offsets 1 to 30" in liftlog.ok("stream", "info", name)
+    liftlog.ok("stream", "truncate", stream, "5", "--yes")
+    assert liftlog.json("stream", "info", stream)["record_count"] == 6
+    assert liftlog.json("stream", "rm", name, "--yes")["records"] == 10
+
+
 def test_a_paused_stream_is_paused_after_kill_9() -> None:
     """Of the configuration file and of the API; publishers are told, on the wire."""
     with NatsServer() as nats_server, Daemon(nats_server.url, {"streams": STREAMS}) as daemon:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from liftlog.cli.top import Sample, rows_of
+from liftlog.client import StreamInfo
 
 
-def stream(name: str, end: int, size: int, incarnation: str = "i", start: int = 1) -> Any:
-    return SimpleNamespace(
+def stream(name: str, end: int, size: int, incarnation: str = "i", start: int = 1) -> StreamInfo:
+    return StreamInfo(
         name=name,
         incarnation=incarnation,
         state="attached",

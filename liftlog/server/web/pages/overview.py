@@ -61,7 +61,7 @@ def _row(info: StreamInfo, rate: Rate) -> dict[str, Any]:
         "name": info.name,
         "subject": info.subject,
         "state": info.state,
-        "records": info.high_watermark - info.log_start_offset,
+        "records": info.records,
         "log_start_offset": info.log_start_offset,
         "high_watermark": info.high_watermark,
         "size_bytes": info.size_bytes,

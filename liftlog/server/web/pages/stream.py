@@ -34,7 +34,7 @@ async def stream(asked: Asked) -> Shown:
     asked.authorize("read")  # behind the waiting
     data: dict[str, Any] = {
         **described.to_wire(),
-        "records": described.high_watermark - described.log_start_offset,
+        "records": described.records,
         "rate": rate.records,
         "received_bytes_rate": rate.received_bytes,
         "history": rate.history,
