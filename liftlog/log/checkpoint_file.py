@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.log.filesystem import FileSystem, write_all
+from liftlog.log.unreadable import is_unreadable
 
 VERSION = 1
 TEMPORARY_SUFFIX = ".tmp"
@@ -49,15 +50,22 @@ def write_checkpoint_text(fs: FileSystem, path: Path, kind: str, text: str) -> N
 def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
     """The content of `path`, or None when it does not exist.
 
-    Raises CorruptMetadata when it fails its check, UnsupportedFormat for a newer version.
+    Raises CorruptMetadata when it fails its check or the disk cannot read it, UnsupportedFormat
+    for a newer version, OSError for what says nothing about the file.
     """
-    if not fs.exists(path):
-        return None
-    file = fs.open(path, writable=False)
     try:
-        raw = file.pread(file.size(), 0)
-    finally:
-        file.close()
+        if not fs.exists(path):
+            return None
+        file = fs.open(path, writable=False)
+        try:
+            raw = file.pread(file.size(), 0)
+        finally:
+            file.close()
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        reason = error.strerror or str(error)
+        raise CorruptMetadata(f"{path.name} cannot be read from the disk: {reason}") from error
     head, newline, body = raw.partition(b"\n")
     words = head.split()
     if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():

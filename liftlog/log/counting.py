@@ -19,6 +19,7 @@ from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, walk_batches
+from liftlog.log.unreadable import read_zeroed
 from liftlog.records.decode import decode_batch
 from liftlog.records.header import BatchHeader
 
@@ -86,7 +87,7 @@ def _find(
 def _offset_in(file: File, position: int, header: BatchHeader, number: int) -> int:
     if header.record_count <= header.last_offset_delta:
         try:
-            return int(decode_batch(file.pread(header.length, position)).offsets()[number])
+            return int(decode_batch(read_zeroed(file, header.length, position)).offsets()[number])
         except (CorruptBatch, UnsupportedFormat):
             pass  # readers will be told; here a little less precision is no harm
     return header.base_offset + number

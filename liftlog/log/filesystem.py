@@ -4,13 +4,17 @@ Every durability argument in this package rests on five assumptions about the di
 `fdatasync` returns only when the bytes and the size are stable; `rename` is atomic;
 a directory entry is stable after `fsync` of its directory; a failed `fdatasync` may have
 dropped the dirty pages; and un-synced writes may reach the disk torn and in any order.
+
+And on a sixth about reads: a file ends where its size says, never where a read stops. Linux
+answers a read that meets an unreadable sector with the bytes before it, so a short read may be
+either; `read_whole` tells which.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -20,7 +24,6 @@ from liftlog.errors import DiskFull, StorageError
 Buffer = bytes | bytearray | memoryview
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_PIECE_BYTES = 4 * 1024 * 1024
 
 
 class File(Protocol):
@@ -29,7 +32,13 @@ class File(Protocol):
     path: Path
 
     def fileno(self) -> int: ...
-    def pread(self, length: int, position: int) -> bytes: ...
+    def pread(self, length: int, position: int) -> bytes:
+        """`length` bytes at `position`; fewer only where the file ends, as its size says.
+
+        Raises OSError when the disk does not give one of them; see `liftlog.log.unreadable`.
+        """
+        ...
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int: ...
     def fdatasync(self) -> None: ...
     def truncate(self, size: int) -> None: ...
@@ -67,6 +76,12 @@ class OsFile:
         return self._fd
 
     def pread(self, length: int, position: int) -> bytes:
+        raw = os.pread(self._fd, length, position)
+        if len(raw) == length:
+            return raw
+        return read_whole(self._pread, self.size, length, position, raw)
+
+    def _pread(self, length: int, position: int) -> bytes:
         return os.pread(self._fd, length, position)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
@@ -174,13 +189,25 @@ def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:
     return total
 
 
-def content_end(file: File, start: int) -> int:
-    """Where the zeros at the end of the file begin, at or after `start`. Raises OSError."""
-    end = file.size()
-    while end > start:
-        low = max(start, end - _PIECE_BYTES)
-        stem = file.pread(end - low, low).rstrip(b"\0")
-        if stem:
-            return low + len(stem)
-        end = low
-    return start
+def read_whole(
+    pread: Callable[[int, int], bytes],
+    size: Callable[[], int],
+    length: int,
+    position: int,
+    begun: bytes = b"",
+) -> bytes:
+    """Go on after short reads; `begun` is what the first one gave.
+
+    Fewer than `length` bytes only where the file ends, which `size` says and no read does. Raises
+    OSError with EIO when a read inside of the file gives nothing.
+    """
+    parts, done = [begun], len(begun)
+    while done < length:
+        part = pread(length - done, position + done)
+        if not part:
+            if position + done >= size():
+                break
+            raise OSError(errno.EIO, f"the disk gives {done} of {length} bytes at {position}")
+        parts.append(part)
+        done += len(part)
+    return b"".join(parts)

@@ -24,6 +24,7 @@ import numpy as np
 from crc32c import crc32c
 
 from liftlog.log.filesystem import FileSystem, write_all
+from liftlog.log.unreadable import is_unreadable
 
 INTERVAL_BYTES = 4096
 ENTRY_SIZE = 16
@@ -157,13 +158,22 @@ def write_index(fs: FileSystem, log_path: Path, index: SparseIndex) -> None:
 
 
 def read_index(fs: FileSystem, log_path: Path, base_offset: int) -> SparseIndex | None:
-    """The index beside `log_path`, or None when it is missing or cannot be trusted."""
+    """The index beside `log_path`, or None when it is missing or cannot be trusted.
+
+    None too when the disk does not give it: all that it says stands in the segment. Raises OSError
+    for other errors.
+    """
     path = index_path(log_path)
-    if not fs.exists(path):
-        return None
-    file = fs.open(path, writable=False)
     try:
-        raw = file.pread(file.size(), 0)
-    finally:
-        file.close()
+        if not fs.exists(path):
+            return None
+        file = fs.open(path, writable=False)
+        try:
+            raw = file.pread(file.size(), 0)
+        finally:
+            file.close()
+    except OSError as error:
+        if is_unreadable(error):
+            return None
+        raise
     return SparseIndex.from_bytes(base_offset, raw)

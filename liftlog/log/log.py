@@ -12,13 +12,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import DiskFull, OffsetOutOfRange, StorageError
+from liftlog.errors import DiskFull, OffsetOutOfRange, SegmentsChanged, StorageError
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import SparseIndex, write_index
 from liftlog.log.manifest import Manifest, SegmentEntry, epoch_before
-from liftlog.log.reading import ReadView, first_offset_at, read_slice
+from liftlog.log.reading import ReadView, find_damage, first_offset_at, read_slice
 from liftlog.log.recovery import ActiveState
+from liftlog.log.repair.damage import is_covered
 from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice
 from liftlog.log.truncation import LogTruncation
@@ -100,11 +101,38 @@ class Log(LogTruncation):
                 if not stored:
                     self._check_bounds(offset, view)
                 try:
-                    return read_slice(view, pool, index_of, start, max_bytes, max_records)
+                    found = read_slice(view, pool, index_of, start, max_bytes, max_records)
+                    if found is not None:
+                        found.on_damage = self.quarantine_damage
+                    return found
                 except FileNotFoundError:
                     # It may have been removed between our snapshot and the open.
                     if view.segments is self._segments:
                         raise
+
+    def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
+        """Whether all of these offsets are known to be damaged or lost."""
+        return is_covered(first_offset, next_offset, self.quarantined)
+
+    def quarantine_damage(self, first_offset: int, next_offset: int) -> None:
+        """Verify what is stored of [first_offset, next_offset), up to the high watermark, and
+        quarantine what of it is damaged or cannot be read; durable on return.
+
+        Takes as long as reading it; from any thread. Each range that is found is an ERROR in the
+        log. Raises StorageError, DiskFull, UnsupportedFormat.
+        """
+        pool, index_of = self.environment.pool, self._index_of
+        with storage_errors(f"examining {self.name}"):
+            view = self._view()
+            for segment in view.segments:
+                if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
+                    continue
+                try:
+                    found = find_damage(view, pool, index_of, segment, first_offset, next_offset)
+                    if found:
+                        self.quarantine(segment.path.name, found)
+                except (FileNotFoundError, SegmentsChanged):
+                    continue  # replaced or removed meanwhile: readers read something else
 
     def _check_bounds(self, offset: int, view: ReadView) -> None:
         start, end = view.manifest.log_start_offset, self._log_end.offset

@@ -24,6 +24,7 @@ from liftlog.log.manifest import (
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind, scan
 from liftlog.log.segment import Segment
 from liftlog.log.slot import SLOT_NAME, SlotState, read_slot
+from liftlog.log.unreadable import read_around, read_zeroed
 from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.header import BatchHeader
 
@@ -76,6 +77,7 @@ class _Opening(Inventory):
         self.active_is_missing = False
         self._slot: SlotState | None = None
         self._slot_was_read = False
+        self.must_roll = False  # the active file cannot be appended to
 
     def run(
         self, clean: ActiveState | None, recovery_point: ActiveState | None
@@ -187,15 +189,27 @@ class _Opening(Inventory):
         return max(slot.acked_end, state.next_offset)
 
     def _write_again(self, file: File, start: int, end: int) -> None:
-        """Make the pages dirty again, so that the fdatasync to come writes them."""
+        """Make the pages dirty again, so that the fdatasync to come writes them.
+
+        But for what cannot be read: a page that came from the disk needs no writing, and zeros in
+        its place would end all hope for it.
+        """
         for position in range(start, end, _COPY_BYTES):
-            piece = file.pread(min(_COPY_BYTES, end - position), position)
-            write_all(file, [piece], position)
+            raw, holes = read_around(file, min(_COPY_BYTES, end - position), position)
+            at = position
+            for hole in (*holes, range(position + len(raw), position + len(raw))):
+                if hole.start > at:
+                    write_all(file, [raw[at - position : hole.start - position]], at)
+                at = hole.stop
 
     def _known_damage(self, path: Path, damage: Damage) -> QuarantinedRange | None:
-        """The range that an earlier start made of this damage: recovering twice changes nothing."""
+        """The range that an earlier start, or a reader, made of this damage: recovering twice
+        changes nothing."""
         for bad in self._quarantined_in(path):
-            if (bad.position, bad.first_offset) == (damage.position, damage.offset):
+            if (bad.position, bad.first_offset) == (damage.position, damage.offset) or (
+                bad.position <= damage.position < bad.end_position
+                and bad.first_offset <= damage.offset < bad.next_offset
+            ):
                 return bad
         return None
 
@@ -223,7 +237,10 @@ class _Opening(Inventory):
             return None, known.next_offset
         if verdict.cut:
             self._copy_tail(file, damage, size)
-            if verdict.log_end_offset == damage.offset:
+            if verdict.log_end_offset == damage.offset and damage.unreadable:
+                # Neither cutting nor writing is sure to work in a page that cannot be read.
+                self.must_roll = True
+            elif verdict.log_end_offset == damage.offset:
                 file.truncate(damage.position)
             else:
                 # The tail stays until the manifest says that these offsets are passed over: a start
@@ -274,7 +291,7 @@ class _Opening(Inventory):
         aside = self.fs.open(target, create=True)
         try:
             for done in range(0, length, _COPY_BYTES):
-                piece = file.pread(min(_COPY_BYTES, length - done), position + done)
+                piece = read_zeroed(file, min(_COPY_BYTES, length - done), position + done)
                 write_all(aside, [piece], done)
             aside.fdatasync()
         finally:
@@ -373,6 +390,6 @@ class _Opening(Inventory):
             commit_group=(state.commit_group + 1) & 0xFFFF,
             boot_id=self.boot_id,
         )
-        if end != state.next_offset:
+        if end != state.next_offset or self.must_roll:
             log.skip_to(end)
         return log, self.report

@@ -10,8 +10,12 @@ from liftlog.errors import CorruptRange
 from liftlog.log.file_pool import FilePool
 from liftlog.log.index import IndexEntry
 from liftlog.log.manifest import Manifest, QuarantinedRange
+from liftlog.log.repair.damage import is_covered
+from liftlog.log.repair.walk import Missing, walk
 from liftlog.log.segment import Segment
 from liftlog.log.slices import IndexOf, LogSlice, find_time_in_segment, slice_segment
+
+_DAMAGE_WINDOW_BYTES = 256 * 1024
 
 
 class LogEnd(NamedTuple):
@@ -147,3 +151,53 @@ def first_offset_at(view: ReadView, pool: FilePool, index_of: IndexOf, timestamp
         if found is not None:
             return found
     return view.committed.offset
+
+
+def find_damage(
+    view: ReadView,
+    pool: FilePool,
+    index_of: IndexOf,
+    segment: Segment,
+    first_offset: int,
+    next_offset: int,
+) -> list[QuarantinedRange]:
+    """What of [first_offset, next_offset) in `segment` is damaged and not yet quarantined.
+
+    Reads the bytes and checks every checksum. Raises OSError, UnsupportedFormat.
+    """
+    known, end = view.damaged(segment), view.readable_end(segment)
+    found: list[QuarantinedRange] = []
+    pooled = pool.acquire(segment.path)
+    try:
+        file = pooled.file
+        index = index_of(segment, file)
+        start = index.floor(first_offset)
+        for item in walk(
+            file,
+            start.offset,
+            end.position,
+            end.position,
+            index,
+            position=start.position,
+            window_bytes=_DAMAGE_WINDOW_BYTES,
+        ):
+            if not isinstance(item, Missing):
+                if item.batch.next_offset >= next_offset:
+                    break
+                continue
+            if item.first_offset >= next_offset:
+                break
+            following = end.offset if item.next_offset is None else item.next_offset
+            first = item.first_offset
+            if following > first_offset and not is_covered(first, following, known):
+                name, reason = segment.path.name, item.reason
+                found.append(
+                    QuarantinedRange(
+                        first, following, name, item.position, item.end_position, reason
+                    )
+                )
+            if following >= next_offset:
+                break
+    finally:
+        pool.release(pooled)
+    return found

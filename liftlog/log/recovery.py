@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from liftlog.errors import CorruptBatch
-from liftlog.log.filesystem import File, content_end
+from liftlog.log.filesystem import File
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.resync import Resync, find_resync
 from liftlog.log.slot import SlotState
+from liftlog.log.unreadable import content_end
 from liftlog.log.window import FileWindow
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header, verify_body
@@ -51,12 +52,18 @@ class ActiveState:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The scan stopped at `position`, where the batch of `offset` should begin."""
+    """The scan stopped at `position`, where the batch of `offset` should begin.
+
+    `unreadable`: the disk did not give bytes of that batch. No write that was under way leaves such
+    a sector, so nothing about it says that the batch was never acked.
+    """
 
     position: int
     offset: int
     reason: str
     header: BatchHeader | None  # when it could be read and continues the log
+    unreadable: bool = False
+    is_last: bool = False  # nothing can lie behind the batch: there are zeros, or the file ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,8 @@ def scan(
 ) -> tuple[ActiveState, Damage | None]:
     """Accept whole batches from `state` on up to `data_end`, each continuing the one before.
 
-    Calls `on_batch(position, header)` for each. Raises OSError (an unreadable file is not the
-    end of the data) and UnsupportedFormat.
+    Calls `on_batch(position, header)` for each. What the disk cannot read is damage, and never the
+    end of the data. Raises OSError for other errors, and UnsupportedFormat.
     """
     window = FileWindow(file, file.size())
     position, offset = state.position, state.next_offset
@@ -108,7 +115,7 @@ def scan(
                 break
             verify_body(window.view(position, header.length), header)
         except CorruptBatch as error:
-            damage = Damage(position, offset, str(error), header)
+            damage = _with_holes(window, Damage(position, offset, str(error), header))
             break
         on_batch(position, header)
         position += header.length
@@ -128,6 +135,19 @@ def scan(
         commit_group=group,
     )
     return good, damage
+
+
+def _with_holes(window: FileWindow, damage: Damage) -> Damage:
+    """With what the disk does not give of the damaged batch."""
+    length = HEADER_SIZE if damage.header is None else damage.header.length
+    hole = window.unreadable(damage.position, length)
+    if not hole:
+        return damage
+    behind = damage.position + length
+    is_last = not window.unreadable(behind, HEADER_SIZE) and not any(
+        window.view(behind, HEADER_SIZE)
+    )
+    return replace(damage, reason=hole, unreadable=True, is_last=is_last)
 
 
 def resync_behind(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
@@ -171,6 +191,11 @@ def judge_tail(
     if behind is not None:
         # One bad bit costs one batch; and if another commit group lies behind it, it was acked.
         return Verdict(False, behind.offset, behind.offset)
+    if damage.unreadable:
+        # It was on the disk in full once, for all that is known: acked, so it is kept and told.
+        known = damage.header if damage.is_last else None
+        end = reserved_offset if known is None else known.next_offset
+        return Verdict(False, max(damage.offset, end), max(damage.offset, end))
     if damage.header is not None:
         return Verdict(True, damage.offset, damage.header.next_offset)
     # It tells nothing, not even how many offsets were in it.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.filesystem import File
+from liftlog.log.unreadable import first_hole, read_around, read_zeroed
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE, MAGIC
 from liftlog.records.header import BatchHeader, parse_header, verify_body
 
@@ -39,20 +40,25 @@ class Headers:
         self._window = window
         self._start = 0
         self._buffer = b""
+        self._holes: tuple[range, ...] = ()
 
     def at(self, position: int) -> BatchHeader | None:
         inside = position - self._start
         if inside < 0 or inside + HEADER_SIZE > len(self._buffer):
             self._start, inside = position, 0
-            self._buffer = self._file.pread(self._window, position)
+            self._buffer, self._holes = read_around(self._file, self._window, position)
         try:
             return parse_header(self._buffer, inside)
         except (CorruptBatch, UnsupportedFormat):
             return None
 
+    def is_unreadable(self, position: int) -> bool:
+        """Whether the disk does not give the header there. Asked after `at`."""
+        return first_hole(self._holes, position, HEADER_SIZE) is not None
+
     def is_cut_at(self, position: int, end: int) -> bool:
         """Whether a header begins at `position` that `end` cuts."""
-        start = self._file.pread(min(len(MAGIC), end - position), position)
+        start = read_zeroed(self._file, min(len(MAGIC), end - position), position)
         return end - position < HEADER_SIZE and start == MAGIC[: len(start)]
 
 
@@ -114,6 +120,8 @@ def _follow(
 
     None when it breaks before; then `broken` gets the positions that it passed. A last batch that
     the end cuts does not break it: that is the torn tail that a crash leaves behind good batches.
+    Nor does a header that the disk does not give: what could break the chain there is not known,
+    and a value whose end happens to lie in an unreadable page is not what this guards against.
     """
     passed = []
     current: BatchHeader | None = header
@@ -124,6 +132,8 @@ def _follow(
         if position >= end or headers.is_cut_at(position, end):
             return offset
         current = headers.at(position)
+        if current is None and headers.is_unreadable(position):
+            return offset
         if current is not None and (current.base_offset != offset or current.leader_epoch < epoch):
             current = None
     broken.update(passed)
@@ -133,7 +143,7 @@ def _follow(
 def is_whole(file: File, position: int, header: BatchHeader) -> bool:
     """Whether the body of the batch there is what its header says. Raises OSError."""
     try:
-        verify_body(file.pread(header.length, position), header)
+        verify_body(read_zeroed(file, header.length, position), header)
     except CorruptBatch:
         return False
     return True
@@ -144,7 +154,7 @@ def _magics(file: File, start: int, end: int) -> Iterator[int]:
     at = start
     while at < end:
         # The pieces overlap by what a magic may need across the border.
-        raw = file.pread(min(_SEARCH_BYTES, end - at) + len(MAGIC), at)
+        raw = read_zeroed(file, min(_SEARCH_BYTES, end - at) + len(MAGIC), at)
         if not raw:
             return
         found = raw.find(MAGIC)

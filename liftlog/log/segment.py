@@ -11,6 +11,7 @@ from liftlog.log.filesystem import File
 from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.resync import find_resync
+from liftlog.log.unreadable import read_zeroed
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
 
@@ -101,7 +102,7 @@ def walk_batches(
         at = position - read_from
         if at < 0 or at + HEADER_SIZE > len(buffer):
             read_from, at = position, 0
-            buffer = file.pread(min(window, limit - position), position)
+            buffer = read_zeroed(file, min(window, limit - position), position)
         try:
             header = parse_header(buffer, at)
             whole = header.base_offset == offset and position + header.length <= limit

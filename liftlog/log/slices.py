@@ -12,6 +12,7 @@ from liftlog.log.filesystem import File
 from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, SteppedOver, walk_batches
+from liftlog.log.unreadable import read_around, read_zeroed
 from liftlog.records.decode import decode_batch
 
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
@@ -32,6 +33,7 @@ class LogSlice:
         "first_offset",
         "length",
         "next_offset",
+        "on_damage",
         "position",
         "record_count",
     )
@@ -52,6 +54,8 @@ class LogSlice:
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.record_count = next_offset - first_offset
+        self.on_damage: Callable[[int, int], object] | None = None
+        """Told the offsets of a slice of which the disk did not give all."""
 
     @property
     def fd(self) -> int:
@@ -60,9 +64,22 @@ class LogSlice:
         return self._pooled.file.fileno()
 
     def pread(self) -> bytes:
-        """The bytes themselves, for readers in the same process."""
+        """The bytes themselves, for readers in the same process; every batch is still to be
+        checked. Pages that the disk does not give are zeros, and were quarantined on return.
+
+        Raises OSError; StorageError and DiskFull when there was something to quarantine.
+        """
         assert self._pooled is not None, "the slice was released"
-        return self._pooled.file.pread(self.length, self.position)
+        raw, holes = read_around(self._pooled.file, self.length, self.position)
+        if holes or len(raw) < self.length:
+            self.quarantine()
+        return raw.ljust(self.length, b"\0")
+
+    def quarantine(self) -> None:
+        """Verify what the slice holds and quarantine what of it is damaged; durable on return.
+        Blocking. Raises StorageError, DiskFull."""
+        if self.on_damage is not None:
+            self.on_damage(self.first_offset, self.next_offset)
 
     def release(self) -> None:
         """Let go of the file; calling it again does nothing."""
@@ -229,7 +246,7 @@ def find_time_in_segment(
             if header.max_timestamp_ns < timestamp_ns or header.next_offset <= first_offset:
                 continue
             try:
-                batch = decode_batch(file.pread(header.length, position)).trim(first_offset)
+                batch = decode_batch(read_zeroed(file, header.length, position)).trim(first_offset)
                 for offset, stamp in zip(batch.offsets(), batch.timestamps_ns(), strict=True):
                     if stamp >= timestamp_ns:
                         return offset

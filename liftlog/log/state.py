@@ -73,6 +73,7 @@ class LogState:
         self._slot.update(self._acked_end)
         self._manifest_in_doubt = False
         self._leftover_bytes = False
+        self._must_leave_file = False  # its last page cannot be read, so nothing can be added to it
         self._closed = False
 
     def _load_leases(self) -> None:

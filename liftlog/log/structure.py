@@ -176,13 +176,15 @@ class LogStructure(LogWriting):
                     self.environment.pool.remove(one)
 
     def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
-        """Note damaged ranges of a sealed segment; readers pass over them from now on. Durable.
+        """Note damaged ranges of a segment; readers pass over them from now on. Durable. In the
+        active segment they lie below the high watermark.
 
         What is known already changes nothing; a range that overlaps a known one widens it. Raises
         SegmentsChanged when the segment is gone, StorageError, DiskFull.
         """
         with self._lock, storage_errors(f"quarantining in {self.name}"):
-            self._listed([file_name])
+            if all(segment.path.name != file_name for segment in self._segments):
+                raise SegmentsChanged(f"{self.name} no longer consists of {file_name}")
             known = list(self._manifest.quarantined)
             for bad in ranges:
                 merged = replace(bad, segment=file_name)

@@ -15,6 +15,7 @@ from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.reading import LogEnd
 from liftlog.log.segment import MAX_POSITION, Segment
 from liftlog.log.state import LogState
+from liftlog.log.unreadable import is_unreadable
 
 logger = logging.getLogger("liftlog.log")
 
@@ -53,7 +54,8 @@ class LogWriting(LogState):
                 for i in range(0, len(batches), _MAX_BUFFERS):
                     buffers = [batch.data for batch in batches[i : i + _MAX_BUFFERS]]
                     position += write_all(self._file, buffers, position)
-            except OSError:
+            except OSError as error:
+                self._must_leave_file = is_unreadable(error)
                 self._roll_back_append()
                 raise
         self._account(batches)
@@ -76,6 +78,16 @@ class LogWriting(LogState):
         if self._allocated > size:
             self._file.truncate(size)
             self._allocated = size
+
+    def _trim_sealed(self, size: int) -> None:
+        """Give back what lies behind the end of what is about to be sealed. Raises OSError."""
+        try:
+            self._trim_allocation(size)
+        except OSError as error:
+            # The file system has to read the page that it cuts. What lies behind is ignored.
+            if not is_unreadable(error):
+                raise
+            logger.warning("allocation-kept stream=%s error=%s", self.name, error)
 
     def _account(self, batches: Sequence[EncodedBatch]) -> None:
         active = self._segments[-1]
@@ -125,7 +137,12 @@ class LogWriting(LogState):
             with self._lock:
                 self._write_manifest(self._manifest)
         if self._leftover_bytes:
-            self._remove_leftovers()
+            try:
+                self._remove_leftovers()
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
+                self._must_leave_file = True  # what lies behind the end of a sealed file is ignored
         self._slot.settle()
 
     def sync(self) -> int:
@@ -251,7 +268,8 @@ class LogWriting(LogState):
         if active.size_bytes == 0:
             return False
         return (
-            active.size_bytes + size > self.config.segment_max_bytes
+            self._must_leave_file
+            or active.size_bytes + size > self.config.segment_max_bytes
             or active.size_bytes + size > MAX_POSITION
             or next_offset - active.base_offset > 0xFFFF_FFFF
             or self._is_too_old(active)
@@ -304,7 +322,7 @@ class LogWriting(LogState):
             self._switch_active(self._segments[:-1], base_offset)
             return
         if not any(bad.end_position > old.size_bytes for bad in damaged):
-            self._trim_allocation(old.size_bytes)
+            self._trim_sealed(old.size_bytes)
         index = self._index
         write_index(self.environment.fs, old.path, index)
         # Before readers see that it is sealed.
@@ -341,6 +359,7 @@ class LogWriting(LogState):
         listed = {segment.path for segment in kept}
         gone = [segment for segment in self._segments if segment.path not in listed]
         self._leftover_bytes = False
+        self._must_leave_file = False
         self._file.close()
         self._file = file
         self._allocated = 0

@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from liftlog.log.filesystem import read_whole
+
+PAGE = 4096
 Keep = Literal["none", "all", "some", "last"]
 """Which un-synced changes reach the disk. `last`: of each directory its last one alone."""
 
@@ -52,6 +55,26 @@ class Inode:
     data: bytearray = field(default_factory=bytearray)
     stable: bytes = b""
     pending: list[tuple[str, int, bytes]] = field(default_factory=list)
+    bad_pages: set[int] = field(default_factory=set)  # the disk does not give them
+
+    def is_bad(self, position: int) -> bool:
+        return position // PAGE in self.bad_pages
+
+    def readable_end(self, position: int, end: int) -> int:
+        """How far from `position` to `end` a read gets."""
+        bad = [page * PAGE for page in self.bad_pages if position < (page + 1) * PAGE]
+        return max(min([end, *bad]), position)
+
+    def heal(self, position: int, length: int) -> None:
+        """Pages that are written whole get another place on the disk. Raises OSError for parts of
+        bad ones, which the kernel has to read first."""
+        touched = {one for one in self.bad_pages if position < (one + 1) * PAGE}
+        touched = {one for one in touched if one * PAGE < position + length}
+        for page in touched:
+            whole = position <= page * PAGE and (page + 1) * PAGE <= position + length
+            if not whole and page * PAGE < len(self.data):
+                raise OSError(errno.EIO, "a part of an unreadable page")
+        self.bad_pages -= touched
 
     def write(self, position: int, raw: bytes) -> None:
         _apply(self.data, "write", position, raw)
@@ -84,7 +107,7 @@ class Inode:
                     cut[0] = 0
                 position, raw = position + cut[0], raw[cut[0] : cut[1]]
             _apply(data, kind, position, raw)
-        return Inode(data, bytes(data))
+        return Inode(data, bytes(data), bad_pages=set(self.bad_pages))
 
 
 @dataclass
@@ -130,6 +153,13 @@ def _add_to_digest(found: hashlib.blake2b, directory: Directory, path: str) -> N
             found.update(node.data)
 
 
+def _paths_below(directory: Directory, path: Path) -> list[Path]:
+    found = []
+    for name, node in directory.entries.items():
+        found += _paths_below(node, path / name) if isinstance(node, Directory) else [path / name]
+    return found
+
+
 def _apply(data: bytearray, kind: str, position: int, raw: bytes) -> None:
     if kind == "write":
         data.extend(bytes(max(position - len(data), 0)))
@@ -166,7 +196,17 @@ class SimFile:
         if fault is not None:
             raise OSError(fault.error, "injected")
         assert not self.closed
-        return bytes(self._inode.data[position : position + length])
+        return read_whole(self._read_once, self.size, length, position)
+
+    def _read_once(self, length: int, position: int) -> bytes:
+        """As Linux does it: up to the first bad page, an error only for bytes of that page."""
+        inode = self._inode
+        end = inode.readable_end(position, min(position + length, len(inode.data)))
+        if end == position < len(inode.data):
+            raise OSError(errno.EIO, "an unreadable sector")
+        if self._fs.short_reads is not None:
+            end = min(end, position + self._fs.short_reads.randint(1, max(end - position, 1)))
+        return bytes(inode.data[position:end])
 
     def pwritev(self, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
         raw = b"".join(buffers)
@@ -186,6 +226,7 @@ class SimFile:
                 if not raw:
                     raise OSError(errno.ENOSPC, "no space left")
             self._fs.free_bytes = room - max(position + len(raw) - len(self._inode.data), 0)
+        self._inode.heal(position, len(raw))
         self._inode.write(position, raw)
         return len(raw)
 
@@ -198,6 +239,9 @@ class SimFile:
 
     def truncate(self, size: int) -> None:
         self._fs.raise_fault("truncate", self.path)
+        if size % PAGE and size < len(self._inode.data) and self._inode.is_bad(size):
+            raise OSError(errno.EIO, "a part of an unreadable page")
+        self._inode.bad_pages = {one for one in self._inode.bad_pages if one * PAGE < size}
         self._inode.resize("truncate", size)
 
     def allocate(self, size: int) -> None:
@@ -226,6 +270,8 @@ class SimFileSystem:
         self.copy_on_write: set[str] = set()
         """Names of files that need room for each write, also over what is there (btrfs)."""
         self.open_files = 0
+        self.short_reads: random.Random | None = None
+        """Reads give fewer bytes than there are, as a kernel may at any time."""
         self.log: list[str] = []
 
     # --- what goes wrong ---
@@ -259,12 +305,14 @@ class SimFileSystem:
         rng = random.Random(seed)
         after = SimFileSystem()
         after.root = self.root.after_power_cut(keep, rng, {})
+        after.short_reads = self.short_reads
         return after
 
     def kill(self) -> SimFileSystem:
         """What a killed process leaves: everything that was written, synced or not."""
         after = SimFileSystem()
         after.root = self.root
+        after.short_reads = self.short_reads
         return after
 
     # --- FileSystem ---
@@ -292,6 +340,7 @@ class SimFileSystem:
                 node = Inode()
                 parent.change({path.name: node})
             assert isinstance(node, Inode)
+            node.bad_pages.clear()
             if node.data:
                 node.resize("truncate", 0)
         else:
@@ -367,6 +416,19 @@ class SimFileSystem:
         node.data[:] = raw
         node.stable = raw
         node.pending.clear()
+
+    def lose_page(self, path: Path, position: int) -> range:
+        """From now on the disk does not give the page that `position` lies in."""
+        node = self._node(path)
+        assert isinstance(node, Inode)
+        start = position - position % PAGE
+        assert start < len(node.data)
+        node.bad_pages.add(position // PAGE)
+        return range(start, min(start + PAGE, len(node.data)))
+
+    def files(self) -> list[Path]:
+        """Every file on the disk."""
+        return sorted(_paths_below(self.root, Path("/")))
 
     def remove(self, path: Path) -> None:
         parent = self._parent(path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from liftlog.log.filesystem import Buffer, File, FileSystem, content_end, write_all
+from liftlog.log.filesystem import Buffer, File, FileSystem, write_all
 from liftlog.log.manifest import SEGMENT_SUFFIX
+from liftlog.log.unreadable import content_end, read_zeroed
 
 _COPY_BYTES = 4 * 1024 * 1024
 
@@ -123,7 +124,8 @@ class KeepingFileSystem:
         copy = self._beneath.open(target, create=True)
         try:
             for position in range(start, end, _COPY_BYTES):
-                piece = file.pread(min(_COPY_BYTES, end - position), position)
+                # What cannot be read is zeros in the copy: there is nothing else to keep of it.
+                piece = read_zeroed(file, min(_COPY_BYTES, end - position), position)
                 write_all(copy, [piece], position - start)
             copy.fdatasync()
         finally:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from liftlog.log.filesystem import Buffer, File, FileSystem, content_end
+from liftlog.log.filesystem import Buffer, File, FileSystem
 from liftlog.log.manifest import SEGMENT_SUFFIX
+from liftlog.log.unreadable import content_end
 
 
 class Cut(NamedTuple):

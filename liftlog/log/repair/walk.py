@@ -97,7 +97,8 @@ def _read_batch(
             return None, None, reason
         return header, decode_batch(window.view(position, header.length)), ""
     except CorruptBatch as error:
-        return header, None, error.message
+        length = HEADER_SIZE if header is None else header.length
+        return header, None, window.unreadable(position, length) or error.message
 
 
 def _behind(

@@ -28,6 +28,7 @@ from liftlog.log.rewrite.merger import BatchMerger
 from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
 from liftlog.log.rewrite.writer import SegmentWriter
+from liftlog.log.unreadable import read_zeroed
 from liftlog.records.codecs import raw_length
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import parse_header
@@ -70,7 +71,7 @@ def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry) -> float:
     try:
         for i in range(_SAMPLES):
             at = index.floor_position(entry.size_bytes * i // _SAMPLES).position
-            found = file.pread(_HEAD_BYTES, at)
+            found = read_zeroed(file, _HEAD_BYTES, at)
             with suppress(CorruptBatch, UnsupportedFormat):  # whoever reads all of it is told
                 header = parse_header(found)
                 stored += header.length

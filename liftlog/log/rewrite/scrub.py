@@ -1,13 +1,12 @@
 """Verifying a sealed segment, so that rot is known before anybody asks for the records.
 
-What cannot be read (a bad sector) is damage like any other: it is looked at as zeros, page by
-page, so that what lies around it is still told apart.
+What cannot be read (a bad sector) is damage like any other, and what lies around it is still told
+apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from liftlog.log.filesystem import Buffer, File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
@@ -25,8 +24,6 @@ from liftlog.log.rewrite.job import (
 )
 from liftlog.log.rewrite.source import WINDOW_BYTES
 
-_PAGE_BYTES = 4096
-
 
 def scrub(
     job: ScrubJob,
@@ -41,9 +38,9 @@ def scrub(
     """
     entry = job.source
     path = path_of(job.directory, entry)
-    file = _Patient(fs.open(path, writable=False), throttle)
+    file = _Throttled(fs.open(path, writable=False), throttle)
     try:
-        index = _stored_index(fs, path, entry.base_offset)
+        index = read_index(fs, path, entry.base_offset)
         size = min(file.size(), entry.size_bytes)
         seen = _Seen(index, progress, entry.size_bytes)
         items = walk(file, entry.base_offset, size, size, index)
@@ -61,13 +58,6 @@ def scrub(
         batches=seen.batches,
         bytes_read=size,
     )
-
-
-def _stored_index(fs: FileSystem, path: Path, base_offset: int) -> SparseIndex | None:
-    try:
-        return read_index(fs, path, base_offset)
-    except OSError:
-        return None
 
 
 class _Seen:
@@ -102,8 +92,8 @@ class _Seen:
         )
 
 
-class _Patient:
-    """A file that is read at a bounded rate, and in which unreadable pages are zeros."""
+class _Throttled:
+    """A file that is read at a bounded rate."""
 
     def __init__(self, file: File, throttle: Throttle) -> None:
         self._file = file
@@ -112,18 +102,7 @@ class _Patient:
 
     def pread(self, length: int, position: int) -> bytes:
         self._throttle(length)
-        try:
-            return self._file.pread(length, position)
-        except OSError:
-            pages = range(position, position + length, _PAGE_BYTES)
-            end = position + length
-            return b"".join([self._page(at, min(_PAGE_BYTES, end - at)) for at in pages])
-
-    def _page(self, position: int, length: int) -> bytes:
-        try:
-            return self._file.pread(length, position)
-        except OSError:
-            return bytes(max(min(length, self.size() - position), 0))
+        return self._file.pread(length, position)
 
     def size(self) -> int:
         return self._file.size()

@@ -6,7 +6,6 @@ read or a batch that does not fit is damage, never the end.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from liftlog.errors import CorruptBatch, LiftlogError, UnsupportedFormat
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.rewrite.job import Throttle, path_of
+from liftlog.log.unreadable import is_unreadable
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE, LENGTH, LENGTH_POSITION
 from liftlog.records.header import parse_header
@@ -98,7 +98,7 @@ def _read(file: File, length: int, position: int) -> bytes:
     try:
         raw = file.pread(length, position)
     except OSError as error:
-        if error.errno != errno.EIO:
+        if not is_unreadable(error):
             raise
         raise CorruptBatch(f"the disk cannot read {length} bytes at {position}") from error
     if len(raw) < length:

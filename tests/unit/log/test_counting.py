@@ -84,7 +84,7 @@ def test_a_failing_disk_is_an_error() -> None:
     fs = SimFileSystem()
     log = with_holes(fs)
     log.environment.pool.forget_directory(DIRECTORY)
-    fs.faults = [Fault("pread", errno.EIO)]
+    fs.faults = [Fault("pread", errno.ENOMEM)]
     with pytest.raises(StorageError):
         log.offset_of_record(log.segments[0], 50)
     assert log.offset_of_record(log.segments[0], 0) == min(stored(log))

@@ -106,13 +106,31 @@ def test_what_a_failed_roll_back_left_is_removed_before_the_next_append() -> Non
 
 def test_appends_stop_while_leftovers_cannot_be_removed() -> None:
     fs, log, promises = _log()
-    fs.faults = [Fault("write"), Fault("truncate", times=2)]
+    fs.faults = [Fault("write"), Fault("truncate", error=errno.EPERM, times=2)]
     with pytest.raises(StorageError):
         append(log, promises, 1)
     with pytest.raises(StorageError):
         append(log, promises, 1)
     commit(log, promises, 1)
     _survives(fs, promises)
+
+
+def test_appends_leave_a_file_whose_last_page_cannot_be_read() -> None:
+    """A kernel that has forgotten the page reads it before it adds to it or cuts it."""
+    fs, log, promises = _log()
+    active = log.segments[-1]
+    fs.lose_page(active.path, active.size_bytes)
+    with pytest.raises(StorageError):
+        append(log, promises, 1)
+    commit(log, promises, 1)
+    assert log.segments[-1].path != active.path
+    assert log.log_end_offset == max(promises.acked) + 1
+    commit(log, promises, 2)
+    again, _ = reopen(fs.kill())
+    lost = range(active.base_offset, active.next_offset)
+    again.quarantine_damage(lost.start, lost.stop)
+    assert again.is_quarantined(lost.start, lost.stop)
+    check(again, promises, lost=lost)
 
 
 @pytest.mark.parametrize("groups", [0, 3])

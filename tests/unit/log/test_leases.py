@@ -183,16 +183,26 @@ def test_void_does_not_depend_on_the_disk(fs: SimFileSystem, leases: Leases) -> 
     assert leases.live(BASE_NS) == ()
     # Leases that were never read, and cannot be: they do not hold anybody up either.
     unread = Leases(fs, DIRECTORY)
-    fs.faults = [Fault("pread", errno.EIO)]
+    fs.faults = [Fault("pread", errno.ENOMEM)]
     assert unread.void("the disk is full") == 1
     assert unread.live(BASE_NS) == ()
 
 
-def test_a_damaged_file_stops_nobody_and_an_unreadable_one_is_no_empty_one(
+def test_a_sector_that_cannot_be_read_stops_nobody(fs: SimFileSystem, leases: Leases) -> None:
+    """Leases last an hour, the sector for ever: retention must not wait for it."""
+    acquire(leases, 1, 9)
+    fs.lose_page(PATH, 0)
+    again = opened(fs)
+    assert again.live(BASE_NS) == ()
+    new = acquire(again, 3, 4)
+    assert opened(fs).live(BASE_NS) == (new,)
+
+
+def test_a_damaged_file_stops_nobody_and_one_that_was_not_read_is_no_empty_one(
     fs: SimFileSystem, leases: Leases
 ) -> None:
     lease = acquire(leases, 1, 9)
-    fs.faults = [Fault("pread", errno.EIO)]
+    fs.faults = [Fault("pread", errno.ENOMEM)]
     again = Leases(fs, DIRECTORY)
     with pytest.raises(StorageError):
         again.load()

@@ -1,0 +1,106 @@
+"""Reading where the disk does not give every page: damage like rot, page by page.
+
+An unreadable sector costs the page that it lies in. Whoever looks for what is still good reads
+around it: the page counts as zeros, which no checksum of a batch takes for data, and what lies
+before and behind it is read as ever. Where it matters that the bytes are unknown and not zero (the
+end of the data, whether a tail may have been acked), the holes are told beside the bytes.
+
+Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are no damage and
+are raised.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import NamedTuple
+
+from liftlog.log.filesystem import File
+
+PAGE_BYTES = 4096
+_PIECE_BYTES = 4 * 1024 * 1024
+_SECTOR_ERRORS = frozenset(
+    {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO}
+)
+"""What file systems answer for a sector, or a block of their own, that cannot be read or that
+fails its checksum."""
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Whether the disk cannot give these bytes; other errors say nothing about them."""
+    return error.errno in _SECTOR_ERRORS
+
+
+class Pieces(NamedTuple):
+    """Bytes of a file in which unreadable ones are zeros, and where these are: [start, stop) in the
+    file, ascending, apart from each other."""
+
+    raw: bytes
+    holes: tuple[range, ...] = ()
+
+
+def read_around(file: File, length: int, position: int) -> Pieces:
+    """As `file.pread`, with zeros where the disk gives nothing. Raises OSError for other errors."""
+    try:
+        return Pieces(file.pread(length, position))
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    end = min(position + length, max(file.size(), position))
+    parts: list[bytes] = []
+    holes: list[range] = []
+    while position < end:
+        following = min(position - position % PAGE_BYTES + PAGE_BYTES, end)
+        length = following - position
+        try:
+            parts.append(file.pread(length, position).ljust(length, b"\0"))
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            parts.append(bytes(length))
+            add_hole(holes, position, following)
+        position = following
+    return Pieces(b"".join(parts), tuple(holes))
+
+
+def add_hole(holes: list[range], start: int, stop: int) -> None:
+    """Note [start, stop), which lies behind all the others or goes on where the last one stops."""
+    if holes and holes[-1].stop >= start:
+        holes[-1] = range(holes[-1].start, stop)
+    else:
+        holes.append(range(start, stop))
+
+
+def read_zeroed(file: File, length: int, position: int) -> bytes:
+    """The bytes of `read_around` alone, for whoever checks them anyway."""
+    return read_around(file, length, position).raw
+
+
+def first_hole(holes: tuple[range, ...], position: int, length: int) -> range | None:
+    """The first of the holes that lies in these bytes, in part at least."""
+    for hole in holes:
+        if hole.start < position + length and position < hole.stop:
+            return hole
+    return None
+
+
+def words(hole: range) -> str:
+    """What to tell people of it."""
+    return f"the disk cannot read the {len(hole):,} bytes at {hole.start}"
+
+
+def content_end(file: File, start: int) -> int:
+    """Where the zeros at the end of the file begin, at or after `start`. Raises OSError.
+
+    What cannot be read may be anything but zeros, so it counts as content.
+    """
+    end = file.size()
+    while end > start:
+        low = max(start, end - _PIECE_BYTES)
+        raw, holes = read_around(file, end - low, low)
+        found = low + len(raw.rstrip(b"\0"))
+        if holes:
+            found = max(found, holes[-1].stop)
+        if found > low:
+            return found
+        end = low
+    return start

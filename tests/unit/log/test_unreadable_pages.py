@@ -1,0 +1,313 @@
+"""A page that the disk does not give is damage like rot, wherever it lies: it costs the batches on
+it and no more, each reader is told which offsets are gone, and none that was acked is used again.
+
+The simulated disk answers as Linux does: a read gets the bytes before the page, and an error only
+when it begins on it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from support import simfs
+from support.crash_scenarios import SCENARIOS, Scenario, World, start
+from support.logs import BASE_NS, DIRECTORY, Promises, check, create, encode, reopen
+from support.simfs import SimFileSystem
+
+from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange
+from liftlog.log import ActiveState, Log, LogConfig, unreadable
+from liftlog.log.filesystem import read_whole
+from liftlog.log.index import index_path
+from liftlog.log.unreadable import content_end, read_around
+from liftlog.records import decode_batch, parse_header
+
+PAGE = 256
+CONFIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pages in few bytes."""
+    monkeypatch.setattr(unreadable, "PAGE_BYTES", PAGE)
+    monkeypatch.setattr(simfs, "PAGE", PAGE)
+
+
+# --- reading ---
+
+
+def test_a_short_read_is_not_the_end_of_the_file() -> None:
+    raw = bytes(range(200))
+    calls: list[tuple[int, int]] = []
+
+    def pread(length: int, position: int) -> bytes:
+        calls.append((length, position))
+        return raw[position : position + min(length, 7)]
+
+    assert read_whole(pread, lambda: len(raw), 100, 20) == raw[20:120]
+    assert len(calls) == 15
+    assert read_whole(pread, lambda: len(raw), 100, 150) == raw[150:]
+    assert read_whole(pread, lambda: len(raw), 100, 300) == b""
+    with pytest.raises(OSError, match="gives 50 of 100 bytes"):
+        read_whole(pread, lambda: 201, 100, 150)
+
+
+def test_reading_around_pages() -> None:
+    fs = SimFileSystem()
+    path = DIRECTORY / "file"
+    fs.make_directory(DIRECTORY)
+    raw = random.Random(1).randbytes(10 * PAGE + 100)
+    file = fs.open(path, create=True)
+    file.pwritev([raw], 0)
+    for page in (2, 3, 7, 10):
+        fs.lose_page(path, page * PAGE)
+    found = read_around(file, len(raw) + 500, 0)
+    holes = [range(2 * PAGE, 4 * PAGE), range(7 * PAGE, 8 * PAGE), range(10 * PAGE, len(raw))]
+    assert list(found.holes) == holes
+    expected = bytearray(raw)
+    for hole in holes:
+        expected[hole.start : hole.stop] = bytes(len(hole))
+    assert found.raw == expected
+    part = read_around(file, 300, 2 * PAGE + 100)
+    assert part.holes == (range(2 * PAGE + 100, 2 * PAGE + 400),)
+    assert part.raw == bytes(300)
+    with pytest.raises(OSError):
+        file.pread(2 * PAGE + 1, 0)
+    assert file.pread(2 * PAGE, 0) == raw[: 2 * PAGE]
+
+
+def test_what_cannot_be_read_is_not_the_zeros_behind_the_data() -> None:
+    fs = SimFileSystem()
+    fs.make_directory(DIRECTORY)
+    file = fs.open(DIRECTORY / "file", create=True)
+    file.pwritev([b"x" * 100], 0)
+    file.allocate(8 * PAGE)
+    assert content_end(file, 0) == 100
+    fs.lose_page(file.path, 5 * PAGE)
+    assert content_end(file, 0) == 6 * PAGE
+    assert content_end(file, 6 * PAGE) == 6 * PAGE
+
+
+# --- recovery of the active segment ---
+
+
+class Stored(NamedTuple):
+    fs: SimFileSystem
+    log: Log
+    promises: Promises
+    batches: list[tuple[int, int, range]]
+    """(position, end, offsets) of each batch of the active segment."""
+    points: list[ActiveState]
+    """States that a recovery point may have claimed."""
+
+
+def stored(sizes: list[list[int]]) -> Stored:
+    """Groups of batches, all synced and acked, in one active segment."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=CONFIG)
+    points = [log.checkpoint()]
+    for group in sizes:
+        batches, rows, offset = [], [], log.log_end_offset
+        for count in group:
+            values = [promises.value(offset + i, 20 + 60 * (i % 3)) for i in range(count)]
+            batches.append(encode(log, values, first=offset))
+            rows += list(enumerate(values, offset))
+            offset += count
+        log.append(batches)
+        log.advance_high_watermark(log.sync())
+        promises.acked.update(rows)
+        promises.end = log.log_end_offset
+        points.append(log.active_state())
+    raw = fs.read(log.segments[-1].path)
+    found, position = [], 0
+    while position < log.segments[-1].size_bytes:
+        header = parse_header(raw, position)
+        offsets = range(header.base_offset, header.next_offset)
+        found.append((position, position + header.length, offsets))
+        position += header.length
+    return Stored(fs, log, promises, found, points)
+
+
+SIZES = [[1], [2, 1], [9], [1, 1, 1], [4], [12, 2], [1], [3], [1]]
+
+
+def on_page(batches: list[tuple[int, int, range]], page: range) -> set[int]:
+    """The offsets of the batches that lie on it, in part at least."""
+    return {
+        offset
+        for position, end, offsets in batches
+        if position < page.stop and page.start < end
+        for offset in offsets
+    }
+
+
+def read_carefully(log: Log) -> dict[int, bytes]:
+    """As a consumer that checks what it gets and goes on behind what it is told is damaged."""
+    found: dict[int, bytes] = {}
+    offset = log.log_start_offset
+    while True:
+        try:
+            piece = log.read(offset, 400)
+        except CorruptRange as damage:
+            if not offset <= damage.first_offset < damage.next_offset:
+                raise AssertionError(f"a senseless range at {offset}") from damage
+            log.quarantine_damage(damage.first_offset, damage.next_offset)
+            offset = damage.next_offset
+            continue
+        if piece is None:
+            return found
+        with piece:
+            raw, position = piece.pread(), 0
+            while position < len(raw):
+                try:
+                    batch = decode_batch(raw, position)
+                except CorruptBatch:  # quarantined by now: reading again from here tells the range
+                    break
+                for record in batch.trim(offset).records():
+                    assert record.value is not None
+                    found[record.offset] = record.value
+                position += batch.header.length
+                offset = batch.next_offset
+            else:
+                assert offset == piece.next_offset
+
+
+def pages(one: Stored, boot: str) -> Iterator[tuple[SimFileSystem, range]]:
+    """The disk with each page of the data lost in turn; after a power cut without the slot."""
+    path = one.log.segments[-1].path
+    for position in range(0, one.batches[-1][1], PAGE):
+        disk = one.fs.power_cut("all" if boot == "boot-1" else "none")
+        yield disk, disk.lose_page(path, position)
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"], ids=["kill", "power cut"])
+@pytest.mark.parametrize("point", [0, 3, -1])
+def test_each_page_of_the_active_segment(point: int, boot: str) -> None:
+    """Above the recovery point and below it: recovery or the first reader meets the page."""
+    one = stored(SIZES)
+    known = one.points[point]
+    path = one.log.segments[-1].path
+    told_nothing = 0
+    for disk, page in pages(one, boot):
+        before = disk.read(path)
+        log, _ = reopen(disk, boot=boot, recovery_point=known, config=CONFIG)
+        found = read_carefully(log)
+        hit = on_page(one.batches, page)
+        kept = {o: v for o, v in one.promises.acked.items() if o not in hit}
+        assert found == kept, f"page {page}"
+        assert log.log_end_offset >= one.promises.end
+        assert all(log.is_quarantined(offset, offset + 1) for offset in hit)
+        told_nothing += not hit
+        size = one.batches[-1][1]
+        assert disk.read(path)[:size] == before[:size], "something of it was cut or written over"
+        # Once more, and the same; what is appended then gets offsets of its own.
+        again, _ = reopen(disk.kill(), boot=boot, recovery_point=known, config=CONFIG)
+        assert read_carefully(again) == kept
+        assert again.log_end_offset >= log.log_end_offset
+        first = again.log_end_offset
+        values = [one.promises.value(first), one.promises.value(first + 1)]
+        again.append([encode(again, values)])
+        again.advance_high_watermark(again.sync())
+        more = dict(enumerate(values, first))
+        assert read_carefully(again) == kept | more
+        last, _ = reopen(disk.power_cut("none"), boot="boot-3", config=CONFIG)
+        assert read_carefully(last) == kept | more
+    assert told_nothing == 0
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"], ids=["kill", "power cut"])
+def test_two_pages_of_the_active_segment(boot: str) -> None:
+    one = stored(SIZES)
+    path = one.log.segments[-1].path
+    costs = []
+    for disk, page in pages(one, boot):
+        for position in range(page.stop, one.batches[-1][1], 3 * PAGE):
+            image = disk.power_cut("all")
+            hit = on_page(one.batches, page)
+            hit |= on_page(one.batches, image.lose_page(path, position))
+            log, _ = reopen(image, boot=boot, config=CONFIG)
+            found = read_carefully(log)
+            assert found.items() <= one.promises.acked.items()
+            gone = one.promises.acked.keys() - found.keys()
+            assert gone >= hit
+            assert all(log.is_quarantined(offset, offset + 1) for offset in gone)
+            assert log.log_end_offset >= one.promises.end
+            costs.append(len(gone - hit))
+    assert sum(costs) == 0, costs
+
+
+def test_a_tail_that_was_not_acked_is_cut_without_its_page() -> None:
+    """The slot says so after a kill; the page is neither cut nor written to."""
+    one = stored(SIZES)
+    log = one.log
+    end, size = log.log_end_offset, log.segments[-1].size_bytes
+    waiting = [one.promises.value(end + i, 200) for i in range(8)]
+    log.append([encode(log, waiting)])
+    path = log.segments[-1].path
+    for position in range(size, log.segments[-1].size_bytes, PAGE):
+        disk = one.fs.power_cut("all")
+        page = disk.lose_page(path, position)
+        if page.start < size:
+            continue
+        again, report = reopen(disk, config=CONFIG)
+        assert read_carefully(again) == one.promises.acked
+        assert again.log_end_offset == end
+        assert report.cut_bytes
+        again.append([encode(again, [one.promises.value(end)])])
+        again.advance_high_watermark(again.sync())
+        assert len(read_carefully(again)) == len(one.promises.acked) + 1
+
+
+# --- short reads, and the small files ---
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_short_reads_alone_lose_nothing(scenario: Scenario) -> None:
+    world = World()
+    world.fs.short_reads = random.Random(3)
+    scenario(world, "fsync")
+    for image, boot in ((world.fs.power_cut("some", 1), "boot-2"), (world.fs.kill(), "boot-1")):
+        assert image.short_reads is not None
+        log, _ = start(image, boot)
+        check(log, world.promises)
+        told = [bad for bad in log.quarantined if bad.is_loss]
+        assert not told or "quarantine" in scenario.__name__
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_small_file_that_cannot_be_read(scenario: Scenario) -> None:
+    """Indexes, recovery points and clean marker can be done without; without its manifest a stream
+    is left alone."""
+    world = World()
+    scenario(world, "fsync")
+    seen = set()
+    for boot in ("boot-1", "boot-2"):
+        for path in world.fs.files():
+            image = world.fs.power_cut("none")
+            if path.suffix == ".log" or not image.exists(path) or not image.read(path):
+                continue
+            for position in range(0, len(image.read(path)), PAGE):
+                image.lose_page(path, position)
+            seen.add(path.name if path.suffix != ".index" else "index")
+            if path.name == "manifest":
+                with pytest.raises(CorruptMetadata, match="cannot be read from the disk"):
+                    start(image, boot)
+                continue
+            log, _ = start(image, boot)
+            check(log, world.promises)
+            log.close()
+    assert "manifest" in seen
+
+
+def test_the_index_of_a_sealed_segment_is_made_anew() -> None:
+    one = stored(SIZES)
+    one.log.roll()
+    fs = one.fs.power_cut("none")
+    path = index_path(one.log.segments[0].path)
+    fs.lose_page(path, 0)
+    log, _ = reopen(fs, boot="boot-2", config=CONFIG)
+    assert read_carefully(log) == one.promises.acked
+    assert fs.read(path) == one.fs.read(path)
+    assert log.offset_for_timestamp(BASE_NS) == 1
