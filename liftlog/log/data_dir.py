@@ -28,6 +28,7 @@ from liftlog.log.shared_states import (
     read_states,
     write_states,
 )
+from liftlog.log.unreadable import is_unreadable
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log")
@@ -70,6 +71,9 @@ def _is_file(fs: FileSystem, path: Path) -> bool:
             file.close()
     except IsADirectoryError:
         return False
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
     return True
 
 
@@ -149,13 +153,16 @@ class DataDir:
         directory = self.stream_path(name)
         try:
             files = self.environment.fs.list_directory(directory)
-        except NotADirectoryError:
-            return False  # it cannot be opened either, and says so by its name
-        return all(
-            file == MANIFEST_NAME + TEMPORARY_SUFFIX
-            or (file.endswith(".log") and not self._has_bytes(directory / file))
-            for file in files
-        )
+            return all(
+                file == MANIFEST_NAME + TEMPORARY_SUFFIX
+                or (file.endswith(".log") and not self._has_bytes(directory / file))
+                for file in files
+            )
+        except OSError as error:
+            # Not a directory, or not to be read: opening it fails too, and that one alone.
+            if not isinstance(error, NotADirectoryError) and not is_unreadable(error):
+                raise
+            return False
 
     def _has_bytes(self, path: Path) -> bool:
         file = self.environment.fs.open(path, writable=False)

@@ -4,6 +4,7 @@ from the log. Blocking."""
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageE
 from liftlog.log import Log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.records import decode_batch, iter_batches, parse_header
+from liftlog.server.damage import quarantine_found
 from liftlog.stream import DedupeWindow
 from liftlog.stream.dedupe import message_ids
 
@@ -44,6 +46,8 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
             with found:
                 reached = _learn(log.name, found.pread(), offset, dedupe, since_ns)
         except CorruptRange as error:
+            with suppress(StorageError):  # whoever reads it next tries again
+                quarantine_found(log, error)
             reached, problem = error.next_offset, str(error)
         except (StorageError, OSError) as error:
             problem = str(error)

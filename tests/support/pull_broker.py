@@ -53,6 +53,12 @@ class CountedSlice:
     def fd(self) -> int:
         return self._piece.fd
 
+    def pread(self) -> bytes:
+        return self._piece.pread()
+
+    def quarantine(self) -> None:
+        self._piece.quarantine()
+
     def release(self) -> None:
         if self not in self._owner.unreleased:
             raise AssertionError("a slice was released twice")

@@ -15,6 +15,7 @@ from liftlog.server.checkpoints.layout import (
     decode_value,
 )
 from liftlog.server.checkpoints.table import CheckpointTable
+from liftlog.server.damage import quarantine_found
 
 logger = logging.getLogger("liftlog.server.checkpoints")
 
@@ -35,6 +36,7 @@ def load_table(log: Log) -> CheckpointTable:
         try:
             piece = log.read(offset, _READ_BYTES)
         except CorruptRange as error:
+            quarantine_found(log, error)
             found.lose(offset, error.next_offset, error)
             offset = error.next_offset
             continue

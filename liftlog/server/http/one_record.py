@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from acl.subjects import matches
 from liftlog.errors import (
@@ -14,6 +13,7 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.records.decode import Record, decode_batch
+from liftlog.server.damage import quarantine_damage
 from liftlog.server.http.failures import NoRecord
 from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.seams import ReadableLog
@@ -36,7 +36,7 @@ def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
             )
         first, following = piece.first_offset, piece.next_offset
         try:
-            data = _read_fully(piece.fd, piece.length, piece.position)
+            data = piece.pread()
         finally:
             piece.release()
         if first <= offset:
@@ -44,7 +44,11 @@ def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
             following = batch.next_offset
             if len(batch):
                 return batch.records()[0], batch.headers()[0]
+    except CorruptRange as damage:
+        _quarantine(log, damage.first_offset, damage.next_offset)
+        raise
     except CorruptBatch as error:
+        _quarantine(log, first, following)
         logger.error("record-damaged offset=%d error=%s", offset, error)  # noqa: TRY400
         raise CorruptRange(
             f"the record at offset {offset} is damaged", first_offset=first, next_offset=following
@@ -64,6 +68,16 @@ def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
     )
 
 
+def _quarantine(log: ReadableLog, first_offset: int, next_offset: int) -> None:
+    try:
+        quarantine_damage(log, first_offset, next_offset)
+    except StorageError as error:
+        raise StreamUnavailable(
+            f"the records [{first_offset}, {next_offset}) are damaged, and that cannot be noted: "
+            f"{error.message}"
+        ) from error
+
+
 def check_readable(
     gate: Gate, record: Record, principal: str | None, stream: str, *, peer: str
 ) -> None:
@@ -74,15 +88,3 @@ def check_readable(
             f"there is no record at offset {record.offset} that {principal} may read",
             next_offset=record.offset + 1,
         )
-
-
-def _read_fully(fd: int, length: int, position: int) -> bytes:
-    parts = []
-    while length:
-        part = os.pread(fd, length, position)
-        if not part:
-            raise CorruptBatch("the file ends before its batch does")
-        parts.append(part)
-        length -= len(part)
-        position += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
-from liftlog.errors import Cancelled, LiftlogError
+from liftlog.errors import Cancelled, CorruptRange, LiftlogError
 from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.selection import Selection, parse_selection
+from liftlog.server.damage import quarantine_found
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.positions import check_identity, known_offset
@@ -64,6 +65,7 @@ class FetchHost(Protocol):
 class _Waiting:
     __slots__ = (
         "deadline",
+        "examined",
         "fetch",
         "incarnation",
         "lingered",
@@ -80,6 +82,7 @@ class _Waiting:
         self.fetch = fetch
         self.deadline: float | None = None  # once it is this fetch's turn
         self.lingered = False
+        self.examined = False  # a thread looked at what is damaged
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
@@ -198,7 +201,13 @@ class FetchQueue:
         if group is not None and offset >= log.log_start_offset:
             found = group.recall(high_watermark, *question)
         if found is None and offset != high_watermark:  # there is nothing, and nothing is wrong
-            found = log.read(*question)
+            try:
+                found = log.read(*question)
+            except CorruptRange as damage:
+                if waiting.examined or log.is_quarantined(damage.first_offset, damage.next_offset):
+                    raise
+                self._examine(waiting, log, damage)
+                return False
             if group is not None and found is not None:
                 found = group.take(found, high_watermark, *question)
         if found is None:
@@ -317,6 +326,22 @@ class FetchQueue:
 
         self._start_job(
             waiting, found, self._host.cold_readers, log.offset_for_timestamp, timestamp_ns
+        )
+
+    def _examine(self, waiting: _Waiting, log: ReadableLog, damage: CorruptRange) -> None:
+        """Damage that is met for the first time: have it quarantined before the client hears of it,
+        so that it is in the books of the daemon as well."""
+
+        def found(_: None) -> None:
+            waiting.examined = True
+
+        self._start_job(
+            waiting,
+            found,
+            self._host.cold_readers,
+            quarantine_found,
+            log,
+            damage,
         )
 
     def _start_job(

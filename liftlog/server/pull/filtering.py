@@ -6,7 +6,6 @@ is wrong ends the answer in front of it, and begins the next one as CORRUPT_RANG
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.selection import Selection
+from liftlog.server.damage import quarantine_damage, quarantine_found
 from liftlog.server.pull.building import AnswerBuilder
 from liftlog.server.pull.seams import LogSlice, ReadableLog
 
@@ -121,6 +121,8 @@ class _Scanner:
             except (_Damaged, CorruptRange, OffsetOutOfRange, UnsupportedFormat) as error:
                 if self._reached > scan.offset:
                     return False  # the next fetch begins with it
+                if isinstance(error, CorruptRange):
+                    quarantine_found(log, error)
                 if not isinstance(error, _Damaged):
                     raise
                 self._take_one_batch()
@@ -136,6 +138,7 @@ class _Scanner:
         try:
             self._take(piece)
         except _Damaged as damage:
+            quarantine_damage(self._log, self._reached, following)
             raise CorruptRange(
                 f"the records [{self._reached}, {following}) are damaged on disk",
                 hint=f"read on at {following}",
@@ -147,7 +150,7 @@ class _Scanner:
         """Look at these batches; False when the answer is full, or late. Raises _Damaged."""
         try:
             self._left -= piece.length
-            raw = _pread(piece)
+            raw = piece.pread()
         finally:
             piece.release()
         try:
@@ -179,17 +182,6 @@ class _Scanner:
             self._reached = stop
             return False
         return True
-
-
-def _pread(piece: LogSlice) -> bytes:
-    """Raises _Damaged when the disk does not give the bytes."""
-    try:
-        raw = os.pread(piece.fd, piece.length, piece.position)
-    except OSError as error:
-        raise _Damaged from error
-    if len(raw) < piece.length:
-        raise _Damaged
-    return raw
 
 
 def _chunks(raw: bytes) -> Iterator[Chunk]:

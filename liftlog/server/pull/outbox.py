@@ -2,38 +2,63 @@
 
 Everything leaves in the order it was put in. A slice is released as soon as its last byte
 was handed to the socket, or when the outbox is closed.
+
+How many bytes of a slice come was told before they are looked at. Those that the file does not give
+are sent as zeros: the checksum of their batch then tells the client, which goes on with the same
+connection and the batches around it. Before that they were quarantined, so what it asks next is
+answered with the exact range.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from liftlog.errors import DiskFull
+from liftlog.log.unreadable import is_unreadable
 from liftlog.server.pull.limits import TURN_BYTES
 from liftlog.server.pull.page_cache import is_resident, make_resident
 from liftlog.server.pull.read_share import ReadShare
 from liftlog.server.pull.seams import LogSlice
 from liftlog.server.pull.transport import Transport
 
+logger = logging.getLogger("liftlog.server.pull")
+
 _FRAME_OVERHEAD_BYTES = 64
+_ZEROS = memoryview(bytes(64 * 1024))
 
 
 class ShortFile(Exception):
-    """The file ended before the bytes that were promised; the client cannot be told."""
+    """Bytes that were there a moment ago cannot be sent."""
 
 
 class _FilePart:
-    """The rest of a slice. `resident_until` is the position below which pages are in memory."""
+    """The rest of a slice. `resident_until` is the position below which pages are in memory, but
+    for the `holes`, which the file does not give. `suspect_at`: there the socket got nothing."""
 
-    __slots__ = ("position", "remaining", "resident_until", "slice")
+    __slots__ = ("holes", "position", "remaining", "resident_until", "slice", "suspect_at")
 
     def __init__(self, piece: LogSlice) -> None:
         self.slice = piece
         self.position = piece.position
         self.remaining = piece.length
         self.resident_until = piece.position
+        self.holes: list[range] = []
+        self.suspect_at = -1
+
+    def look(self, position: int, length: int) -> list[range]:
+        """Bring these bytes into memory; returns the holes in them, which are quarantined then.
+        Blocking. Raises OSError, StorageError."""
+        holes = make_resident(self.slice.fd, position, length)
+        if holes:
+            try:
+                self.slice.quarantine()
+            except DiskFull as error:  # the client is told all the same, and others will be
+                logger.warning("damage-not-quarantined error=%s", error)
+        return holes
 
 
 class UnsentMemory:
@@ -175,11 +200,11 @@ class Outbox:
         return sent
 
     def _send_file(self, part: _FilePart) -> int:
-        fd = part.slice.fd
         count = min(part.remaining, part.resident_until - part.position)
-        sent = self._transport.sendfile(fd, part.position, count)
-        if sent == 0:
-            raise ShortFile(f"the file ends {part.remaining} bytes before its slice does")
+        if part.holes:
+            sent = self._send_around(part, count)
+        else:
+            sent = self._send_from_file(part, count)
         part.position += sent
         part.remaining -= sent
         if part.remaining == 0:
@@ -187,22 +212,44 @@ class Outbox:
             part.slice.release()
         return sent
 
+    def _send_around(self, part: _FilePart, count: int) -> int:
+        hole = part.holes[0]
+        if part.position < hole.start:
+            return self._send_from_file(part, min(count, hole.start - part.position))
+        zeros = _ZEROS[: min(count, hole.stop - part.position)]
+        sent = self._transport.send(zeros, part.remaining > len(zeros))
+        if part.position + sent == hole.stop:
+            part.holes.pop(0)
+        return sent
+
+    def _send_from_file(self, part: _FilePart, count: int) -> int:
+        try:
+            sent = self._transport.sendfile(part.slice.fd, part.position, count)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            sent = 0
+        if sent == 0:
+            # A page that was not asked about, or has left the memory since: a thread looks.
+            if part.suspect_at == part.position:
+                raise ShortFile(f"the file does not give its bytes at {part.position}")
+            part.suspect_at = part.resident_until = part.position
+        return sent
+
     def _may_send(self, part: _FilePart) -> bool:
         """False when the next bytes are not in memory: a thread fetches them meanwhile."""
         if part.position < part.resident_until:
             return True
         length = min(part.remaining, TURN_BYTES)
-        if is_resident(part.slice.fd, part.position, length):
+        if part.suspect_at != part.position and is_resident(part.slice.fd, part.position, length):
             part.resident_until = part.position + length
             return True
         self._warming = part
-        job = self._loop.run_in_executor(
-            self._cold_readers, make_resident, part.slice.fd, part.position, length
-        )
+        job = self._loop.run_in_executor(self._cold_readers, part.look, part.position, length)
         job.add_done_callback(lambda done: self._warmed(part, length, done))
         return False
 
-    def _warmed(self, part: _FilePart, length: int, job: asyncio.Future[None]) -> None:
+    def _warmed(self, part: _FilePart, length: int, job: asyncio.Future[list[range]]) -> None:
         self._warming = None
         error = None if job.cancelled() else job.exception()
         if self._closed:
@@ -210,6 +257,7 @@ class Outbox:
         elif isinstance(error, Exception):
             self._fail(error)
         else:
+            part.holes = job.result()
             part.resident_until = part.position + length
             self._send()
 

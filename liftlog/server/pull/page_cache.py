@@ -4,13 +4,15 @@
 disk takes. Linux can say beforehand: `preadv(RWF_NOWAIT)` of a byte refuses instead of
 waiting. One byte in 64 KiB is asked about, since the kernel reads ahead in larger steps. A
 range that is not there is read once by a thread (the bytes are thrown away), then sent from
-the loop like any other.
+the loop like any other. The thread finds out too which pages the disk does not give.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+
+from liftlog.log.unreadable import PAGE_BYTES, add_hole, is_unreadable
 
 STEP_BYTES = 64 * 1024
 _SCRATCH_BYTES = 256 * 1024
@@ -40,17 +42,30 @@ def is_resident(fd: int, position: int, length: int) -> bool:
     return True
 
 
-def make_resident(fd: int, position: int, length: int) -> None:
-    """Read the range and drop it. Blocks: for threads. A file that ends early is no error.
+def make_resident(fd: int, position: int, length: int) -> list[range]:
+    """Read the range and drop it. Blocks: for threads. Raises OSError.
 
-    Of a large range the kernel is asked to read on behind it, while this one is sent.
+    Returns what the file does not give: pages that the disk cannot read, and what lies behind the
+    end of the file. Of a large range the kernel is asked to read on behind it, while this one is
+    sent.
     """
+    holes: list[range] = []
     ahead = _AHEAD_BYTES if length >= _SCAN_BYTES else 0
     os.posix_fadvise(fd, position, length + ahead, os.POSIX_FADV_WILLNEED)
     scratch = memoryview(bytearray(min(length, _SCRATCH_BYTES)))
     end = position + length
     while position < end:
-        count = os.preadv(fd, [scratch[: end - position]], position)
+        try:
+            count = os.preadv(fd, [scratch[: end - position]], position)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            following = min(position - position % PAGE_BYTES + PAGE_BYTES, end)
+            add_hole(holes, position, following)
+            position = following
+            continue
         if count == 0:
-            return
+            add_hole(holes, position, end)
+            break
         position += count
+    return holes

@@ -28,6 +28,15 @@ class LogSlice(Protocol):
     def next_offset(self) -> int: ...
     @property
     def record_count(self) -> int: ...
+    def pread(self) -> bytes:
+        """The bytes; blocking. What the file does not give is zeros, and was quarantined."""
+        ...
+
+    def quarantine(self) -> None:
+        """Verify what it holds and quarantine what of it is damaged. Blocking; raises
+        StorageError, DiskFull."""
+        ...
+
     def release(self) -> None: ...
 
 
@@ -52,6 +61,15 @@ class ReadableLog(Protocol):
 
     def offset_for_timestamp(self, timestamp_ns: int, /) -> int:
         """May wait for the disk, so it is called in a thread."""
+        ...
+
+    def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
+        """Whether all of these offsets are known to be damaged or lost."""
+        ...
+
+    def quarantine_damage(self, first_offset: int, next_offset: int) -> None:
+        """Verify what is stored there and quarantine what is damaged. Blocking; raises
+        StorageError, DiskFull."""
         ...
 
 

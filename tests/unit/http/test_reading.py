@@ -93,21 +93,30 @@ def test_a_damaged_record(broker: LogBroker) -> None:
     assert read_record(stream.log, 21)[0].value == b"value 21"
 
 
-def test_a_file_that_ends_too_early(broker: LogBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_ends_too_early(broker: LogBroker) -> None:
     """Somebody has cut it since the daemon looked at it."""
-    stream = broker.streams["orders"]
-    real = os.pread
-
-    def cut_off(fd: int, length: int, position: int) -> bytes:
-        return real(fd, length, position)[: max(0, 40 - position)]
-
-    monkeypatch.setattr(one_record, "os", SimpleNamespace(pread=cut_off))
+    log = broker.streams["orders"].real_log
+    os.truncate(log.segments[-1].path, 100)
     with pytest.raises(CorruptRange) as caught:
-        read_record(stream.log, 5)
-    monkeypatch.undo()
-    assert (caught.value.first_offset, caught.value.next_offset) == (1, 11)
+        read_record(broker.streams["orders"].log, 5)
     assert failure(caught.value).status == 410
-    assert read_record(stream.log, 5)[0].value == b"value 5"
+    assert caught.value.first_offset <= 5 < caught.value.next_offset
+    assert log.is_quarantined(5, caught.value.next_offset)
+
+
+def test_a_page_that_the_disk_does_not_give(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = broker.streams["orders"].real_log
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(OsFile, "pread", fail)
+    with pytest.raises(CorruptRange) as caught:
+        read_record(broker.streams["orders"].log, 5)
+    assert failure(caught.value).status == 410
+    assert log.is_quarantined(5, caught.value.next_offset)
 
 
 def test_a_disk_that_does_not_give_the_file(
@@ -116,13 +125,13 @@ def test_a_disk_that_does_not_give_the_file(
     stream = broker.streams["orders"]
 
     def fail(*_: object) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
+        raise OSError(errno.ENOMEM, "out of memory")
 
     def fail_earlier(*_: object) -> object:
-        raise StorageError("reading: Input/output error")
+        raise StorageError("reading: out of memory")
 
     for owner, name, call, following in (
-        (one_record, "os", SimpleNamespace(pread=fail), 11),
+        (LogSlice, "pread", fail, 11),
         (stream.log, "read", fail_earlier, 6),
     ):
         with monkeypatch.context() as patch:

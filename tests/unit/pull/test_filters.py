@@ -355,30 +355,31 @@ async def test_damage_ends_an_answer_and_begins_the_next(broker: LogBroker, at: 
             assert (await peer.receive())["n"] == 101
 
 
-async def test_a_file_that_ends_early_is_damage(
-    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log would stumble too; here only the scan's own read comes out short."""
-    monkeypatch.setattr(filtering, "os", SimpleNamespace(pread=lambda fd, length, position: b""))
+async def test_a_file_that_ends_early_is_damage(broker: LogBroker) -> None:
+    log = broker.streams["orders"].real_log
+    os.truncate(log.segments[-1].path, 100)  # inside of the first batch
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         peer.send(fetch(1, 1, p=["offset"]))
         error = await peer.receive()
-        assert (error["n"], error["d"]) == (
-            "CORRUPT_RANGE",
-            {"first_offset": 1, "next_offset": 11},
-        )
+        assert (error["n"], error["d"]["first_offset"]) == ("CORRUPT_RANGE", 1)
+        assert log.is_quarantined(1, error["d"]["next_offset"])
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.EBADMSG])
 async def test_a_disk_that_cannot_read_is_damage(
-    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    def fails(fd: int, length: int, position: int) -> bytes:
-        raise OSError(5, "Input/output error")
+    log = broker.streams["orders"].real_log
 
-    monkeypatch.setattr(filtering, "os", SimpleNamespace(pread=fails))
+    def fails(file: OsFile, length: int, position: int) -> bytes:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(OsFile, "pread", fails)
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         peer.send(fetch(1, 1, p=["offset"]))
-        assert (await peer.receive())["n"] == "CORRUPT_RANGE"
+        told = await peer.receive()
+        assert (told["n"], told["d"]["first_offset"]) == ("CORRUPT_RANGE", 1)
+        assert log.is_quarantined(1, told["d"]["next_offset"])
 
 
 async def test_epochs_are_not_mixed(broker: LogBroker, monkeypatch: pytest.MonkeyPatch) -> None:

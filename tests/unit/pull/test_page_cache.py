@@ -67,15 +67,35 @@ def test_behind_a_large_range_the_kernel_reads_on(
 
 
 def test_a_file_that_ends_early_is_no_error(fd: int) -> None:
-    make_resident(fd, 1024 * 1024 - 10, 4096)
+    assert make_resident(fd, 1024 * 1024 - 10, 4096) == [range(1024 * 1024, 1024 * 1024 + 4086)]
+
+
+def test_pages_that_the_disk_does_not_give_are_told(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {3, 4, 9}
+    real = os.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], position: int) -> int:
+        """As Linux does it."""
+        first = position // 4096
+        if first in bad:
+            raise OSError(5, "I/O error")
+        end = min([page * 4096 for page in bad if page > first], default=1 << 40)
+        return real(fd, [buffers[0][: end - position]], position)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    found = make_resident(fd, 100, 1024 * 1024 - 100)
+    assert found == [range(3 * 4096, 5 * 4096), range(9 * 4096, 10 * 4096)]
+    assert make_resident(fd, 4 * 4096 + 8, 8000) == [range(4 * 4096 + 8, 5 * 4096)]
 
 
 def test_an_error_of_the_disk_is_not_taken_for_an_answer(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def preadv(*_: object) -> int:
-        raise OSError(5, "I/O error")
+        raise OSError(12, "out of memory")
 
     monkeypatch.setattr(os, "preadv", preadv)
-    with pytest.raises(OSError, match="I/O"):
+    with pytest.raises(OSError, match="memory"):
         is_resident(fd, 0, 10)

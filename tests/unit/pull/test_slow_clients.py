@@ -156,18 +156,20 @@ async def test_a_request_under_way_outlives_its_client(broker: LogBroker) -> Non
         assert "new" in broker.streams
 
 
-async def test_a_file_shorter_than_promised_ends_the_connection(
-    broker: LogBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_shorter_than_promised_is_filled_with_zeros(broker: LogBroker) -> None:
+    """What was promised is sent, and the connection lives: the checksums tell the client."""
     stream = broker.streams["orders"]
-    stream.log.promise_extra_bytes = stream.real_log.segments[-1].path.stat().st_size
-    async with pull_server(broker) as (server, address):
-        async with await RawPull.connect(address) as peer:
-            peer.send({"k": "fetch", "i": 1, "s": "orders", "o": 1})
-            with pytest.raises(asyncio.IncompleteReadError):
-                await peer.receive()
-        assert server.connection_count == 0
-        assert "bytes before its slice does" in caplog.text
+    size = stream.real_log.segments[-1].path.stat().st_size
+    stream.log.promise_extra_bytes = extra = size + 200_000
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send({"k": "fetch", "i": 1, "s": "orders", "o": 1})
+        body = (await peer.receive())["body"]
+        assert body[-200_000:] == bytes(200_000)
+        assert not body[: len(body) - extra].endswith(bytes(8))
+        stream.log.promise_extra_bytes = 0
+        peer.send({"k": "fetch", "i": 2, "s": "orders", "o": 1})
+        whole = (await peer.receive())["body"]
+        assert body[: len(whole)] == whole
 
 
 @pytest.mark.parametrize("vanish", [False, True])
@@ -183,11 +185,12 @@ async def test_cold_pages_are_read_by_a_thread_first(
     def cold(fd: int, position: int, length: int) -> bool:
         return False
 
-    def make_resident(fd: int, position: int, length: int) -> None:
+    def make_resident(fd: int, position: int, length: int) -> list[range]:
         loop.call_soon_threadsafe(started.set)
         asyncio.run_coroutine_threadsafe(proceed.wait(), loop).result(10)
-        page_cache.make_resident(fd, position, length)
+        holes = page_cache.make_resident(fd, position, length)
         warmed.append((position, length))
+        return holes
 
     monkeypatch.setattr("liftlog.server.pull.outbox.is_resident", cold)
     monkeypatch.setattr("liftlog.server.pull.outbox.make_resident", make_resident)
