@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.pull_broker import LogBroker
@@ -19,6 +18,8 @@ from liftlog.errors import (
     StreamUnavailable,
     UnsupportedFormat,
 )
+from liftlog.log.filesystem import OsFile
+from liftlog.log.slices import LogSlice
 from liftlog.records.encode import encode_batch
 from liftlog.server.http import one_record
 from liftlog.server.http.failures import NoRecord, failure

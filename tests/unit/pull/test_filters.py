@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support.raw_pull import RawPull
 
 from liftlog.errors import CorruptRange, UnsupportedFormat
 from liftlog.log import Log
+from liftlog.log.filesystem import OsFile
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.header import parse_header
 from liftlog.server.pull import filtering, limits
