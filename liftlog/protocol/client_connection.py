@@ -19,7 +19,12 @@ from liftlog.errors import (
 )
 from liftlog.protocol.failures import exception_from
 from liftlog.protocol.frames import LENGTH, FrameReader, encode_frame
-from liftlog.protocol.limits import ANSWER_BODY_BYTES, ANSWER_FRAME_BYTES, SUPPORTED_VERSIONS
+from liftlog.protocol.limits import (
+    ANSWER_BODY_BYTES,
+    ANSWER_FRAME_BYTES,
+    OPENING_FRAME_BYTES,
+    SUPPORTED_VERSIONS,
+)
 from liftlog.protocol.messages import (
     ANONYMOUS,
     ANSWERS,
@@ -115,7 +120,7 @@ class ClientConnection:
         self._nonce = nonce
         self._software = software
         self._frames = FrameReader(
-            max_frame_bytes=ANSWER_FRAME_BYTES, max_body_bytes=ANSWER_BODY_BYTES, **options
+            max_frame_bytes=OPENING_FRAME_BYTES, max_body_bytes=ANSWER_BODY_BYTES, **options
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
@@ -237,7 +242,9 @@ class ClientConnection:
             try:
                 event = self._frames.next_event()
             except LiftlogError as error:
-                raise ProtocolViolation(f"the server broke the framing: {error}") from error
+                raise ProtocolViolation(
+                    f"the server broke the framing: {error.message}", hint=error.hint
+                ) from error
             if event is None:
                 if self._awaiting_body is not None:
                     self._note_arrived(self._awaiting_body[0])
@@ -293,6 +300,7 @@ class ClientConnection:
         elif isinstance(message, Welcome):
             self._move("receive welcome")
             self.welcome = message
+            self._frames.max_frame_bytes = ANSWER_FRAME_BYTES
             return True
         else:
             self._finish(request_id, message)

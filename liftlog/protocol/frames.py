@@ -19,10 +19,19 @@ from typing import Any
 import msgpack
 
 from liftlog.errors import BadRequest, LimitExceeded
-from liftlog.protocol.limits import MAX_CONTAINER_ENTRIES, MAX_DEPTH
+from liftlog.protocol.foreign import foreign_protocol
+from liftlog.protocol.limits import MAX_ANSWER_VALUES, MAX_DEPTH
 
 LENGTH = struct.Struct("<I")
 BODY_LENGTH_KEY = "b"
+
+_ARRAY16, _ARRAY32, _MAP16, _MAP32 = 0xDC, 0xDD, 0xDE, 0xDF
+_BIN8, _STR8 = 0xC4, 0xD9
+# First byte: how many bytes of length follow it.
+_TEXT_LENGTHS = {0xC5: 2, 0xC6: 4, 0xDA: 2, 0xDB: 4}
+_CONTAINER_LENGTHS = {_ARRAY16: 2, _ARRAY32: 4, _MAP16: 2, _MAP32: 4}
+_MAPS = frozenset((*range(0x80, 0x90), _MAP16, _MAP32))
+_SHORT_FRAME_BYTES = 512
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
@@ -33,29 +42,28 @@ def encode_frame(message: dict[str, Any]) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def decode_map(data: bytes | memoryview) -> dict[str, Any]:
-    """The msgpack map of a frame, decoded under limits; BadRequest for anything else."""
-    size = len(data)
-    entries = min(size, MAX_CONTAINER_ENTRIES)
+def decode_map(data: bytes | memoryview, max_values: int = MAX_ANSWER_VALUES) -> dict[str, Any]:
+    """The msgpack map of a frame, decoded under limits; BadRequest for anything else.
+
+    `max_values` bounds what all its maps and arrays hold together.
+    """
+    data = bytes(data)
+    # Only arrays of 16 entries or more make the decoder allocate by a declared length, and
+    # most short frames have no byte that could begin one.
+    is_harmless = len(data) <= _SHORT_FRAME_BYTES and _ARRAY16 not in data and _ARRAY32 not in data
+    if not is_harmless:
+        _check_shape(data, max_values)
     try:
-        decoded = msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            max_str_len=size,
-            max_bin_len=size,
-            max_array_len=entries,
-            max_map_len=entries,
-            max_ext_len=0,
-        )
+        decoded = msgpack.unpackb(data, raw=False, strict_map_key=True, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise BadRequest(f"the frame is not a msgpack map within limits: {error}") from error
     if type(decoded) is not dict:
         raise BadRequest(f"the frame holds a msgpack {type(decoded).__name__}, not a map")
-    _check_depth(decoded, MAX_DEPTH)
     for key in decoded:
         if type(key) is not str:
             raise BadRequest("the keys of the frame's map must be strings")
+    if is_harmless:
+        _check_depth(decoded, MAX_DEPTH)
     return decoded
 
 
@@ -66,6 +74,75 @@ def _check_depth(container: Any, left: int) -> None:
     for value in values:
         if type(value) is dict or type(value) is list:
             _check_depth(value, left - 1)
+
+
+def _fixed_sizes() -> tuple[int, ...]:
+    """By the first byte of a value: all its bytes, or 0 where further bytes tell; with a
+    length of one byte, less than 0."""
+    sizes = [1] * 256
+    sizes[0x80:0xA0] = [0] * 32  # fixmap, fixarray
+    sizes[0xA0:0xC0] = range(1, 33)  # fixstr
+    sizes[0xC4:0xCA] = [0] * 6  # bin, ext
+    sizes[0xCA:0xD4] = (5, 9, 2, 3, 5, 9, 2, 3, 5, 9)  # float32, float64, uint, int
+    sizes[0xD4:0xE0] = [0] * 12  # fixext, str, array, map
+    sizes[_BIN8] = sizes[_STR8] = -1
+    return tuple(sizes)
+
+
+_FIXED_SIZES = _fixed_sizes()
+
+
+def _check_shape(data: bytes, max_values: int) -> None:
+    """Raise BadRequest for what must not reach the decoder, which allocates an array by its
+    declared length before it has seen an entry, down to a depth of its own.
+
+    Looks at the first bytes of each value only, at `max_values` of them at most. After it the
+    decoder costs no more than a small multiple of the frame's bytes.
+    """
+    sizes, end = _FIXED_SIZES, len(data)
+    position, pending, values_left = 0, 1, max_values
+    open_until: list[int] = []  # of each open container: the `pending` with which it ends
+    while pending:
+        if position >= end:
+            raise BadRequest("the frame's map declares more than the frame holds")
+        first = data[position]
+        size = sizes[first]
+        if size:
+            if size < 0:
+                size = 2 + data[position + 1] if position + 1 < end else 2
+            position += size
+            pending -= 1
+            continue
+        position += 1
+        width = _TEXT_LENGTHS.get(first)
+        if width is not None:
+            length = int.from_bytes(data[position : position + width], "big")
+            position += width + length
+            pending -= 1
+            continue
+        if first < 0xA0:
+            entries = first & 0x0F
+        elif (width := _CONTAINER_LENGTHS.get(first)) is not None:
+            entries = int.from_bytes(data[position : position + width], "big")
+            position += width
+        else:
+            raise BadRequest("the frame's map holds an extension type of msgpack")
+        while open_until and pending <= open_until[-1]:
+            open_until.pop()
+        pending -= 1
+        open_until.append(pending)
+        if len(open_until) > MAX_DEPTH:
+            raise BadRequest(f"the frame's map nests deeper than {MAX_DEPTH}")
+        if first in _MAPS:
+            entries *= 2
+        pending += entries
+        values_left -= entries
+        if pending > end - position:
+            raise BadRequest("the frame's map declares more than the frame holds")
+        if values_left < 0:
+            raise BadRequest(f"the frame's map holds more than {max_values} values")
+    if position != end:
+        raise BadRequest("the frame's map does not end where the frame does")
 
 
 def _allocate(length: int) -> memoryview:
@@ -92,6 +169,7 @@ class FrameReader:
         "_view",
         "max_body_bytes",
         "max_frame_bytes",
+        "max_values",
     )
 
     def __init__(
@@ -99,11 +177,13 @@ class FrameReader:
         *,
         max_frame_bytes: int,
         max_body_bytes: int,
+        max_values: int = MAX_ANSWER_VALUES,
         buffer_bytes: int = 16 * 1024,
         allocate: Callable[[int], memoryview] = _allocate,
     ) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.max_body_bytes = max_body_bytes
+        self.max_values = max_values
         self._allocate = allocate
         self._usual_bytes = buffer_bytes
         self._buffer = bytearray(buffer_bytes)
@@ -186,6 +266,13 @@ class FrameReader:
                 return None
             (length,) = LENGTH.unpack_from(self._buffer, self._start)
             if length > self.max_frame_bytes:
+                prefix = bytes(self._view[self._start : self._start + LENGTH.size])
+                if (foreign := foreign_protocol(prefix)) is not None:
+                    raise BadRequest(
+                        f"the bytes {prefix!r} look like {foreign.name}, not like the pull "
+                        "protocol",
+                        hint=foreign.hint,
+                    )
                 raise LimitExceeded(
                     f"a frame of {length} bytes is longer than the limit of {self.max_frame_bytes}",
                     limit=self.max_frame_bytes,
@@ -195,7 +282,7 @@ class FrameReader:
         last = first + self._length
         if last > self._end:
             return None
-        decoded = decode_map(self._view[first:last])
+        decoded = decode_map(self._view[first:last], self.max_values)
         self._start = last
         self._length = -1
         if BODY_LENGTH_KEY in decoded:

@@ -13,13 +13,21 @@ SUPPORTED_VERSIONS = (PROTOCOL_VERSION,)
 MAX_DEPTH = 8
 """Maps and arrays inside a frame's map, the map itself included."""
 
-MAX_CONTAINER_ENTRIES = 65_536
-"""Entries of one array or map inside a frame. Msgpack's decoder sets aside 8 bytes per
-declared array entry before it has seen any, so this (times the decoder's own depth
-bound) is what a lying header can cost."""
+MAX_HELLO_VALUES = 256
+"""Values in all maps and arrays of a frame together, keys counted, before the login."""
+
+MAX_REQUEST_VALUES = 2048
+"""The same after the login. A fetch with every filter full has about 1,200."""
+
+MAX_ANSWER_VALUES = 8_000_000
+"""The same for what a client accepts: a list of 65,536 streams is the longest answer."""
 
 HELLO_FRAME_BYTES = 4 * KIB
 """Longest frame of a peer that is not authenticated yet."""
+
+OPENING_FRAME_BYTES = 64 * KIB
+"""Longest map a client accepts before the welcome. Less than what the first bytes of other
+protocols mean as a length, so that a wrong port is told as such."""
 
 ANSWER_FRAME_BYTES = 16 * MIB
 """Longest map a client accepts (a list of many streams is the longest answer)."""

@@ -14,7 +14,13 @@ from liftlog.errors import (
 )
 from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import FrameReader, encode_frame
-from liftlog.protocol.limits import HELLO_FRAME_BYTES, SUPPORTED_VERSIONS, WireLimits
+from liftlog.protocol.limits import (
+    HELLO_FRAME_BYTES,
+    MAX_HELLO_VALUES,
+    MAX_REQUEST_VALUES,
+    SUPPORTED_VERSIONS,
+    WireLimits,
+)
 from liftlog.protocol.messages import REQUESTS, Auth, Cancel, Challenge, Hello, Welcome
 from liftlog.protocol.proofs import text_to_sign
 from liftlog.protocol.states import SERVER_TRANSITIONS, LocalProtocolError, State
@@ -45,7 +51,10 @@ class ServerConnection:
         self.state = State.NEW
         self.limits = limits
         self._frames = FrameReader(
-            max_frame_bytes=max_hello_bytes, max_body_bytes=0, buffer_bytes=HELLO_FRAME_BYTES
+            max_frame_bytes=max_hello_bytes,
+            max_body_bytes=0,
+            max_values=MAX_HELLO_VALUES,
+            buffer_bytes=HELLO_FRAME_BYTES,
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
@@ -112,6 +121,7 @@ class ServerConnection:
         self._move("send welcome")
         limits = self.limits
         self._frames.max_frame_bytes = limits.max_request_bytes
+        self._frames.max_values = MAX_REQUEST_VALUES
         answer = Welcome(
             principal,
             software,

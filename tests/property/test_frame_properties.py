@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hypothesis import given
+import msgpack
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.hostile_frames import hostile_maps
 
 from liftlog.errors import BadRequest, LimitExceeded
-from liftlog.protocol.frames import FrameReader, encode_frame
+from liftlog.protocol.frames import FrameReader, decode_map, encode_frame
+from liftlog.protocol.limits import MAX_DEPTH
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=40)
 maps = st.dictionaries(
@@ -73,3 +76,81 @@ def test_a_flipped_byte_never_escapes_as_another_exception(
     place = draw.draw(st.integers(0, len(data) - 1))
     data[place] ^= draw.draw(st.integers(1, 255))
     survive(bytes(data), [7])
+
+
+# --- what the check before the decoder lets through ---
+
+values = st.recursive(
+    scalars | st.binary(max_size=300) | st.floats(allow_nan=False) | st.text(max_size=300),
+    lambda inner: (
+        st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20)
+    ),
+    max_leaves=40,
+)
+
+
+def shape(value: Any) -> tuple[int, int]:
+    """Depth, and how many values its maps and arrays hold."""
+    if isinstance(value, dict):
+        inner, count = list(value.values()), 2 * len(value)
+    elif isinstance(value, list):
+        inner, count = value, len(value)
+    else:
+        return 0, 0
+    shapes = [shape(one) for one in inner]
+    return 1 + max([d for d, _ in shapes], default=0), count + sum(c for _, c in shapes)
+
+
+def judged(data: bytes, max_values: int) -> Any:
+    """By the decoder alone, which is slow or costs memory, and looks at its limits last."""
+    try:
+        found = msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+    if type(found) is not dict or not all(type(key) is str for key in found):
+        return None
+    depth, count = shape(found)
+    # Of equal keys the decoder keeps one, so it may count less.
+    return found if depth <= MAX_DEPTH and count <= max_values else None
+
+
+def decoded(data: bytes, max_values: int) -> Any:
+    try:
+        return decode_map(data, max_values)
+    except BadRequest:
+        return None
+
+
+@given(st.dictionaries(st.text(max_size=40), values, max_size=20), st.integers(20, 200))
+def test_what_is_within_the_limits_is_decoded_and_nothing_else(
+    message: dict[str, Any], max_values: int
+) -> None:
+    depth, count = shape(message)
+    found = decoded(msgpack.packb(message), max_values)
+    if depth > MAX_DEPTH or count <= max_values:
+        assert found == (message if depth <= MAX_DEPTH else None)
+    marked = {**message, "mark": b"\xdc\xdd"}  # its values are counted, however short it is
+    depth, count = shape(marked)
+    fits = depth <= MAX_DEPTH and count <= max_values
+    assert decoded(msgpack.packb(marked), max_values) == (marked if fits else None)
+
+
+@given(st.dictionaries(st.text(max_size=40), values, max_size=20), st.data())
+def test_a_wrong_size_is_refused_as_the_decoder_refuses_it(
+    message: dict[str, Any], draw: st.DataObject
+) -> None:
+    data = bytearray(msgpack.packb({**message, "mark": b"\xdc"}))
+    for _ in range(draw.draw(st.integers(1, 3))):
+        place = draw.draw(st.integers(0, len(data) - 1))
+        data[place] = draw.draw(
+            st.sampled_from([*range(0x80, 0xA0, 5), *range(0xC0, 0xE0), 0, 255])
+        )
+    expected, found = judged(bytes(data), 1 << 30), decoded(bytes(data), 1 << 30)
+    assert repr(found) == repr(expected)  # a NaN is not equal to itself
+
+
+@given(st.sampled_from(sorted(hostile_maps(1024))), st.integers(600, 4096), st.integers(0, 10))
+@example("arrays of 1000 in arrays", 4096, 0)
+def test_a_hostile_frame_ends_in_a_coded_error(name: str, size: int, cut: int) -> None:
+    data = hostile_maps(size)[name]
+    survive(len(data).to_bytes(4, "little") + data[: len(data) - cut] + bytes(cut), [500])

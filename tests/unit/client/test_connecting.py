@@ -181,6 +181,24 @@ async def test_a_server_that_is_something_else(opener: Opener, fake: Any, data: 
         await opener(await fake(data))
 
 
+@pytest.mark.parametrize(
+    ("data", "name", "hint"),
+    [
+        (b'INFO {"server_id":"X"}\r\n', "NATS", "pull port"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP", "pull.listen"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "TLS", "tls://"),
+        (b"\x15\x03\x03\x00\x02\x02\x0a", "TLS", "tls://"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH", "port"),
+    ],
+)
+async def test_the_error_tells_what_a_wrong_port_speaks(
+    opener: Opener, fake: Any, data: bytes, name: str, hint: str
+) -> None:
+    with pytest.raises(errors.ProtocolViolation, match=f"look like {name}") as raised:
+        await opener(await fake(data))
+    assert hint in raised.value.hint
+
+
 async def test_a_server_of_another_version(opener: Opener, fake: Any) -> None:
     refusal = {"k": "error", "i": 0, "c": 3, "n": "UNSUPPORTED_VERSION", "m": "only 7"}
     with pytest.raises(errors.UnsupportedVersion, match="only 7"):

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import math
 import struct
+import time
+import tracemalloc
 from typing import Any
 
 import msgpack
 import pytest
+from support.hostile_frames import hostile_maps
 
 from liftlog.errors import BadRequest, LimitExceeded
 from liftlog.protocol.frames import FrameReader, decode_map, encode_frame
-from liftlog.protocol.limits import MAX_DEPTH
+from liftlog.protocol.limits import MAX_DEPTH, MAX_REQUEST_VALUES
+from liftlog.protocol.messages import Fetch
 
 
 def reader(**options: Any) -> FrameReader:
@@ -167,4 +173,63 @@ def test_hostile_maps_are_refused(data: bytes) -> None:
 
 def test_nesting_up_to_the_limit_is_accepted() -> None:
     message = {"k": nested(MAX_DEPTH - 1)}
+    assert decode_map(msgpack.packb(message)) == message
+
+
+@pytest.mark.parametrize("size", [4096, 65_536, 1 << 20])
+@pytest.mark.parametrize("name", hostile_maps(4096))
+def test_a_hostile_map_costs_no_more_than_an_ordinary_one(name: str, size: int) -> None:
+    """Whatever it declares: an event loop reads such frames for everybody."""
+    data = memoryview(hostile_maps(size)[name])
+    best = math.inf
+    for _ in range(20):
+        began = time.perf_counter()
+        with contextlib.suppress(BadRequest):
+            decode_map(data, MAX_REQUEST_VALUES)
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.001
+
+
+@pytest.mark.parametrize("name", hostile_maps(4096))
+def test_a_hostile_map_costs_no_memory(name: str) -> None:
+    data = hostile_maps(65_536)[name]
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(BadRequest):
+            decode_map(data, MAX_REQUEST_VALUES)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_values_up_to_the_limit_are_accepted() -> None:
+    message = {"k": [b"%d" % number for number in range(98)]}
+    assert decode_map(msgpack.packb(message), 100) == message
+    with pytest.raises(BadRequest, match="more than 99 values"):
+        decode_map(msgpack.packb(message), 99)
+
+
+def test_the_longest_fetch_is_within_the_limit() -> None:
+    longest = Fetch(
+        "orders",
+        1,
+        filter_subjects=["a"] * 64,
+        filter_keys=[b"\xdc\xdd"] * 1024,
+        filter_headers=["a: b"] * 16,
+        columns=["value"] * 16,
+    )
+    decoded = decode_map(encode_frame(longest.to_map(1))[4:], MAX_REQUEST_VALUES)
+    assert Fetch.from_map(decoded) == longest
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [*range(40)], {str(i): i for i in range(40)}, "x" * 40, "x" * 400, "x" * 70_000,
+        b"\xdc" * 40, b"\xdc" * 400, b"\xdd" * 70_000, 1.5, -(2**63), 2**64 - 1, -1, -33, 200,
+        [[[[], {}], [{"a": [1, None, True]}]], [], {}], [[b"\xdc\xdd"] * 20] * 20,
+    ],
+)  # fmt: skip
+def test_every_kind_of_value_passes_the_check_of_its_shape(value: object) -> None:
+    message = {"k": value, "l": [value, value], "mark": b"\xdc"}
     assert decode_map(msgpack.packb(message)) == message

@@ -84,7 +84,10 @@ def test_the_compaction_of_a_stream() -> None:
 def test_the_limits_in_the_text() -> None:
     wire = limits.WireLimits()
     assert f"at most {limits.MAX_DEPTH} levels" in PAGE
-    assert f"at most {limits.MAX_CONTAINER_ENTRIES} entries" in PAGE
+    assert f"at most {limits.MAX_REQUEST_VALUES} values" in PAGE
+    assert f"{limits.MAX_HELLO_VALUES} before the `welcome`" in PAGE
+    assert limits.MAX_ANSWER_VALUES == 8_000_000
+    assert "8 million values" in PAGE
     assert f"at most {limits.HELLO_FRAME_BYTES} bytes" in PAGE
     for name in ("max_request_bytes", "max_in_flight", "max_fetch_bytes", "max_wait_ms"):
         assert re.search(rf"`{name}`.*absent: {getattr(wire, name)}\)", section("welcome"))

@@ -35,7 +35,9 @@ for _ in range(600):
     DEEP = [DEEP]
 
 BEFORE_AUTH = [
-    (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "LIMIT_EXCEEDED"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "BAD_REQUEST"),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), "BAD_REQUEST"),
+    (b'CONNECT {"verbose":false}\r\nPING\r\n', "BAD_REQUEST"),
     (b"\xff" * 64, "LIMIT_EXCEEDED"),
     (struct.pack("<I", 2**31), "LIMIT_EXCEEDED"),
     (struct.pack("<I", 4097), "LIMIT_EXCEEDED"),

@@ -1,0 +1,129 @@
+"""One party tries to delay or starve all others; what the others wait for is measured.
+
+Whatever one client sends over the pull API, and however often: a publisher on another stream
+gets its ack, and a reader its answer, within half a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from support.daemon import Daemon
+from support.hostile_frames import hostile_maps
+from support.ingesting import assert_no_traceback, publish
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+from support.raw_pull import AUTH, HELLO, frame
+from support.victims import AckVictim, Victim, assert_nobody_waits
+
+pytestmark = pytest.mark.integration
+
+WORST_SECONDS = 0.5
+ATTACK_SECONDS = 10.0 if os.environ.get("TORTURE_ROUNDS") else 2.0
+STREAMS = {
+    "attacked": {"subject": "attacked.>", "compaction": {}},
+    "victim": {"subject": "victim"},
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    with Daemon(server.url, {"streams": STREAMS}) as daemon:
+        with RawNats(server.port) as raw:
+            for number in range(50):
+                publish(raw, "attacked.a", b"%d" % number, Liftlog_Key=f"k{number % 7}")
+        yield daemon
+        assert daemon.running
+        assert_no_traceback(daemon)
+
+
+@pytest.fixture
+def publisher(server: NatsServer) -> Callable[[], list[Victim]]:
+    return lambda: [AckVictim(server.port, "victim")]
+
+
+class Attacker:
+    """A connection on which anything can be sent; its answers are dropped."""
+
+    def __init__(self, daemon: Daemon, *, greet: bool = True) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", daemon.pull_port), timeout=20)
+        if greet:
+            for message in HELLO, AUTH:
+                self.send(frame(message))
+                self.receive()
+
+    def send(self, data: bytes) -> None:
+        """The daemon may hang up whenever it wants."""
+        with contextlib.suppress(ConnectionError):
+            self.sock.sendall(data)
+
+    def receive(self) -> dict[str, Any]:
+        (length,) = struct.unpack("<I", self._exactly(4))
+        answer: dict[str, Any] = msgpack.unpackb(self._exactly(length), strict_map_key=False)
+        self._exactly(answer.get("b") or 0)
+        return answer
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self.sock.recv(count - len(data))
+            if not part:
+                raise ConnectionError("closed")
+            data += part
+        return data
+
+    def __enter__(self) -> Attacker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+
+def paced(rate: float) -> Iterator[int]:
+    """0, 1, 2, ... at most `rate` a second, for as long as an attack takes."""
+    began = time.monotonic()
+    for number in itertools.count():
+        now = time.monotonic() - began
+        if now > ATTACK_SECONDS:
+            return
+        time.sleep(max(number / rate - now, 0))
+        yield number
+
+
+def framed(data: bytes) -> bytes:
+    return struct.pack("<I", len(data)) + data
+
+
+# --- frames that cost more than their bytes ---
+
+
+def test_hostile_hellos(daemon: Daemon, publisher: Callable[[], list[Victim]]) -> None:
+    hellos = [framed(data) for data in hostile_maps(4096).values()]
+
+    def attack() -> None:
+        for number in paced(150):
+            with Attacker(daemon, greet=False) as attacker:
+                attacker.send(hellos[number % len(hellos)])
+
+    assert_nobody_waits(publisher, attack, bound_seconds=WORST_SECONDS)
+
+
+@pytest.mark.parametrize("size", [65_536, 1_000_000])
+def test_hostile_requests(size: int, daemon: Daemon, publisher: Callable[[], list[Victim]]) -> None:
+    requests = [framed(data) for data in hostile_maps(size).values()]
+
+    def attack() -> None:
+        for number in paced(50):
+            with Attacker(daemon) as attacker:
+                attacker.send(requests[number % len(requests)])
+
+    assert_nobody_waits(publisher, attack, bound_seconds=WORST_SECONDS)
