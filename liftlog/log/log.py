@@ -235,9 +235,20 @@ class Log(LogTruncation):
                 self._trim_allocation(self._segments[-1].size_bytes)
                 self._file.fdatasync()
             state = self.checkpoint()
+            self._forget_early_acks()
         except (StorageError, DiskFull) as error:
             logger.error("close-failed stream=%s error=%s", self.name, error)  # noqa: TRY400
         finally:
             self._slot.close()
             self._file.close()
         return state
+
+    def _forget_early_acks(self) -> None:
+        """All of it is durable: the next process notes anew when acks leave before their sync."""
+        if not self._manifest.acks_before_sync:
+            return
+        manifest = self._manifest.with_changes(acks_before_sync=False)
+        try:
+            manifest.write(self.environment.fs, self.directory)
+        except OSError as error:  # then the next start expects a larger loss than there can be
+            logger.warning("early-acks-not-forgotten stream=%s error=%s", self.name, error)

@@ -53,6 +53,10 @@ class SegmentEntry:
 SKIPPED = "offsets skipped after an unreadable tail that was not acked"
 """The reason of a range that nobody was promised: offsets passed over, to be on the safe side."""
 
+NOT_SYNCED = "not yet fsynced: acked before the fsync, and lost when the machine stopped"
+"""The reason of a range in which records may be missing that were acked before they were durable,
+as `durability: interval` and `os` do. It reaches as far as offsets may have been handed out."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRange:
@@ -69,6 +73,11 @@ class QuarantinedRange:
     def is_loss(self) -> bool:
         """Whether records may have been in it that somebody was told are stored."""
         return self.reason != SKIPPED
+
+    @property
+    def is_cut_tail(self) -> bool:
+        """Whether an earlier start judged a bad tail there and gave up its bytes."""
+        return self.position == self.end_position and self.reason in (SKIPPED, NOT_SYNCED)
 
     def widened(self, other: QuarantinedRange) -> QuarantinedRange:
         """Over the offsets and bytes of both, for the reason of this one."""

@@ -14,6 +14,7 @@ from liftlog.log.index_cache import build_index
 from liftlog.log.inventory import BROKEN_SUFFIX, Inventory, RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.manifest import (
+    NOT_SYNCED,
     SKIPPED,
     Manifest,
     QuarantinedRange,
@@ -231,7 +232,7 @@ class _Opening(Inventory):
             reserved_offset=self.manifest.reserved_offset,
         )
         known = self._known_damage(file.path, damage)
-        if known is not None and not known.is_loss:
+        if known is not None and known.is_cut_tail:
             # An earlier start judged it already, and stopped before it was done.
             self._copy_tail(file, damage, size)
             return None, known.next_offset
@@ -245,25 +246,34 @@ class _Opening(Inventory):
             else:
                 # The tail stays until the manifest says that these offsets are passed over: a start
                 # that is interrupted must find again why.
+                early = self.manifest.acks_before_sync
+                end = verdict.log_end_offset
+                if early:  # acks may have left for more than the tail
+                    end = max(end, self.manifest.reserved_offset)
                 self._quarantine(
                     file.path,
                     damage.offset,
-                    verdict.log_end_offset,
+                    end,
                     damage.position,
                     damage.position,
-                    SKIPPED,
+                    NOT_SYNCED if early else SKIPPED,
                 )
+                return None, end
             return None, verdict.log_end_offset
         end_position = resync.position if resync else max(size, damage.position)
         if known is None:
             self._note(f"offsets {damage.offset}..{verdict.quarantine_end - 1} are damaged")
+            durable = recovery_point.next_offset if recovery_point else 0
+            reason = damage.reason
+            if self._may_be_unsynced(damage.offset, durable):
+                reason = f"{NOT_SYNCED} ({reason})"
             self._quarantine(
                 file.path,
                 damage.offset,
                 verdict.quarantine_end,
                 damage.position,
                 end_position,
-                damage.reason,
+                reason,
             )
         if resync is None:
             return None, known.next_offset if known else verdict.log_end_offset
@@ -298,6 +308,12 @@ class _Opening(Inventory):
             aside.close()
         self.fs.fsync_directory(self.directory)
 
+    def _may_be_unsynced(self, offset: int, durable: int) -> bool:
+        """Whether what is missing at `offset` may have been acked and not fsynced yet."""
+        slot = self._slot_state()
+        exact = slot is not None and slot.exact
+        return self.manifest.acks_before_sync and not exact and offset >= durable
+
     def _slot_state(self) -> SlotState | None:
         """Read once: an unreadable slot is one event, and judged as after a power cut."""
         if not self._slot_was_read:
@@ -327,9 +343,10 @@ class _Opening(Inventory):
             if bad.first_offset <= log_end < bad.next_offset:
                 log_end = bad.next_offset
         slot, manifest = self._slot_state(), self.manifest
+        durable = recovery_point.next_offset if recovery_point else 0
         acked = max(
             slot.acked_end if slot else 0,
-            recovery_point.next_offset if recovery_point else 0,
+            durable,
             manifest.high_watermark,  # a start that was interrupted had got this far
         )
         exact = slot is not None and slot.exact
@@ -343,9 +360,10 @@ class _Opening(Inventory):
         if end <= log_end:
             return log_end
         self._note(f"the log ends at offset {log_end}, but up to {end - 1} may have been acked")
-        self._quarantine(
-            path, log_end, end, state.position, state.position, "the end of the file is missing"
-        )
+        reason = "the end of the file is missing"
+        if self._may_be_unsynced(log_end, durable):
+            reason = NOT_SYNCED
+        self._quarantine(path, log_end, end, state.position, state.position, reason)
         return end
 
     def _finish(

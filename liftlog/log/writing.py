@@ -214,6 +214,7 @@ class LogWriting(LogState):
         if self._manifest.acks_before_sync:
             return
         with self._lock, storage_errors(f"noting early acks of {self.name}"):
+            self._slot.sync_as_lower_bound()
             self._write_manifest(self._manifest.with_changes(acks_before_sync=True))
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:

@@ -1,0 +1,133 @@
+"""Records that were acked before their fsync and are gone: the loss is allowed, silence is not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from support.logs import DIRECTORY, Facts, Promises, Writer, create, reopen
+from support.simfs import Keep, SimFileSystem
+
+from liftlog.errors import CorruptRange
+from liftlog.log import Log, LogConfig
+from liftlog.log.manifest import NOT_SYNCED
+
+BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
+MODES = ["interval", "os"]
+
+
+def _written(durability: str, commits: int = 12) -> tuple[SimFileSystem, Log, Promises]:
+    """Some of it flushed, the rest only acked."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    writer = Writer(log, promises, durability)
+    for number in range(commits):
+        writer.commit(3, 2)
+        if number == 4 and durability == "interval":
+            writer.flush()
+    return fs, log, promises
+
+
+def _check(log: Log, promises: Promises) -> list[int]:
+    """Returns what is gone of what was acked; each of it is told, and no offset comes again."""
+    facts = Facts.of(log)
+    facts.check(promises)
+    gone = [offset for offset in promises.after_kill if offset not in facts.found]
+    assert log.log_end_offset > max(promises.after_kill)
+    return gone
+
+
+@pytest.mark.parametrize("durability", MODES)
+@pytest.mark.parametrize("keep", ["none", "some", "last"])
+def test_a_power_cut_is_told_by_its_reason(durability: str, keep: Keep) -> None:
+    for seed in range(40 if keep == "some" else 1):
+        fs, _, promises = _written(durability)
+        again, report = reopen(fs.power_cut(keep, seed), boot="boot-2", config=BIG)
+        gone = _check(again, promises)
+        if not gone:
+            continue
+        losses = [bad for bad in again.quarantined if bad.is_loss]
+        assert all(bad.reason.startswith(NOT_SYNCED) for bad in losses)
+        assert report.events
+        with pytest.raises(CorruptRange, match="not yet fsynced"):
+            again.read(gone[-1], 100)
+
+
+@pytest.mark.parametrize("durability", MODES)
+def test_a_torn_tail_is_told_however_it_is_torn(durability: str) -> None:
+    """Every end of the last batches, as it was, as zeros, as rubbish."""
+    for cut, filler in itertools.product(range(1, 700, 31), (b"", b"\0", b"\xa5")):
+        fs, log, promises = _written(durability)
+        image = fs.power_cut("all")
+        path, size = log.segments[-1].path, log.segments[-1].size_bytes
+        image.replace(path, image.read(path)[: size - cut] + filler * cut)
+        image.remove(DIRECTORY / "acked")
+        again, _ = reopen(image, boot="boot-2", config=BIG)
+        gone = _check(again, promises)
+        assert gone or filler == b"\0"
+        # Once judged it stays judged, also if the machine stops at once.
+        other, _ = reopen(image.power_cut("none"), boot="boot-3", config=BIG)
+        assert set(_check(other, promises)) == set(gone)
+
+
+@pytest.mark.parametrize("durability", MODES)
+@pytest.mark.parametrize("keep", ["none", "last"])
+def test_a_page_cache_that_is_lost_without_a_reboot(durability: str, keep: Keep) -> None:
+    """A volume that was taken away by force: the boot id is the same, the bytes are not."""
+    fs, _, promises = _written(durability)
+    again, _ = reopen(fs.power_cut(keep), boot="boot-1", config=BIG)
+    gone = _check(again, promises)
+    assert gone
+    with pytest.raises(CorruptRange, match="not yet fsynced"):
+        again.read(gone[0], 100)
+
+
+@pytest.mark.parametrize("durability", MODES)
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_page_cache_that_is_lost_in_a_later_life(durability: str, clean: bool) -> None:
+    """Of what an earlier process wrote the slot says exactly how far acks went; not of this one."""
+    fs, log, promises = _written(durability)
+    state = log.close()
+    promises.acked |= promises.after_kill
+    image = fs.power_cut("all")
+    log, _ = reopen(image, clean=state if clean else None, config=BIG)
+    writer = Writer(log, promises, durability)
+    for _ in range(5):
+        writer.commit(2)
+    again, _ = reopen(image.power_cut("none"), recovery_point=state, config=BIG)
+    assert _check(again, promises)
+
+
+@pytest.mark.parametrize("durability", MODES)
+def test_a_killed_process_loses_nothing_and_skips_nothing(durability: str) -> None:
+    fs, log, promises = _written(durability)
+    again, _ = reopen(fs.kill(), config=BIG)
+    assert _check(again, promises) == []
+    assert again.log_end_offset == log.log_end_offset
+    assert again.quarantined == ()
+
+
+@pytest.mark.parametrize("durability", MODES)
+def test_a_kill_right_after_the_first_early_ack_was_admitted(durability: str) -> None:
+    """At each operation of the first commits: nothing lost, nothing skipped."""
+    for stop_at in itertools.count():
+        fs, promises = SimFileSystem(), Promises()
+        log = create(fs, config=BIG)
+        writer = Writer(log, promises, durability)
+        fs.stop_at = fs.operations + stop_at
+        try:
+            for _ in range(3):
+                writer.commit(1)
+        except BaseException as stop:
+            if type(stop).__name__ != "MachineStopped":
+                raise
+        else:
+            return
+        again, _ = reopen(fs.kill(), config=BIG)
+        assert _check_killed(again, promises)
+        assert again.log_end_offset <= 5, stop_at
+
+
+def _check_killed(log: Log, promises: Promises) -> bool:
+    Facts.of(log).check(promises, killed=True)
+    return True
