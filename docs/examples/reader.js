@@ -550,7 +550,8 @@ function connect(address) {
 // --- the command --------------------------------------------------------------------------------
 
 const USAGE = `usage: node reader.js STREAM [options]
-  --address URL   tcp:// or tls://host:port, unix:///path (default: tcp://127.0.0.1:${DEFAULT_PORT})
+  --server URL    tcp:// or tls://host:port, unix:///path
+                  (default: LIFTLOG_SERVER, else tcp://127.0.0.1:${DEFAULT_PORT}); also --address
   --from WHERE    earliest (default), latest, an offset, or time:<ns since 1970>
   --follow        go on with records as they come
   --count N       end after so many records
@@ -585,7 +586,8 @@ async function main() {
   const { values: options, positionals } = parseArgs({
     allowPositionals: true,
     options: {
-      address: { type: 'string', default: `tcp://127.0.0.1:${DEFAULT_PORT}` },
+      server: { type: 'string' },
+      address: { type: 'string' },
       from: { type: 'string', default: 'earliest' },
       follow: { type: 'boolean', default: false },
       count: { type: 'string', default: 'Infinity' },
@@ -595,7 +597,10 @@ async function main() {
   });
   if (positionals.length !== 1) throw new Error(`one stream is needed\n${USAGE}`);
   const [stream] = positionals;
-  const connection = await Connection.open(options.address, { token: process.env.LIFTLOG_TOKEN });
+  const { LIFTLOG_SERVER, LIFTLOG_TOKEN } = process.env;
+  const given = options.server || options.address || LIFTLOG_SERVER;
+  const server = given || `tcp://127.0.0.1:${DEFAULT_PORT}`;
+  const connection = await Connection.open(server, { token: LIFTLOG_TOKEN });
   try {
     if (options.describe) {
       await print(toLine(await connection.describe(stream)));

@@ -3,6 +3,7 @@ it quietly, as at any other."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,25 @@ _INTERRUPTED = 130  # ExitCode.INTERRUPTED, which may not be loaded yet
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; `arguments` are those of this process unless they are given."""
+    _open_standard_streams()
     try:
         from liftlog.cli.client_events import tell_client_events
         from liftlog.cli.root import cli
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     tell_client_events()
-    cli.main(arguments, prog_name="liftlog")
+    # https://no-color.org: also where click would colour; None lets it look at the terminal.
+    cli.main(arguments, prog_name="liftlog", color=False if os.environ.get("NO_COLOR") else None)
+
+
+def _open_standard_streams() -> None:
+    """Whoever starts us may have closed some. The next file that is opened would take the place of
+    one: data files would get what is meant for the terminal, and the event loop aborts on a socket
+    that is number 0, 1 or 2."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115

@@ -50,37 +50,46 @@ def build_block(lines: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class MessageHeaders(Mapping[str, str]):
-    """Headers by name, ignoring case; the first of several equal names wins, as in nats-py.
+    """Headers by name; the first of several equal names wins, as in nats-py.
 
-    Bytes that are not UTF-8 become U+FFFD here; `raw` has the block verbatim.
+    Names that differ in case are different headers, as they are for NATS. A look-up takes the exact
+    name if there is one, else the first that differs in case only. Bytes that are not UTF-8 become
+    U+FFFD here; `raw` has the block verbatim.
     """
 
     __slots__ = ("_items", "raw")
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        self._items: dict[str, tuple[str, str]] | None = None
+        self._items: dict[str, str] | None = None
 
-    def _parsed(self) -> dict[str, tuple[str, str]]:
+    def _parsed(self) -> dict[str, str]:
         if self._items is None:
             self._items = {}
             if self.raw:
                 for name, value in header_lines(self.raw):
                     text = name.decode("utf-8", "replace")
-                    self._items.setdefault(text.lower(), (text, value.decode("utf-8", "replace")))
+                    self._items.setdefault(text, value.decode("utf-8", "replace"))
         return self._items
 
     def __getitem__(self, name: str) -> str:
-        return self._parsed()[name.lower()][1]
+        items = self._parsed()
+        if name in items:
+            return items[name]
+        lowered = name.lower()
+        for found, value in items.items():
+            if found.lower() == lowered:
+                return value
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._parsed().values())
+        return iter(self._parsed())
 
     def __len__(self) -> int:
         return len(self._parsed())
 
     def get_all(self, name: str) -> list[str]:
-        """Every value of a name that occurs more than once."""
+        """Every value of a name, in order, ignoring case."""
         wanted = name.lower().encode()
         return [
             value.decode("utf-8", "replace")

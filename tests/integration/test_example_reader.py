@@ -215,6 +215,7 @@ STREAMS: dict[str, Any] = {
     "tail": {"subject": "tail"},
     "damaged": {"subject": "damaged"},
     "empty": {"subject": "empty"},
+    "address": {"subject": "address.>"},
 }
 
 
@@ -229,6 +230,22 @@ def daemon(server: NatsServer) -> Iterator[Daemon]:
 def raw(server: NatsServer, daemon: Daemon) -> Iterator[RawNats]:
     with RawNats(server.port) as client:
         yield client
+
+
+def test_the_address_is_given_as_to_liftlog(raw: RawNats, daemon: Daemon) -> None:
+    publish(raw, "address.a", b"x")
+    there, name = daemon.pull_address, "address"
+    expected = read(daemon, name)
+    assert len(expected) == 1
+    nowhere = "tcp://127.0.0.1:1"
+    for arguments, environ in (
+        (["--server", there], {}),
+        ([], {"LIFTLOG_SERVER": there}),
+        (["--server", there], {"LIFTLOG_SERVER": nowhere}),
+    ):
+        done = node(str(READER), *arguments, name, **environ)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [json.loads(line) for line in done.stdout.splitlines()] == expected
 
 
 def test_every_kind_of_record(raw: RawNats, daemon: Daemon) -> None:

@@ -77,6 +77,11 @@ def test_consume(tmp_path: Path) -> None:
 
 
 def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_path: Path) -> None:
+    [into_arrow] = examples("read-into-arrow.md")
+    assert run(into_arrow, servers, tmp_path) == [
+        "0 records, None bytes of values",
+        "the last one: []",
+    ]
     printed = [run(code, servers, tmp_path) for code in examples("publish.md")]
     assert printed[0] == ["stored at offset 1", "and deleted"]
     assert printed[1] == ["1000 messages stored at 1000 offsets"]
@@ -84,7 +89,7 @@ def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_pat
     assert printed[3] == ["in order: True"]
     assert len(printed) == 4
 
-    [printed_of_all] = [run(code, servers, tmp_path) for code in examples("read-into-arrow.md")]
+    printed_of_all = run(into_arrow, servers, tmp_path)
     numbers = sum(len(str(i)) for i in range(1000))
     size = len('{"total": 12}') + numbers + len("{}")
     assert printed_of_all[0] == f"1003 records, {size} bytes of values"

@@ -218,3 +218,16 @@ def test_records_are_read_in_small_pieces_when_few_are_wanted() -> None:
     )
     reading.run("end")
     assert asked["fetch_bytes"] == 64 * 1024
+
+
+@pytest.mark.parametrize(("value", "coloured"), [("1", False), ("", True)])
+def test_errors_are_not_coloured_where_nobody_wants_it(value: str, coloured: bool) -> None:
+    command = "[sys.executable, '-m', 'liftlog', 'errors', 'lookup', 'NOTHING_LIKE_IT']"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import pty, sys; pty.spawn({command})"],
+        env={**os.environ, "NO_COLOR": value, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    assert b"error:" in done.stdout
+    assert (b"\x1b[" in done.stdout) is coloured

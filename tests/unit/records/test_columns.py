@@ -205,13 +205,20 @@ def test_more_records_than_ids_can_number_are_refused() -> None:
 class TestMessageHeaders:
     BLOCK = b"NATS/1.0 100 Idle\r\nFoo: a\r\nfoo:  b \r\nBin: \xff\r\nbad line\r\n: none\r\n\r\n"
 
-    def test_names_ignore_case_and_the_first_wins(self) -> None:
+    def test_names_are_told_apart_as_nats_does(self) -> None:
+        headers = MessageHeaders(self.BLOCK)
+        assert dict(headers) == {"Foo": "a", "foo": "b", "Bin": "\ufffd"}
+        assert (headers["Foo"], headers["foo"]) == ("a", "b")
+        assert "nothing" not in headers
+
+    def test_a_look_up_ignores_case_where_no_name_is_the_same(self) -> None:
         headers = MessageHeaders(self.BLOCK)
         assert headers["FOO"] == "a"
+        assert "fOO" in headers
         assert headers.get("missing") is None
         assert headers.get_all("fOO") == ["a", "b"]
-        assert list(headers) == ["Foo", "Bin"]
-        assert len(headers) == 2
+        assert list(headers) == ["Foo", "foo", "Bin"]
+        assert len(headers) == 3
         assert headers["bin"] == "\ufffd"
         assert headers.raw == self.BLOCK
 
