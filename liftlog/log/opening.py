@@ -24,7 +24,7 @@ from liftlog.log.manifest import (
 )
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind, scan
 from liftlog.log.segment import Segment
-from liftlog.log.slot import SLOT_NAME, SlotState, read_slot
+from liftlog.log.slot import SLOT_NAME, SlotState, current_boot_id, read_slot
 from liftlog.log.unreadable import read_around, read_zeroed
 from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.header import BatchHeader
@@ -359,7 +359,10 @@ class _Opening(Inventory):
         end = acked if exact else max(manifest.reserved_offset, acked)
         if end <= log_end:
             return log_end
-        self._note(f"the log ends at offset {log_end}, but up to {end - 1} may have been acked")
+        note = f"the log ends at offset {log_end}, but up to {end - 1} may have been acked"
+        if not exact and not (current_boot_id() if self.boot_id is None else self.boot_id):
+            note += "; the boot id is unknown, so a killed process looks like a power cut"
+        self._note(note)
         reason = "the end of the file is missing"
         if self._may_be_unsynced(log_end, durable):
             reason = NOT_SYNCED

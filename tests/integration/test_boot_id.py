@@ -69,3 +69,5 @@ def test_without_it_the_daemon_says_why_offsets_are_passed_over(
             )
             # Acks that came after fsync are on disk whatever stopped the daemon.
             assert bool(ranges) == (durability != "fsync")
+            if ranges:
+                assert "the boot id is unknown" in daemon.log
