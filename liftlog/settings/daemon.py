@@ -215,7 +215,8 @@ class HttpSettings(SettingsModel):
     )
     max_connections: Count = Field(
         default=128,
-        description="Connections at the same time; beyond it who is idle or unknown makes room.",
+        description="Connections served at the same time; 16 more are kept for health checks. "
+        "Beyond that those that are idle or unknown make room.",
     )
     timeout_seconds: PositiveDuration = Field(
         default=30.0,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
-from collections.abc import Iterator
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, records_of
+from support.ingesting import assert_no_traceback, records_of, until
 from support.log_api import HTTP, STREAMS, Caller
 from support.nats_server import NatsServer
+from support.victim import Victim
 
 pytestmark = pytest.mark.integration
 
@@ -163,3 +169,103 @@ def _wait_for_reset(sock: socket.socket) -> None:
     poll = select.poll()
     poll.register(sock, select.POLLHUP | select.POLLERR)
     assert poll.poll(10_000), "it is still connected"
+
+
+# --- floods ---
+
+
+class Flood(threading.Thread):
+    """Connections at a rate, each left to `treat`; at most `kept` of them stay open."""
+
+    def __init__(self, daemon: Daemon, treat: Callable[[socket.socket], bool], kept: int) -> None:
+        super().__init__(daemon=True)
+        host, port = daemon.http_address.rsplit(":", 1)
+        self._address = host, int(port)
+        self._treat = treat
+        self._open: deque[socket.socket] = deque()
+        self._kept = kept
+        self._ended = threading.Event()
+        self.made = 0
+
+    def run(self) -> None:
+        began = time.monotonic()
+        while not self._ended.is_set():
+            self._ended.wait(began + self.made / FLOOD_RATE - time.monotonic())
+            sock = socket.socket()
+            with contextlib.suppress(OSError):
+                sock.settimeout(1)
+                sock.connect(self._address)
+                if not self._treat(sock):
+                    sock.close()
+            self._open.append(sock)
+            if len(self._open) > self._kept:
+                self._open.popleft().close()
+            self.made += 1
+
+    def __enter__(self) -> Flood:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join(30)
+        for sock in self._open:
+            sock.close()
+
+
+FLOOD_RATE = 300.0
+PROBES = 60
+
+
+def half_a_form(sock: socket.socket) -> bool:
+    sock.sendall(
+        b"POST /ui/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+        b"Content-Type: application/x-www-form-urlencoded\r\n\r\na"
+    )
+    return True
+
+
+def half_a_body(sock: socket.socket) -> bool:
+    sock.sendall(OCTETS + b"Content-Length: 9\r\n\r\na")
+    return True
+
+
+def many_requests(sock: socket.socket) -> bool:
+    sock.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 3)
+    return True
+
+
+def reset(sock: socket.socket) -> bool:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return False
+
+
+@pytest.mark.parametrize(
+    "treat",
+    [lambda _: False, reset, lambda _: True, half_a_form, half_a_body, many_requests],
+    ids=["closed at once", "reset at once", "silent", "half a form", "half a body", "requests"],
+)
+def test_health_checks_get_through_a_flood(
+    server: NatsServer, flooded: Daemon, treat: Callable[[socket.socket], bool]
+) -> None:
+    """From the same address as the probes; the victim publishes meanwhile."""
+    with Victim(server.port, "large") as victim, Flood(flooded, treat, kept=1000) as flood:
+        for number in range(PROBES):
+            for path in ("/livez", "/readyz"):
+                status, body = flooded.get(path)
+                assert status == 200, (number, path, status, body)
+            made = flood.made
+            until(lambda made=made: flood.made > made + 5)  # type: ignore[misc]
+    assert victim.worst_seconds < 0.5
+    # Of a rate that the machine may be too busy for, more than there are places.
+    assert flood.made > 2 * 144, "this was no flood"
+
+
+@pytest.fixture(scope="module")
+def flooded(server: NatsServer) -> Iterator[Daemon]:
+    """With the bounds that a daemon has by default."""
+    settings = {"streams": {"large": {"subject": "large"}}, "http": {"log_api": True}}
+    with Daemon(server.url, settings) as daemon:
+        yield daemon
+        assert daemon.running
+        assert_no_traceback(daemon)

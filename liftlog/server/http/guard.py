@@ -5,10 +5,13 @@ an answer to be taken. Here one rule covers all of that: between two requests a 
 `timeout` seconds, in which the rest of the last answer has to leave and the next head to arrive.
 (A body has its own time limit, where it is read.)
 
-When all places are taken, somebody makes room who is not being served: first those who never said
-who they are, of these the ones from where most connections come, of these whoever waits longest.
-So idle connections never lock out a health check, nor does a flood of strangers, also of such
-whose token is being looked at, lock out those who are known.
+When all places are taken, a connection that is not being served makes room: first those that never
+said who they are, of these the ones from where most connections come, of these the one that waits
+longest. So idle connections never lock out a health check, nor does a flood of strangers, also of
+such whose token is being looked at, lock out those who are known. A connection that ends gives its
+place back at once.
+
+Health checks are served in any case: there are some places more than other requests may take.
 """
 
 from __future__ import annotations
@@ -19,20 +22,30 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from typing import cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from liftlog.server.pull.origins import place_of
 
+HEALTH_PATHS = frozenset({"/livez", "/readyz"})
+HEALTH_PLACES = 16
+
 _SETTLING_SECONDS = 1.0
-"""A connection that was accepted has its transport one turn of the loop later, not before."""
+"""A connection that was accepted has its transport one turn of the loop later, or never."""
+_LINGER_SECONDS = 1.0
+_MAX_LINGERING = 64
+"""Refused connections that are kept until the client has read why: closing a socket in which
+bytes arrive resets it, and the reset can overtake the answer."""
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, no seconds
 
+_FULL_TEXT = "too many connections\n"
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
-    b"Content-Type: text/plain\r\nContent-Length: 21\r\n\r\ntoo many connections\n"
+    b"Server: liftlog\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_FULL_TEXT), _FULL_TEXT.encode())
 )
 
 
@@ -51,11 +64,9 @@ class _Seat:
 
     @property
     def may_end(self) -> bool:
-        """Whether nobody serves it, so that it can make room. (One that was accepted just now
-        cannot yet; one whose token is looked at can, even when the client has gone.)"""
-        if self.waits:
-            return self.connection.transport is not None
-        return self.identifying is not None
+        """Whether it is not being served, so that it can make room. (One whose token is looked at
+        can, even when the client has gone.)"""
+        return self.waits or self.identifying is not None
 
     def find_place(self) -> str:
         """Empty until the connection has its transport."""
@@ -94,10 +105,19 @@ def identified(request: web.Request) -> None:
 class ConnectionGuard:
     """Stands between the listening socket and aiohttp. Belongs to one event loop."""
 
-    def __init__(self, *, max_connections: int = 128, timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        *,
+        max_connections: int = 128,
+        timeout_seconds: float = 30.0,
+        health_places: int = HEALTH_PLACES,
+    ) -> None:
+        """At most `max_connections` are served at the same time, `health_places` more exist."""
         self.timeout_seconds = timeout_seconds
-        self._max_connections = max_connections
+        self._most_served = max_connections
+        self._most = max_connections + health_places
         self._server: web.Server | None = None
+        self._lingering: set[_Refused] = set()
         self._seats: dict[web.RequestHandler, _Seat] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.refused_total = 0
@@ -105,6 +125,24 @@ class ConnectionGuard:
         self.evicted_total = 0
 
     def attach(self, server: web.Server) -> None:
+        """`server` tells its connections' beginnings and ends from now on."""
+        made, lost = server.connection_made, server.connection_lost
+
+        def connection_made(connection: web.RequestHandler, transport: asyncio.Transport) -> None:
+            made(connection, transport)
+            if connection not in self._seats:  # it has made room before it came into being
+                _reset(transport)
+
+        def connection_lost(
+            connection: web.RequestHandler, error: BaseException | None = None
+        ) -> None:
+            lost(connection, error)
+            seat = self._seats.get(connection)
+            if seat is not None and seat.waits:
+                del self._seats[connection]
+
+        server.connection_made = connection_made  # type: ignore[assignment, method-assign]
+        server.connection_lost = connection_lost  # type: ignore[assignment, method-assign]
         self._server = server
 
     @property
@@ -115,11 +153,9 @@ class ConnectionGuard:
         """For `loop.create_server`: one call per accepted connection."""
         assert self._server is not None
         now = asyncio.get_running_loop().time()
-        if self.connection_count >= self._max_connections:
-            self._forget_closed(now)
-        if self.connection_count >= self._max_connections and not self._make_room():
+        if self.connection_count >= self._most and not self._make_room():
             self.refused_total += 1
-            return _Refused()
+            return _Refused(self._lingering)
         connection = self._server()
         self._seats[connection] = _Seat(connection, now)
         self._schedule()
@@ -131,6 +167,11 @@ class ConnectionGuard:
         seat = self._seats.get(request.protocol)
         if seat is None:
             raise web.HTTPServiceUnavailable  # it has just made room; nobody hears this
+        if request.path not in HEALTH_PATHS and not self._may_be_served():
+            self.refused_total += 1
+            raise web.HTTPServiceUnavailable(
+                text=_FULL_TEXT, headers={"Retry-After": "1", "Connection": "close"}
+            )
         request[_SEAT] = seat
         seat.waits = False
         try:
@@ -141,6 +182,12 @@ class ConnectionGuard:
             if seat.connection.transport is None:
                 self._seats.pop(seat.connection, None)
             self._schedule()
+
+    def _may_be_served(self) -> bool:
+        """Whether the places for health checks stay free if one more request is served."""
+        if self.connection_count <= self._most_served:
+            return True
+        return sum(not seat.may_end for seat in self._seats.values()) < self._most_served
 
     def close(self) -> None:
         if self._timer is not None:
@@ -156,19 +203,15 @@ class ConnectionGuard:
     def _sweep(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
-        self._forget_closed(now)
         for seat in list(self._seats.values()):
-            if seat.may_end and now - seat.since > self.timeout_seconds:
+            if seat.waits and seat.connection.transport is None:
+                if now - seat.since > _SETTLING_SECONDS:  # it has never come into being
+                    del self._seats[seat.connection]
+            elif seat.may_end and now - seat.since > self.timeout_seconds:
                 self.timed_out_total += 1
                 self._abort(seat)
         if self._seats:
             self._schedule()
-
-    def _forget_closed(self, now: float) -> None:
-        for connection, seat in list(self._seats.items()):
-            gone = connection.transport is None and now - seat.since > _SETTLING_SECONDS
-            if seat.waits and gone:
-                del self._seats[connection]
 
     def _make_room(self) -> bool:
         """False when everybody is being served."""
@@ -188,20 +231,38 @@ class ConnectionGuard:
         """With a reset: a polite end would leave what the client does not take in the kernel."""
         connection, task = seat.connection, seat.identifying
         del self._seats[connection]
-        transport = connection.transport
-        if transport is not None:
-            sock = transport.get_extra_info("socket")
-            if sock is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            transport.abort()
+        if connection.transport is not None:
+            _reset(connection.transport)
         if task is not None:
             task.cancel()
 
 
+def _reset(transport: asyncio.Transport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()
+
+
 class _Refused(asyncio.Protocol):
-    """Says why and hangs up."""
+    """Says why, and hangs up when the client has."""
+
+    def __init__(self, lingering: set[_Refused]) -> None:
+        self._lingering = lingering
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_FULL)
-        transport.close()
+        sending = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        sending.write(_FULL)
+        if len(self._lingering) >= _MAX_LINGERING:
+            sending.close()
+            return
+        sending.write_eof()
+        self._lingering.add(self)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_LINGER_SECONDS, sending.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lingering.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()

@@ -11,6 +11,7 @@ from aiohttp import web
 from liftlog.errors import LiftlogError, LimitExceeded, StreamUnavailable, Unauthenticated
 from liftlog.server.http.access import Access
 from liftlog.server.http.failures import failure
+from liftlog.server.http.guard import identified, identifying
 from liftlog.server.web import actions, answers, entering
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
@@ -94,6 +95,8 @@ class WebSite:
             viewer = Viewer(None)
             try:
                 viewer = await self._entering.viewer(request)
+                if viewer.cookie is not None:
+                    identified(request)
                 if not self._parts.health.is_serving and not _is_about_health(request):
                     raise StreamUnavailable("the daemon is starting", hint="try again")
                 if self._under_way >= MAX_REQUESTS:
@@ -200,9 +203,10 @@ class WebSite:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         try:
             self._entering.check_origin(request)
-            form = await entering.read_form(request)
-            entering.check_form(self._parts.sessions, request, form, "sign in")
-            return await self._entering.sign_in(request, form.get("token", "").strip())
+            with identifying(request):  # however slowly the form comes
+                form = await entering.read_form(request)
+                entering.check_form(self._parts.sessions, request, form, "sign in")
+                return await self._entering.sign_in(request, form.get("token", "").strip())
         except LiftlogError as error:
             if isinstance(error, Unauthenticated | LimitExceeded):
                 status = failure(error).status
@@ -212,7 +216,8 @@ class WebSite:
     async def _logout(self, request: web.Request) -> web.StreamResponse:
         try:
             self._entering.check_origin(request)
-            form = await entering.read_form(request)
+            with identifying(request):
+                form = await entering.read_form(request)
             entering.check_form(self._parts.sessions, request, form, "sign out")
         except LiftlogError as error:
             return await self._failed(request, Viewer(None), error)

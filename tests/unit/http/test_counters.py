@@ -78,7 +78,11 @@ async def test_requests_are_counted_by_route_and_status(broker: LogBroker) -> No
 async def test_who_makes_room_gets_no_answer(broker: LogBroker) -> None:
     async with (
         pull_server(broker, policy=Policy.load(POLICY)) as (pull, _),
-        http_port(pull, failure_delay_seconds=3600, guard=ConnectionGuard(max_connections=1)) as (
+        http_port(
+            pull,
+            failure_delay_seconds=3600,
+            guard=ConnectionGuard(max_connections=1, health_places=0),
+        ) as (
             http,
             url,
             _,

@@ -107,7 +107,7 @@ def broker(tmp_path: Path) -> Iterator[LogBroker]:
 @asynccontextmanager
 async def guarded(broker: LogBroker, **options: Any) -> AsyncIterator[Port]:
     """Whoever shows a wrong token is held for as long as the test runs."""
-    guard = ConnectionGuard(max_connections=PLACES, **options)
+    guard = ConnectionGuard(max_connections=PLACES, health_places=0, **options)
     async with pull_server(broker, policy=Policy.load(POLICY)) as (pull, _):
         async with http_port(pull, failure_delay_seconds=FOR_EVER, guard=guard) as (_, url, _):
             port = Port(url, guard)
@@ -188,29 +188,102 @@ async def test_nobody_is_looked_at_for_ever(broker: LogBroker) -> None:
         assert port.guard.timed_out_total == 1
 
 
-async def test_who_is_being_served_makes_no_room() -> None:
-    class Slow(Healthy):
-        go_on = asyncio.Event()
+class Slow(Healthy):
+    """Health checks that are answered when `go_on` is set."""
 
-        async def readiness(self) -> tuple[bool, dict[str, Any]]:
-            await self.go_on.wait()
-            return True, {}
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
 
-    health, guard = Slow(), ConnectionGuard(max_connections=2)
-    server = HttpServer(health, NoMetrics(), guard=guard)
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        await self.go_on.wait()
+        return True, {}
+
+
+class SlowMetrics:
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def render(self) -> bytes:
+        await self.go_on.wait()
+        return b""
+
+
+@asynccontextmanager
+async def bare_port(
+    health: Any, metrics: Any, guard: ConnectionGuard
+) -> AsyncIterator[tuple[Port, HttpServer]]:
+    server = HttpServer(health, metrics, guard=guard)
     port = Port(await server.start("127.0.0.1:0"), guard)
     try:
-        asked = [await port.peer("127.0.0.1") for _ in range(2)]
-        for peer in asked:
-            peer.ask("/readyz")
-        await until(lambda: not any(seat.waits for seat in _seats(port)))
-        refused = await Peer.at(port.address, "127.0.0.2")
-        port.peers.append(refused)
-        assert await refused.status() == 503
-        assert guard.refused_total == 1
-        health.go_on.set()
-        assert [await peer.status() for peer in asked] == [200, 200]
+        yield port, server
     finally:
         for peer in port.peers:
             await peer.close()
         await server.close()
+
+
+async def test_who_is_being_served_makes_no_room_and_the_next_is_told() -> None:
+    health, guard = Slow(), ConnectionGuard(max_connections=1, health_places=1)
+    async with bare_port(health, NoMetrics(), guard) as (port, _):
+        asked = [await port.peer("127.0.0.1") for _ in range(2)]
+        for peer in asked:
+            peer.ask("/readyz")
+        await until(lambda: not any(seat.waits for seat in _seats(port)))
+        for count in (1, 2, 3):
+            refused = await Peer.at(port.address, "127.0.0.2")
+            port.peers.append(refused)
+            refused.ask("/livez")  # bytes that nobody reads must not reset the answer
+            answer = await asyncio.wait_for(refused.reader.read(), 10)
+            assert answer.startswith(b"HTTP/1.1 503 "), answer
+            assert answer.endswith(b"\r\n\r\ntoo many connections\n")
+            assert guard.refused_total == count
+        health.go_on.set()
+        assert [await peer.status() for peer in asked] == [200, 200]
+
+
+async def test_places_are_left_for_health_checks() -> None:
+    """Requests that take long, sent by anybody, cannot keep a probe out."""
+    metrics = SlowMetrics()
+    guard = ConnectionGuard(max_connections=PLACES - 2, health_places=2)
+    async with bare_port(Healthy(), metrics, guard) as (port, _):
+        slow = [await port.peer("127.0.0.2") for _ in range(PLACES)]
+        for peer in slow:
+            peer.ask("/metrics")
+        for _ in range(3 * PLACES):
+            probe = await Peer.at(port.address, "127.0.0.2")
+            assert await probe.get("/livez") == 200
+            assert await probe.get("/readyz") == 200
+            assert await probe.get("/metrics") == 503
+            await probe.close()
+        metrics.go_on.set()
+        answers = [await peer.status() for peer in slow]
+        assert answers.count(200) == PLACES - 2
+
+
+async def test_who_has_gone_keeps_no_place() -> None:
+    async with bare_port(
+        Healthy(), NoMetrics(), ConnectionGuard(max_connections=4, health_places=0)
+    ) as (port, _):
+        for _ in range(4 * 25):
+            peer = await Peer.at(port.address, "127.0.0.2")
+            await peer.close()
+        probe = await Peer.at(port.address, "127.0.0.3")
+        assert await probe.get("/livez") == 200
+        await until(lambda: port.guard.connection_count == 1)
+        assert port.guard.refused_total == 0
+        await probe.close()
+
+
+async def test_a_form_that_comes_slowly_makes_room(broker: LogBroker) -> None:
+    async with guarded(broker) as port:
+        for _ in range(3 * PLACES):
+            peer = await port.peer("127.0.0.2")
+            peer.writer.write(
+                b"POST /ui/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+                b"Content-Type: application/x-www-form-urlencoded\r\n\r\na"
+            )
+        await until(lambda: tasks_of_requests() == PLACES)
+        late = await port.peer("127.0.0.3")
+        assert await late.get("/livez") == 200
+        assert await late.get(BOUNDS, KNOWN) == 200
+        assert port.guard.refused_total == 0
