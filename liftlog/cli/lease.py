@@ -75,7 +75,7 @@ def list_leases(name: str) -> None:
     "start",
     default="earliest",
     metavar="OFFSET",
-    help="Where it begins; earliest is the log start. [default: earliest]",
+    help="Where it begins; earliest is where retention wants the log to start. [default: earliest]",
 )
 @click.option("--ttl", default="60s", metavar="DURATION", help=f"{_TTL_HELP} [default: 60s]")
 @click.option("--holder", default="", metavar="TEXT", help="Who holds it, for people.")

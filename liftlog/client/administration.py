@@ -59,6 +59,17 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
+def _renewal(
+    stream: str,
+    lease_id: str,
+    seconds: float,
+    low: int | None,
+    finished: tuple[int, int] | None,
+) -> RenewLease:
+    part, parts = finished or (None, None)
+    return RenewLease(stream, lease_id, _milliseconds(seconds), low, part, parts)
+
+
 class AsyncAdministration:
     """The asyncio client's methods."""
 
@@ -123,6 +134,9 @@ class AsyncAdministration:
         """Hold the stream from `start` to its high watermark of now, for `ttl` seconds: what lies
         in [`low`, `high`) of the answer stays as it is. Durable on return.
 
+        "earliest" is where retention wants the log to start, which is above the log start while
+        another lease holds retention up.
+
         Renew it well before `ttl` has passed. It ends early only when the disk is full. Raises
         OffsetOutOfRange, InvalidArgument (at most an hour), LimitExceeded, StaleIncarnation.
         """
@@ -136,10 +150,15 @@ class AsyncAdministration:
         *,
         ttl: float = DEFAULT_TTL_SECONDS,
         low: int | None = None,
+        finished: tuple[int, int] | None = None,
     ) -> LeaseInfo:
         """Let a lease last `ttl` seconds from now on; `low` is where to begin holding, once what is
-        below has been read. Raises LeaseGone: then what it held may have changed."""
-        request = RenewLease(stream, lease_id, _milliseconds(ttl), low)
+        below has been read. Raises LeaseGone: then what it held may have changed.
+
+        For a read that several clients share: `finished=(part, parts)` says that one of `parts`
+        parts, counted from 0, has been read. The lease ends when each of them was named once.
+        """
+        request = _renewal(stream, lease_id, ttl, low, finished)
         return (await self._call(request, LeaseAnswer)).info
 
     async def release_lease(self, stream: str, lease_id: str) -> None:
@@ -219,9 +238,10 @@ class SyncAdministration:
         *,
         ttl: float = DEFAULT_TTL_SECONDS,
         low: int | None = None,
+        finished: tuple[int, int] | None = None,
     ) -> LeaseInfo:
         """As `Client.renew_lease`."""
-        request = RenewLease(stream, lease_id, _milliseconds(ttl), low)
+        request = _renewal(stream, lease_id, ttl, low, finished)
         return self._call(request, LeaseAnswer).info
 
     def release_lease(self, stream: str, lease_id: str) -> None:

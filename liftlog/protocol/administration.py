@@ -84,12 +84,16 @@ class AcquireLease(Message):
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Message):
+    """`part` of `parts`: that part of the read has ended. When all have, the lease ends."""
+
     KIND: ClassVar[str] = "renew"
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
     lease_id: str = key("l", LABEL)
     ttl_ms: int = key("t", uint())
     low: int | None = key("o", uint(), default=None)
+    part: int | None = key("p", uint(), default=None)
+    parts: int | None = key("n", uint(), default=None)
 
 
 @dataclass(frozen=True, slots=True)

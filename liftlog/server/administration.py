@@ -103,7 +103,12 @@ class Administration:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self.leases = LeaseKeeping(self._running, streams.now_ns, streams.reserve)
+        self.leases = LeaseKeeping(
+            self._running,
+            streams.now_ns,
+            streams.reserve,
+            clock_is_trusted=lambda: streams.clock_guard.wall_clock_is_trusted(),
+        )
         self._started_ns = time.time_ns()
         self._started = time.monotonic()
         self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (

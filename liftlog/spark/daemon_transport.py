@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,18 +11,29 @@ from types import TracebackType
 from typing import Self
 
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
-from liftlog.errors import CorruptRange, InvalidArgument, OffsetOutOfRange, StreamNotFound
+from liftlog.errors import (
+    CorruptRange,
+    DiskFull,
+    InvalidArgument,
+    LiftlogError,
+    LimitExceeded,
+    OffsetOutOfRange,
+    StreamNotFound,
+)
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.losses import Losses
-from liftlog.spark.options import ReadOptions
+from liftlog.spark.options import EARLIEST, ReadOptions
 from liftlog.spark.task_lease import HOLDER, TaskLease
 from liftlog.spark.transport import (
+    CompactionMark,
     Extent,
     ScanRange,
     StreamState,
     compacted_meanwhile,
     is_compacted,
 )
+
+logger = logging.getLogger("liftlog.spark")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,9 +44,10 @@ class DaemonTransport:
     def __init__(self, options: ReadOptions) -> None:
         self._stream = options.stream
         self._lease_seconds = options.lease_seconds
-        self._lease: LeaseInfo | None = None
+        self._lease: LeaseInfo | None = None  # until its tasks know of it
         self._compacted = False
         self._cleaned_below = 0
+        self._tombstones_removed_below = 0
         # The daemon sends only what matches; columns are left out here, where it costs it nothing.
         wanted = Filter(subject=options.subject, key=options.narrowing.key)
         self._filter = wanted if wanted != Filter() else None
@@ -49,6 +62,7 @@ class DaemonTransport:
             ) from error
         self._compacted = is_compacted(info.settings)
         self._cleaned_below = info.compaction.get("cleaned_below", 0)
+        self._tombstones_removed_below = info.compaction.get("tombstones_removed_below", 0)
         whole = Extent(info.log_start_offset, info.log_end_offset, info.size_bytes)
         return StreamState(
             stream=self._stream,
@@ -69,36 +83,67 @@ class DaemonTransport:
         except (CorruptRange, OffsetOutOfRange):
             pass  # what is there is looked at by those who read it
 
-    def hold(self, state: StreamState, first_offset: int) -> StreamState:
-        if not self._compacted:
-            return state  # what retention removes is told by the daemon
-        self._lease = self._client.acquire_lease(
-            self._stream,
-            first_offset,
-            ttl=self._lease_seconds,
-            holder=HOLDER,
-            incarnation=state.identity,
-        )
+    def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
+        try:
+            self._lease = self._client.acquire_lease(
+                self._stream,
+                EARLIEST if first_offset is None else first_offset,
+                ttl=self._lease_seconds,
+                holder=HOLDER,
+                incarnation=state.identity,
+            )
+        except (DiskFull, LimitExceeded) as error:
+            if self._compacted:
+                raise
+            # The daemon tells when retention removes what is to be read.
+            logger.warning("read-without-lease stream=%s error=%s", self._stream, error)
+            return state
         # A pass may count what came since, up to the end of the lease: so it has to be read too.
         end = self._lease.high
         extents = state.extents
         if extents and extents[-1].next_offset < end:
             extents = (*extents[:-1], replace(extents[-1], next_offset=end))
-        return replace(state, end_offset=end, extents=extents)
+        start = max(state.log_start_offset, self._lease.low if first_offset is None else 0)
+        return replace(state, log_start_offset=start, end_offset=end, extents=extents)
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        if self._lease is None:
-            return [replace(one, cleaned_below=self._cleaned_below) for one in planned]
-        return [replace(one, lease_id=self._lease.lease_id) for one in planned]
+        cleaned_below = None if self._compacted else self._cleaned_below
+        planned = [replace(one, cleaned_below=cleaned_below) for one in planned]
+        if self._lease is None or not planned:
+            return planned
+        lease, self._lease = self._lease, None
+        mark = CompactionMark(lease.high, self._tombstones_removed_below)
+        return [
+            replace(
+                one,
+                lease_id=lease.lease_id,
+                part=(number, len(planned)),
+                mark=mark if self._compacted else None,
+            )
+            for number, one in enumerate(planned)
+        ]
 
     def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
         batches = self._batches(wanted, losses)
-        if wanted.lease_id is not None:
-            lease = TaskLease(self._client, self._stream, wanted.lease_id, self._lease_seconds)
-            return lease.over(batches)
         if wanted.cleaned_below is not None:
-            return self._without_compaction(batches, wanted.cleaned_below)
-        return batches
+            batches = self._without_compaction(batches, wanted.cleaned_below)
+        if wanted.lease_id is None:
+            return batches
+
+        def may_go_on() -> bool:
+            if wanted.mark is None:  # only retention matters, of which the daemon tells
+                return wanted.cleaned_below is not None
+            return wanted.mark.still_holds(self._client.describe_stream(self._stream).compaction)
+
+        lease = TaskLease(
+            self._client,
+            self._stream,
+            wanted.lease_id,
+            self._lease_seconds,
+            part=wanted.part,
+            may_go_on=may_go_on,
+        )
+        return lease.over(batches)
 
     def _without_compaction(
         self, batches: Iterator[RecordBatch], cleaned_below: int
@@ -133,7 +178,14 @@ class DaemonTransport:
                 reached = start
 
     def close(self) -> None:
-        self._client.close()
+        lease, self._lease = self._lease, None
+        try:
+            if lease is not None:  # nothing was planned under it
+                self._client.release_lease(self._stream, lease.lease_id)
+        except LiftlogError as error:
+            logger.warning("lease-not-released stream=%s error=%s", self._stream, error)
+        finally:
+            self._client.close()
 
     def __enter__(self) -> Self:
         return self

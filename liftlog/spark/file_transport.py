@@ -87,7 +87,7 @@ class FileTransport:
     def check_history(self, offset: int, leader_epoch: int) -> None:
         """The lineage, which changes when the end is lost, is the state's identity already."""
 
-    def hold(self, state: StreamState, first_offset: int) -> StreamState:
+    def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
         return state
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:

@@ -29,14 +29,30 @@ def open_transport(options: ReadOptions) -> Transport:
 def plan(options: ReadOptions) -> list[ScanRange]:
     """The ranges of a batch read, as the stream stands now. Raises LiftlogError."""
     with open_transport(options) as transport:
-        state = transport.state()
-        first = first_offset(transport, state, options)
-        state = transport.hold(state, first)
+        state, first = _held(transport, options)
         end = _end_offset(transport, state, options)
         if isinstance(options.start, int) and isinstance(options.end, int) and first > end:
             raise InvalidArgument(f"startingOffset={first} lies after endingOffset={end}")
         first, end = _narrow(transport, options.narrowing, first, end)
         return transport.held(split(state, first, end, options.target_partition_bytes))
+
+
+def _held(transport: Transport, options: ReadOptions) -> tuple[StreamState, int]:
+    """The stream as it stays while it is read, and where the read begins."""
+    state = transport.state()
+    first = first_offset(transport, state, options)
+    while True:
+        try:
+            if options.start == EARLIEST:
+                state = transport.hold(state, None)
+                return state, state.log_start_offset
+            return transport.hold(state, first), first
+        except OffsetOutOfRange:
+            before = first
+            state = transport.state()
+            first = first_offset(transport, state, options)
+            if first <= before:  # else retention was quicker
+                raise
 
 
 def read(

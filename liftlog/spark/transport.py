@@ -41,6 +41,24 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
+class CompactionMark:
+    """What compaction may have done to a stream without a change to what a read of it finds: it has
+    counted no record from `end_offset` on, and has removed no tombstones since the read was
+    planned."""
+
+    end_offset: int
+    tombstones_removed_below: int
+
+    def still_holds(self, compaction: Mapping[str, Any]) -> bool:
+        """`compaction`: of the stream's description."""
+        removed_below = compaction.get("tombstones_removed_below", 0)
+        counted_below = compaction.get("cleaned_below", 0)
+        return bool(
+            counted_below <= self.end_offset and removed_below == self.tombstones_removed_below
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ScanRange:
     """What one task reads: [first_offset, end_offset) of the stream that was planned for."""
 
@@ -52,6 +70,10 @@ class ScanRange:
     files: tuple[str, ...] | None = None
     """Of a compacted stream that is read from files: those that hold the range."""
     lease_id: str | None = None
+    """Of the read, if it is from a daemon."""
+    part: tuple[int, int] | None = None
+    """Which of how many ranges under that lease this is, counted from 0."""
+    mark: CompactionMark | None = None
     """Of a compacted stream that is read from a daemon."""
     cleaned_below: int | None = None
     """Of a stream without compaction: how far it was compacted, if ever, before that ended."""
@@ -70,9 +92,10 @@ class Transport(Protocol):
         """Whether what lay before `offset` in that epoch still does. Raises Diverged."""
         ...
 
-    def hold(self, state: StreamState, first_offset: int) -> StreamState:
+    def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
         """Make sure that a read of all from `first_offset` on sees one state of the stream, though
-        it is read in parts; the state returned is the one to plan with."""
+        it is read in parts; None: from the first record that retention leaves. The state returned
+        is the one to plan with. Raises OffsetOutOfRange when retention was quicker."""
         ...
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from liftlog.errors import Conflict, StreamNotFound
 from liftlog.log import EncodedBatch, Log, LogConfig, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.log.leases import Lease
+from liftlog.protocol.described import LeaseInfo
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import LogSlice, PullLimits, PullServer
 from liftlog.server.pull.seams import Policy
+from liftlog.server.stream_retention import grant_lease
+from liftlog.server.stream_settings import check_incarnation
 
 
 class CountingLog:
@@ -135,6 +139,67 @@ class LoggedStream:
         return future
 
 
+class LogLeases:
+    """The leases of these logs: stored and judged by the log itself, one caller at a time."""
+
+    def __init__(self, streams: Callable[[str], LoggedStream]) -> None:
+        self._streams = streams
+
+    async def acquire(
+        self,
+        name: str,
+        start: int | str,
+        *,
+        ttl_ms: int,
+        holder: str = "",
+        incarnation: str | None = None,
+    ) -> LeaseInfo:
+        log = self._streams(name).real_log
+        check_incarnation(name, log.incarnation, incarnation)
+        low = log.log_start_offset if isinstance(start, str) else start
+        lease = grant_lease(
+            log, low, duration_ns=ttl_ms * 1_000_000, now_ns=time.time_ns(), holder=holder
+        )
+        return self._info(name, lease)
+
+    async def renew(
+        self,
+        name: str,
+        lease_id: str,
+        *,
+        ttl_ms: int,
+        low: int | None = None,
+        finished: tuple[int, int] | None = None,
+    ) -> LeaseInfo:
+        leases = self._streams(name).real_log.leases
+        duration_ns = ttl_ms * 1_000_000
+        lease = leases.renew(lease_id, duration_ns=duration_ns, now_ns=time.time_ns(), low=low)
+        return self._info(name, lease)
+
+    async def release(self, name: str, lease_id: str) -> None:
+        self._streams(name).real_log.leases.release(lease_id, now_ns=time.time_ns())
+
+    def live(self, name: str) -> list[LeaseInfo]:
+        leases = self._streams(name).real_log.leases.live(time.time_ns())
+        return [self._info(name, lease) for lease in leases]
+
+    def _info(self, name: str, lease: Lease) -> LeaseInfo:
+        return LeaseInfo(
+            stream=name,
+            incarnation=self._streams(name).real_log.incarnation,
+            lease_id=lease.lease_id,
+            low=lease.low,
+            high=lease.high,
+            holder=lease.holder,
+            expires_ns=lease.expires_ns,
+        )
+
+
+class LogAdministration:
+    def __init__(self, streams: Callable[[str], LoggedStream]) -> None:
+        self.leases = LogLeases(streams)
+
+
 class LogBroker:
     """Conforms to `liftlog.server.pull.Broker`."""
 
@@ -186,6 +251,10 @@ class LogBroker:
 
     def stream_names(self) -> list[str]:
         return sorted(self.streams)
+
+    @property
+    def administration(self) -> LogAdministration:
+        return LogAdministration(self.stream)
 
     def compaction_history(self, name: str) -> list[dict[str, object]]:
         return []

@@ -77,8 +77,15 @@ async def _lease(caller: Caller, message: AcquireLease) -> Message:
 
 @handles(RenewLease, "read")
 async def _renew(caller: Caller, message: RenewLease) -> Message:
+    finished = None
+    if message.part is not None or message.parts is not None:
+        finished = (message.part or 0, message.parts or 0)
     lease = await caller.broker.administration.leases.renew(
-        message.stream, message.lease_id, ttl_ms=message.ttl_ms, low=message.low
+        message.stream,
+        message.lease_id,
+        ttl_ms=message.ttl_ms,
+        low=message.low,
+        finished=finished,
     )
     return LeaseAnswer(lease.to_wire())
 

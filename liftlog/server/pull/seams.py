@@ -97,7 +97,13 @@ class Leases(Protocol):
         incarnation: str | None = None,
     ) -> LeaseInfo: ...
     async def renew(
-        self, name: str, lease_id: str, *, ttl_ms: int, low: int | None = None
+        self,
+        name: str,
+        lease_id: str,
+        *,
+        ttl_ms: int,
+        low: int | None = None,
+        finished: tuple[int, int] | None = None,
     ) -> LeaseInfo: ...
     async def release(self, name: str, lease_id: str) -> None: ...
     def live(self, name: str) -> list[LeaseInfo]: ...

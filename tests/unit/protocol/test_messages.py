@@ -39,6 +39,7 @@ EXAMPLES: list[Message] = [
     a.TruncateStream("s", 17, "abc"),
     a.AcquireLease("s", "earliest", 60_000, "export", "abc"),
     a.RenewLease("s", "1d", 60_000, 9),
+    a.RenewLease("s", "1d", 60_000, None, 0, 7),
     a.ReleaseLease("s", "1d"),
     a.ListLeases("s"),
     a.StreamsFor("orders.eu"),
