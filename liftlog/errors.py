@@ -299,6 +299,19 @@ class CheckpointUncertain(LiftlogError):
     default_hint = "look how far it has come, and commit that: `liftlog offsets seek`"
 
 
+class NatsRefused(LiftlogError):
+    """NATS does not let the daemon's user subscribe to the stream's subject, or has another reason
+    to refuse the subscription; the message has its words.
+
+    Give the user in the daemon's `nats` settings the permission, see docs/how-to/nats.md. A stream
+    that was to be created does not exist then.
+    """
+
+    code = 24
+    name = "NATS_REFUSED"
+    default_hint = "give the daemon's NATS user permission to subscribe there"
+
+
 # --- errors that stay inside one process -------------------------------------
 
 

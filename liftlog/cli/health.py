@@ -39,8 +39,8 @@ def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
     """Tell whether the daemon is ready.
 
     Exit code 0 if so, 11 if it answers that it is not, 4 if it does not answer. Over the pull
-    address, which may need a token, ready means that it answers and is connected to NATS; over
-    HTTP it is what /readyz says, with every check.
+    address, which may need a token, ready means that it answers, is connected to NATS, and NATS
+    allows what the streams need; over HTTP it is what /readyz says, with every check.
 
     \b
     Examples:
@@ -68,9 +68,11 @@ def _ask_pull(timeout: float) -> tuple[bool, dict[str, Any]]:
     ) as client:
         found = client.metadata()
     connected = bool(found.nats.get("connected"))
-    problems = {} if connected else {"nats": "not connected to NATS"}
-    status = "ok" if connected else "not ready"
-    return connected, {"status": status, "problems": problems, "name": found.name}
+    problem = str(found.nats.get("problem") or ("" if connected else "not connected to NATS"))
+    # As /readyz has it: with a connection it is the streams that lack something.
+    problems = {"streams" if connected else "nats": problem} if problem else {}
+    status = "not ready" if problem else "ok"
+    return not problem, {"status": status, "problems": problems, "name": found.name}
 
 
 def _ask_http(address: str, path: str, timeout: float) -> tuple[bool, dict[str, Any]]:

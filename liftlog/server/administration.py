@@ -78,6 +78,8 @@ class Streams(Protocol):
     @property
     def nats_version(self) -> str: ...
     @property
+    def nats_problem(self) -> str: ...
+    @property
     def closing(self) -> bool: ...
     def now_ns(self) -> int:
         """For judging ages."""
@@ -287,6 +289,7 @@ class Administration:
             nats={
                 "connected": streams.nats_connected,
                 "server_version": streams.nats_version,
+                "problem": streams.nats_problem,
             },
             limits={
                 "max_request_bytes": pull.max_frame_bytes,

@@ -19,6 +19,7 @@ from liftlog.errors import (
     Conflict,
     Forbidden,
     InvalidArgument,
+    NatsRefused,
     ShuttingDown,
     StreamNotFound,
     StreamUnavailable,
@@ -28,12 +29,13 @@ from liftlog.log.recovery import ActiveState
 from liftlog.names import is_stream_name
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.administration import Administration
-from liftlog.server.attachments import Attachments
+from liftlog.server.attachments import Attachments, RefusedSubject
 from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.clock_guard import ClockGuard
 from liftlog.server.dedupe_restoring import write_dedupe_snapshot
 from liftlog.server.disk_reserve import DiskReserve
-from liftlog.server.ingest.nats_link import NatsLink, RunHandler
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.server.intake import Intake
 from liftlog.server.neighbours import Neighbours
 from liftlog.server.possible_losses import PossibleLosses
@@ -48,6 +50,7 @@ from liftlog.stream import AckSubjects
 logger = logging.getLogger("liftlog.server")
 
 _DRAIN_SECONDS = 30.0
+_MAX_NAMED = 20
 _TURN_SECONDS = 0.002
 """The event loop is held for about so long at a time by a list of all streams."""
 
@@ -77,8 +80,8 @@ class Broker:
         self.changes = asyncio.Lock()
         """Held while streams come or go."""
         self.clock_guard = ClockGuard(clock)
-        self._attachments = Attachments(self.hosts, self.intake)
         self._losses = PossibleLosses(clock)
+        self._attachments = Attachments(self.hosts, self.intake, self._losses.note)
         self._neighbours = Neighbours(self.hosts)
         self._maker = StreamMaker(
             self.hosts,
@@ -137,9 +140,9 @@ class Broker:
         self.streams_changed()
         return host
 
-    def receive_for(self, name: str, receive: RunHandler) -> None:
+    def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
         """Attach a stream of the system's own. Call it before `set_link`."""
-        self._attachments.receive_for(name, receive)
+        self._attachments.receive_for(name, receive, is_required=is_required)
 
     @property
     def ack_subjects(self) -> AckSubjects:
@@ -179,14 +182,12 @@ class Broker:
 
     @property
     def attached(self) -> bool:
-        """Every stream's subscription is confirmed."""
+        """Every stream's subscription is confirmed, except those that need not be."""
         return self._attachments.all_confirmed
 
-    def on_gap(self, reason: str) -> None:
-        """Messages may have passed us by: remember where, for every stream."""
-        for host in self.hosts.values():
-            if self._attachments.is_attachable(host):
-                self._losses.note(host, reason)
+    def refused_subjects(self) -> list[RefusedSubject]:
+        """Subscriptions that NATS refuses."""
+        return self._attachments.refused()
 
     def streams_changed(self) -> None:
         """Subjects that acks must not go to, and who is a neighbour of whom."""
@@ -198,7 +199,8 @@ class Broker:
         """Make a stream and attach it; returns after NATS confirmed the subscription.
 
         Idempotent for equal settings. Raises Conflict with the differences, InvalidArgument,
-        NatsUnavailable (the stream then exists, detached, and is attached as soon as possible).
+        NatsUnavailable (the stream then exists, detached, and is attached as soon as possible),
+        NatsRefused (a stream that was not there before is not there then either).
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -212,14 +214,33 @@ class Broker:
             if name in self.broken:
                 raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
             host = self.hosts.get(name)
+            is_new = host is None
             if host is not None:
                 check_same(name, host.origin, host.settings, wanted_settings)
             else:
                 host = await self._maker.create(name, wanted_settings, origin="api")
                 self.streams_changed()
                 self._attachments.want(host)
-        await self._attachments.attach(host)
+        try:
+            await self._attachments.attach(host)
+        except NatsRefused:
+            if is_new:
+                await self._undo_creation(host)
+            raise
         return self.describe(host)
+
+    async def _undo_creation(self, host: StreamHost) -> None:
+        """NATS does not let us have its messages, and the caller is told so: leave nothing behind
+        that would be asked for again and again."""
+        async with self.changes:
+            if self.hosts.get(host.name) is not host or self._closing:
+                return
+            try:
+                await self._end_host(host)
+                await self._maker.remove_files(host.name)
+            finally:
+                self._deleting.discard(host.name)
+            logger.info("stream-not-created stream=%s cause=nats-refused", host.name)
 
     async def describe_stream(self, name: str) -> StreamInfo:
         if name in self.broken:
@@ -338,6 +359,19 @@ class Broker:
     @property
     def nats_connected(self) -> bool:
         return self._attachments.connected
+
+    @property
+    def nats_problem(self) -> str:
+        """Why the daemon does not get what is published, as far as NATS has to do with it: no
+        connection, or a subject that it refuses. Empty when all is well."""
+        if not self.nats_connected:
+            return f"not connected to NATS: {self._attachments.problem}"
+        refused = [
+            f"{one.subject} (stream {one.stream}): {one.problem}"
+            for one in self.refused_subjects()
+            if one.is_required
+        ]
+        return f"NATS refuses {'; '.join(refused[:_MAX_NAMED])}" if refused else ""
 
     @property
     def nats_version(self) -> str:

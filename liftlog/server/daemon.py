@@ -137,7 +137,6 @@ class Daemon:
                 await self._nats_servers(stack),
                 seam,
                 on_chunk_end=broker.intake.chunk_ended,
-                on_gap=broker.on_gap,
                 wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,
                 reading_is_held=broker.intake.reading_is_held,
             )
@@ -145,7 +144,7 @@ class Daemon:
             pull = PullServer(
                 broker, limits_of(self.settings.pull), policy, tls, broker.intake.ingested
             )
-            self._make_reloadable(pull)
+            self._make_reloadable(pull, link)
             # Before the streams are opened, which may take minutes: alive, but not yet ready.
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
             self._manager.status("recovering the streams")
@@ -164,8 +163,9 @@ class Daemon:
             await self._serve(housekeeping, broker, cleaner, health)
             return await self._drain(broker, pull)
 
-    def _make_reloadable(self, pull: PullServer) -> None:
+    def _make_reloadable(self, pull: PullServer, link: NatsLink) -> None:
         """What SIGHUP reads again."""
+        self.reloads.add("nats", lambda: None, lambda nothing: link.ask_again())
         if self.settings.acl.file is not None:
             self.reloads.add("acl", lambda: _load_policy(self.settings), pull.set_policy)
         if self.settings.pull.tls.cert is not None:

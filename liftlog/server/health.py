@@ -21,6 +21,8 @@ from liftlog.server.reloading import Reloads
 STALLED_SECONDS = 10.0
 """A commit that takes longer counts as a disk that stands still."""
 _MAX_NAMED = 20
+_ACK_REFUSED_SECONDS = 300.0
+"""An ack that NATS refused is told so long."""
 
 
 class Phase(Enum):
@@ -105,12 +107,16 @@ class Health:
 
     def _nats(self) -> Check:
         if not self._link.connected:
-            return Check(False, "not connected to NATS")
+            return Check(False, f"not connected to NATS: {self._link.problem}")
         return Check(True, f"connected to NATS {self._link.server_version}".rstrip())
 
     def _streams(self) -> Check:
+        if self.phase is not Phase.RECOVERING and self._broker.nats_problem:
+            return Check(False, self._broker.nats_problem)
         if self.phase is Phase.RECOVERING or not self._broker.attached:
             return Check(False, "subscriptions are not yet confirmed by NATS")
+        if any(not one.is_required for one in self._broker.refused_subjects()):
+            return Check(True, "NATS has confirmed every subscription that is needed")
         return Check(True, "NATS has confirmed every subscription")
 
     async def _writable(self) -> Check:
@@ -135,6 +141,7 @@ class Health:
             found["failed_streams"] = _named(failed)
         if self.is_serving and not self._broker.has_checkpoints:
             found["checkpoints"] = "consumers cannot store where they are: the log has the cause"
+        found |= self._nats_warnings()
         if self._reloads.problems:
             found["reload"] = "; ".join(
                 f"{part} is older than its file: {problem}"
@@ -142,6 +149,24 @@ class Health:
             )
         if self._reloads.restart_needed:
             found["restart"] = f"changed since the start: {_named(self._reloads.restart_needed)}"
+        return found
+
+    def _nats_warnings(self) -> dict[str, str]:
+        found = {}
+        refused = [one for one in self._broker.refused_subjects() if not one.is_required]
+        if refused and self._link.connected:
+            found["nats_refused"] = (
+                "; ".join(f"NATS refuses {one.subject}: {one.problem}" for one in refused)
+                + "; consumers cannot store checkpoints over NATS (checkpoints.over_nats)"
+            )
+        ack = self._link.refused_ack
+        if ack is not None and time.monotonic() - ack.at < _ACK_REFUSED_SECONDS:
+            found["acks_refused"] = (
+                f"NATS has refused {self._link.counters.acks_refused} acks, the last to "
+                f"{ack.subject or 'an unknown subject'}: {ack.text}"
+            )
+        if self._link.is_lame_duck:
+            found["lame_duck"] = "the NATS server is about to stop, and no other was found yet"
         return found
 
 

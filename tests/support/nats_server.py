@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +22,7 @@ from liftlog.server.child_processes import tied_to_parent
 from liftlog.server.embedded import announced_port, find_nats_server, write_config
 
 START_TIMEOUT_SECONDS = 20.0
+_RELOADED = "Reloaded server configuration"
 
 
 class NatsServer:
@@ -59,6 +60,7 @@ class NatsServer:
             self._config["max_pending"] = max(64 << 20, max_payload)
         self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
+        self._started_on: int | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     @property
@@ -89,6 +91,7 @@ class NatsServer:
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         extra = {"log_file": str(self.directory / "nats-server.log"), **self._config}
+        self._started_on = self._port
         config = write_config(self.directory, port=self._port, extra=extra)
         command = [str(find_nats_server()), "-c", str(config)]
         if self._wrapper:  # which must not leave the server behind when it is killed
@@ -126,6 +129,39 @@ class NatsServer:
         """Stop if running, then start on the same port."""
         self.stop()
         return self.start()
+
+    def configure(self, **config: Any) -> None:
+        """Change what the next start reads."""
+        self._config |= config
+
+    def reload(self, **config: Any) -> None:
+        """Change the configuration of the running server, as an operator does: SIGHUP. Returns when
+        the server has read it."""
+        self._config |= config
+        before = self.log.count(_RELOADED)
+        extra = {"log_file": str(self.directory / "nats-server.log"), **self._config}
+        write_config(self.directory, port=self._started_on, extra=extra)
+        os.kill(self.pid, signal.SIGHUP)
+        self._await_log(lambda log: log.count(_RELOADED) > before, "did not reload")
+
+    def lame_duck(self) -> None:
+        """As `nats-server --signal ldm`: no new connections; those that there are get told, and
+        are closed after `lame_duck_grace_period`, in `lame_duck_duration`."""
+        os.kill(self.pid, signal.SIGUSR2)
+        self._await_log(lambda log: "Entering lame duck mode" in log, "has no lame duck mode")
+
+    def wait_ended(self, timeout: float = 60.0) -> None:
+        """Until the server has ended by itself."""
+        assert self._process is not None
+        self._process.wait(timeout)
+        self.stop()
+
+    def _await_log(self, condition: Callable[[str], bool], complaint: str) -> None:
+        deadline = time.monotonic() + 10
+        while not condition(self.log):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"nats-server {complaint}:\n{self.log}")
+            time.sleep(0.01)
 
     def pause(self) -> None:
         """Freeze the server (SIGSTOP): connections stay up, nothing moves."""

@@ -12,7 +12,7 @@ from liftlog.server.checkpoints.layout import OFFSETS_STREAM
 from liftlog.server.checkpoints.over_nats import CheckpointIntake
 from liftlog.server.checkpoints.rebuilding import load_table
 from liftlog.server.checkpoints.service import Checkpoints
-from liftlog.server.ingest.nats_link import RunHandler
+from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.server.stream_host import StreamHost
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects
@@ -31,7 +31,7 @@ class Streams(Protocol):
     def now_ns(self) -> int: ...
     def send(self, commands: bytes) -> None: ...
     async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost: ...
-    def receive_for(self, name: str, receive: RunHandler) -> None: ...
+    def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None: ...
 
 
 def subject_prefix(settings: Settings) -> str:
@@ -81,6 +81,12 @@ async def open_checkpoints(
         intake = CheckpointIntake(
             checkpoints, subject_prefix(settings), streams.send, lambda: streams.ack_subjects
         )
-        streams.receive_for(OFFSETS_STREAM, intake.receive)
+        # Where the settings do not ask for it, it is an offer: the daemon's NATS user need not have
+        # the permission.
+        streams.receive_for(
+            OFFSETS_STREAM,
+            intake.receive,
+            is_required=settings.checkpoints.over_nats is True,
+        )
     logger.info("checkpoints-opened count=%d seconds=%.2f", len(table), time.monotonic() - started)
     return checkpoints

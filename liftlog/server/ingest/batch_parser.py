@@ -98,10 +98,13 @@ class BatchParser:
         *,
         before_pong: Callable[[], None],
         pressure: Callable[[], Coroutine[Any, Any, None]],
+        on_error: Callable[[bytes], bool] = lambda line: False,
     ) -> None:
+        """`on_error` gets each -ERR line and says whether that was all there is to do with it."""
         self._stock = stock
         self._sink = sink
         self._before_pong = before_pong
+        self._on_error = on_error
         self._pressure = pressure
         self._generation = 0
         self._rest = b""
@@ -164,6 +167,12 @@ class BatchParser:
             data = self._rest + data
             self._rest = b""
         pos = self._take_messages(data, 0)
+        while data.startswith(b"-ERR", pos):
+            # One for each ack that NATS refuses, so there may be thousands in a chunk.
+            end = data.find(_CRLF, pos) + 2
+            if end < 2 or not self._on_error(data[pos:end]):
+                break
+            pos = self._take_messages(data, end)
         if self._missing:
             self._parts = [data[pos:]]
             return b""

@@ -28,7 +28,7 @@ def login_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, A
 def _tls_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, Any]:
     tls = settings.tls
     wanted = any((tls.ca, tls.cert, tls.hostname, tls.handshake_first))
-    if not wanted and not any(url.startswith("tls://") for url in servers):
+    if not wanted and not any(url.startswith(("tls://", "wss://")) for url in servers):
         return {}
     context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
     if tls.cert is not None:

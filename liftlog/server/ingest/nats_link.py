@@ -1,8 +1,8 @@
-"""The connection to NATS: there for ever, replaced when it dies, honest about what may be lost.
+"""The link to NATS: there for ever, over one connection after the other, honest about what may be
+lost.
 
-nats-py reconnects and replays subscriptions; this class adds what it leaves open: a first connect
-that may wait for minutes, a client that closed itself for good, a read loop that ended while the
-client still says "connected", and confirmation that a subscription has reached the server.
+It connects to whichever server answers, subscribes to what is wanted, asks again for what NATS
+refused, and moves to another server when the one that it is connected to is about to stop.
 """
 
 from __future__ import annotations
@@ -10,45 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.subscription import Subscription as NatsSubscription
 
-from liftlog.errors import NatsUnavailable
-from liftlog.server.ingest.batch_parser import MessageSink
-from liftlog.server.ingest.login import login_options
-from liftlog.server.ingest.seam import make_client
-from liftlog.server.ingest.transport import WideTransport
+from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.server.ingest.connection import NatsConnection
+from liftlog.server.ingest.endings import Cause, Ending, Refusal
+from liftlog.server.ingest.handover import Handover
+from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
+from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
 from liftlog.settings import NatsSettings
 from liftlog.stream.acks import within_payload
-from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
 
 _WATCH_SECONDS = 0.5
-_CONFIRM_SECONDS = 10.0
 _DRAIN_SECONDS = 3.0
-_CLOSE_SECONDS = 1.0
-_LOST_LOOKS = 4  # this many looks of the watchdog without connection and without an attempt
-_MAX_UNSENT_BYTES = 16 * 1024 * 1024
-
-RunHandler = Callable[[MessageRun], None]
-
-
-@dataclass(slots=True, eq=False)
-class LinkSubscription:
-    """One wanted subscription; it outlives clients and reconnects."""
-
-    subject: str
-    queue_group: str | None
-    handler: RunHandler
-    confirmed: bool = False
-    problem: str = ""
-    nats: NatsSubscription | None = field(default=None, repr=False)
+_ASK_AGAIN_SECONDS = (1.0, 30.0)
+"""Between two attempts at subscriptions that NATS refused: at first, and at most."""
+_HANDOVER_PAUSE_SECONDS = 1.0
+_TOLD_AGAIN_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -59,15 +45,28 @@ class LinkCounters:
     slow_consumer_errors: int = 0
     watchdog_reconnects: int = 0
     acks_dropped: int = 0
+    acks_refused: int = 0
     acks_oversized: int = 0
+    subscriptions_refused: int = 0
+    handovers: int = 0
+    disconnects_by_cause: Counter[Cause] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAck:
+    """The newest ack that NATS did not take."""
+
+    subject: str
+    text: str
+    at: float
+    """Of the monotonic clock."""
 
 
 class NatsLink:
-    """Owns the nats-py client. Lives on one event loop.
+    """Owns the connection. Lives on one event loop.
 
-    `on_gap(reason)` is called whenever messages may have been missed; `on_chunk_end()` after the
-    messages of one read were handed out; while `reading_is_held()`,
-    `wait_until_ready_to_read()` is awaited before more is read.
+    `on_chunk_end()` is called after the messages of one read were handed out; while
+    `reading_is_held()`, `wait_until_ready_to_read()` is awaited before more is read.
     """
 
     def __init__(
@@ -77,45 +76,38 @@ class NatsLink:
         seam: str,
         *,
         on_chunk_end: Callable[[], None],
-        on_gap: Callable[[str], None],
-        wait_until_ready_to_read: Callable[[], Any],
+        wait_until_ready_to_read: Callable[[], Awaitable[None]],
         reading_is_held: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._servers = servers
+        self._pool = ServerPool(servers)
         self.seam = seam
         self._on_chunk_end = on_chunk_end
-        self._on_gap = on_gap
         self._wait_ready = wait_until_ready_to_read
         self._reading_is_held = reading_is_held
-        self._client: Client | None = None
-        self._transport: WideTransport | None = None
+        self._connection: NatsConnection | None = None
+        self._handover: Handover | None = None
         self._wanted: list[LinkSubscription] = []
-        self._handlers: dict[int, RunHandler] = {}
         self._closing = False
         self._answers = True
-        self._closed_client = asyncio.Event()
-        self._lock = asyncio.Lock()  # one change of subscriptions or client at a time
+        self._work = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._lock = asyncio.Lock()  # one change of subscriptions or connection at a time
         self._supervisor: asyncio.Task[None] | None = None
-        self._disconnect_reason = ""
-        self._told_error: Exception | None = None
+        self._ask_again_at = 0.0
+        self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
+        self._told: dict[str, float] = {}
+        self.problem = "no connection was made yet"
+        """Why there is no connection."""
+        self.refused_ack: RefusedAck | None = None
         self.counters = LinkCounters()
-
-    # --- MessageSink ---
-
-    def deliver(self, sid: int, run: MessageRun) -> None:
-        handler = self._handlers.get(sid)
-        if handler is not None:
-            handler(run)
-
-    def chunk_end(self) -> None:
-        self._on_chunk_end()
 
     # --- state ---
 
     @property
     def connected(self) -> bool:
-        return self._client is not None and self._client.is_connected
+        return self._connection is not None and self._connection.connected
 
     @property
     def servers(self) -> list[str]:
@@ -125,21 +117,26 @@ class NatsLink:
     @property
     def server_version(self) -> str:
         """Of the server that it is connected to; empty without one."""
-        if self._client is None:
-            return ""
-        # nats-py shows its object of a version as "<nats server v2.15.1>".
-        shown = str(self._client.connected_server_version)
-        return shown.removeprefix("<nats server v").removesuffix(">")
+        return self._connection.server_version if self._connection is not None else ""
+
+    @property
+    def is_lame_duck(self) -> bool:
+        """Whether the server is about to stop, and no other was found yet."""
+        return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
         """Queue NATS commands (acks). Lost when there is no connection: a publisher that waits for
         an ack times out and asks again, which is what the ack protocol is for."""
-        client = self._client
-        if client is not None and 0 < client.max_payload < len(commands):
-            commands = self._within_payload(commands, client.max_payload)
+        max_payload_bytes = 0 if self._connection is None else self._connection.max_payload_bytes
+        if 0 < max_payload_bytes < len(commands):
+            commands = self._within_payload(commands, max_payload_bytes)
         if not commands:
             return
-        if not self.connected or self._transport is None or not self._transport.send(commands):
+        handover = self._handover
+        if self._connection is not None and self._connection.send(commands):
+            if handover is not None:
+                handover.sent(commands)
+        elif handover is None or not handover.new.send(commands):
             self.counters.acks_dropped += commands.count(b"PUB ")
 
     def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
@@ -153,218 +150,289 @@ class NatsLink:
             )
         return commands
 
-    async def _pressure(self) -> None:
-        """Awaited by the parser after each chunk: stop reading while too much is unsent."""
-        transport = self._transport
-        if transport is not None and transport.unsent_bytes() > _MAX_UNSENT_BYTES:
-            with contextlib.suppress(OSError):
-                await transport.drain()
-        await self._wait_ready()
-
-    def _is_pressed(self) -> bool:
-        """Whether `_pressure` would have to wait."""
-        transport = self._transport
-        return self._reading_is_held() or (
-            transport is not None and transport.unsent_bytes() > _MAX_UNSENT_BYTES
-        )
-
     # --- life cycle ---
 
     def start(self) -> None:
         """Begin to connect, in the background and for ever."""
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
+    def ask_again(self) -> None:
+        """Ask at once for what NATS refused: somebody may have given permission."""
+        self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
+        self._ask_again_at = 0.0
+        self._work.set()
+
     async def _supervise(self) -> None:
+        ending: Ending | None = None
         while not self._closing:
             try:
-                await self._connect()
-                await self._watch()
+                connection = await self._connect(ending)
+                ending = await self._serve(connection)
             except Exception as error:  # noqa: BLE001  # a supervisor: nats-py may raise anything
-                logger.warning("nats-connect-failed error=%r", error)
+                self._tell_failure("nats-link-failed", repr(error))
+                await self._abandon()
                 await asyncio.sleep(self._settings.reconnect_wait_seconds)
 
-    async def _connect(self) -> None:
-        """A new client, connected, with every wanted subscription confirmed."""
-        self._closed_client.clear()
-        sink: MessageSink = self
-        client = make_client(self.seam, sink, self._pressure, self._is_pressed, self._on_trouble)
-        try:
-            # Not under the lock: with NATS down this lasts for as long as NATS is down.
-            await client.connect(**self._options())
-            async with self._lock:
-                self._handlers.clear()
-                self._transport = client._transport  # type: ignore[assignment]
-                self._client = client
-                for wanted in self._wanted:
-                    await self._subscribe(client, wanted)
-                await self._confirm(client)
-                for wanted in self._wanted:
-                    wanted.confirmed = not wanted.problem
-        except BaseException:
-            self._client = None
-            await self._close_client(client)
-            raise
-        self.counters.connects += 1
-        url = client.connected_url
-        logger.info("nats-connected server=%s version=%s", url and url.netloc, self.server_version)
-        if self.counters.connects > 1:
-            self._on_gap(self._disconnect_reason or "the NATS client was replaced")
-        self._disconnect_reason = ""
-
-    async def _watch(self) -> None:
-        """Returns when this client is beyond repair."""
-        client = self._client
-        looks_lost = 0
-        while client is not None and not self._closing:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed_client.wait(), _WATCH_SECONDS)
-            if client.is_closed:
-                # For what NATS had said: nats-py closes itself for most of that and tells nobody.
-                if client.last_error is not None and client.last_error is not self._told_error:
-                    self._disconnect_reason = f"NATS ended the connection: {client.last_error}"
-                    await self._on_error(client.last_error)
-                self._mark_detached()
-                return
-            if client.is_connected:
-                looks_lost = 0
-                await self._look_after(client)
-                continue
-            # Not connected: then nats-py's own task must be at work on it.
-            trying = client._reconnection_task
-            looks_lost = looks_lost + 1 if trying is None or trying.done() else 0
-            if looks_lost >= _LOST_LOOKS:
-                self.counters.watchdog_reconnects += 1
-                logger.error("nats-reconnect-gone action=replace-client")
-                await self._close_client(client)
-                self._mark_detached()
-                return
-
-    async def _look_after(self, client: Client) -> None:
-        task = client._reading_task
-        if task is None or task.done():
-            # The client believes that it is connected, and nobody reads.
-            self.counters.watchdog_reconnects += 1
-            logger.error("nats-read-loop-gone action=reconnect")
-            self._disconnect_reason = "the read loop ended"
-            await client.force_reconnect()
-            return
-        for wanted in list(self._wanted):
-            if not wanted.confirmed and not wanted.problem:
-                # Wanted while there was no connection.
+    async def _connect(self, ending: Ending | None) -> NatsConnection:
+        """A connection with every wanted subscription asked for. Tries for ever."""
+        while True:
+            for address in self._pool.round():
+                connection = await self._open(address)
+                if connection is None:
+                    continue
                 try:
-                    await self.attach(wanted)
-                except NatsUnavailable as error:
-                    logger.warning("attach-failed subject=%s error=%s", wanted.subject, error)
-                    return
+                    async with self._lock:
+                        asked = list(self._wanted)
+                        refused = await connection.subscribe(asked)
+                        self._connection = connection
+                        self._settle(asked, refused)
+                except BaseException as error:
+                    self._connection = None
+                    await connection.close()
+                    if not isinstance(error, NatsUnavailable):
+                        raise
+                    self._failed(address, error)
+                    continue
+                self._connected(connection, ending)
+                return connection
+            await asyncio.sleep(self._settings.reconnect_wait_seconds * random.uniform(0.8, 1.2))
 
-    def _options(self) -> dict[str, Any]:
-        s = self._settings
-        options: dict[str, Any] = {
-            "servers": self._servers,
-            "name": s.name,
-            "no_echo": True,
-            "allow_reconnect": True,
-            "max_reconnect_attempts": -1,
-            "reconnect_time_wait": s.reconnect_wait_seconds,
-            "connect_timeout": s.connect_timeout_seconds,
-            "ping_interval": s.ping_interval_seconds,
-            "max_outstanding_pings": s.max_outstanding_pings,
-            "error_cb": self._on_error,
-            "disconnected_cb": self._on_disconnected,
-            "reconnected_cb": self._on_reconnected,
-            "closed_cb": self._on_closed,
-        }
-        return options | login_options(s, self._servers)
+    async def _open(self, address: NatsServerAddress) -> NatsConnection | None:
+        """None when that server cannot be had; the log tells why."""
+        connection = NatsConnection(
+            address,
+            self.seam,
+            on_chunk_end=self._on_chunk_end,
+            on_revoked=self._revoked,
+            on_publish_refused=self._publish_refused,
+            on_change=self._work.set,
+            wait_until_ready_to_read=self._wait_ready,
+            reading_is_held=self._reading_is_held,
+            tls_name=self._settings.tls.hostname or address.tls_name,
+        )
+        try:
+            await connection.log_in(self._settings)
+        except (OSError, nats.errors.Error, TimeoutError, NatsUnavailable) as error:
+            await connection.close()
+            self._failed(address, error)
+            return None
+        except BaseException:
+            await connection.close()
+            raise
+        self._pool.learn(address, connection.connect_urls)
+        return connection
 
-    # --- callbacks of nats-py ---
+    def _failed(self, address: NatsServerAddress, error: Exception) -> None:
+        text = (str(error) or type(error).__name__).removeprefix("nats: ")
+        self.problem = f"{address.shown}: {text}"
+        self._tell_failure("nats-connect-failed", f"server={address.shown} error={text}")
 
-    async def _on_error(self, error: Exception) -> None:
-        self._told_error = error
-        text = str(error)
-        if "slow consumer" in text.lower():
-            self.counters.slow_consumer_errors += 1
-            self._disconnect_reason = "NATS dropped us as a slow consumer"
-        if "permissions violation for subscription" in text.lower():
-            for wanted in self._wanted:
-                if f'"{wanted.subject.lower()}"' in text.lower():
-                    wanted.problem, wanted.confirmed = text, False
-        logger.warning("nats-error error=%s", text or type(error).__name__)
+    def _tell_failure(self, what: str, text: str) -> None:
+        """In the log, but not twice a second for as long as it lasts."""
+        line, now = f"{what} {text}", time.monotonic()
+        self._told = {one: at for one, at in self._told.items() if now - at < _TOLD_AGAIN_SECONDS}
+        if line not in self._told:
+            self._told[line] = now
+            logger.warning("%s", line)
 
-    def _on_trouble(self, error: Exception) -> None:
-        """The connection is given up because of `error`."""
-        if isinstance(error, nats.errors.ProtocolError):
-            self.counters.protocol_errors += 1
-            self._disconnect_reason = "input that could not be parsed"
-            cause = error.__cause__
-            logger.warning("nats-input-not-parsed cause=%r", cause)
+    def _connected(self, connection: NatsConnection, ending: Ending | None) -> None:
+        self.counters.connects += 1
+        self._told.clear()
+        logger.info(
+            "nats-connected server=%s version=%s",
+            connection.address.shown,
+            connection.server_version,
+        )
+        if ending is not None:
+            self._gap(ending.text)
 
-    def _mark_detached(self) -> None:
+    def _gap(self, reason: str) -> None:
+        for wanted in self._wanted:
+            if wanted.was_confirmed:
+                wanted.on_gap(reason)
+
+    async def _serve(self, connection: NatsConnection) -> Ending | None:
+        """Until the connection ends, or that which took its place; why it ended."""
+        hand_over_at = 0.0
+        while not self._closing:
+            self._work.clear()
+            if connection.ending is None and not connection.is_read:
+                # nats-py believes that it is connected, and nobody reads.
+                self.counters.watchdog_reconnects += 1
+                connection.end(Ending(Cause.OTHER, "the read loop ended"))
+            if connection.ending is not None:
+                self._ended(connection.ending)
+                await self._abandon()
+                return connection.ending
+            self._pool.learn(connection.address, connection.connect_urls)
+            now = time.monotonic()
+            if connection.lame_duck and now >= hand_over_at:
+                connection = await self._go_elsewhere(connection)
+                hand_over_at = time.monotonic() + _HANDOVER_PAUSE_SECONDS
+                continue
+            await self._attach_missing(now)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._work.wait(), _WATCH_SECONDS)
+        return connection.ending
+
+    def _ended(self, ending: Ending) -> None:
+        counters = self.counters
+        counters.disconnects += 1
+        counters.disconnects_by_cause[ending.cause] += 1
+        counters.slow_consumer_errors += ending.cause is Cause.SLOW_CONSUMER
+        counters.protocol_errors += ending.cause is Cause.PROTOCOL
+        self.problem = ending.text
+        if not self._closing:
+            logger.warning("nats-disconnected cause=%s reason=%s", ending.cause.value, ending.text)
+
+    async def _abandon(self) -> None:
+        """There is no connection any more."""
+        connection, self._connection = self._connection, None
         for wanted in self._wanted:
             wanted.confirmed = False
-            wanted.problem = ""
+        if connection is not None:
+            await connection.close()
 
-    async def _on_disconnected(self) -> None:
-        self.counters.disconnects += 1
-        if not self._closing:
-            logger.warning("nats-disconnected reason=%s", self._disconnect_reason or "unknown")
-            self._mark_detached()
+    # --- lame duck mode ---
 
-    async def _on_reconnected(self) -> None:
-        # nats-py replayed the subscriptions and saw a PONG behind them.
-        for wanted in self._wanted:
-            wanted.confirmed = wanted.nats is not None and not wanted.problem
-        logger.info("nats-reconnected")
-        self._on_gap(self._disconnect_reason or "the connection to NATS was lost")
-        self._disconnect_reason = ""
+    async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
+        """Returns the connection that serves from now on: `old` if there is no other server."""
+        self._tell_failure("nats-lame-duck", f"server={old.address.shown} action=go-elsewhere")
+        # The same address last: behind it may be another server, if it is that of a balancer.
+        for address in sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown):
+            if old.ending is not None:
+                break
+            new = await self._open(address)
+            if new is None:
+                continue
+            if new.server_id == old.server_id or new.lame_duck:
+                await new.close()
+                continue
+            if await self._hand_over(old, new):
+                return new
+        return old
 
-    async def _on_closed(self) -> None:
-        self._closed_client.set()
+    async def _hand_over(self, old: NatsConnection, new: NatsConnection) -> bool:
+        """Whether `new` serves now."""
+        try:
+            async with self._lock:
+                handover = Handover(
+                    old, new, self._wanted, self._on_chunk_end, hurry=self._stopping
+                )
+                self._handover = handover
+                await handover.run()
+                self._connection, self._handover = new, None
+                self._settle(handover.wanted, handover.refused)
+        except NatsUnavailable as error:
+            self._tell_failure("nats-handover-failed", f"to={new.address.shown} error={error}")
+            await new.close()
+            return False
+        except BaseException:
+            await new.close()
+            raise
+        finally:
+            self._handover = None
+        self.counters.handovers += 1
+        logger.info(
+            "nats-handed-over from=%s to=%s copies=%d doubt=%s",
+            old.address.shown,
+            new.address.shown,
+            handover.copies,
+            handover.doubt or "none",
+        )
+        if handover.doubt:
+            self._gap(f"NATS was left for another server, but {handover.doubt}")
+        await old.close(flush=True)
+        return True
+
+    # --- what NATS refuses ---
+
+    def _settle(
+        self, asked: Iterable[LinkSubscription], refused: dict[LinkSubscription, str]
+    ) -> None:
+        """NATS has answered."""
+        for wanted in asked:
+            if wanted in refused:
+                self._refused(wanted, refused[wanted])
+                continue
+            if wanted.problem:
+                logger.info("nats-subscription-allowed subject=%s", wanted.subject)
+            wanted.accepted()
+
+    def _refused(self, wanted: LinkSubscription, problem: str) -> None:
+        self.counters.subscriptions_refused += 1
+        if problem != wanted.problem:
+            logger.warning(
+                "nats-subscription-refused subject=%s reason=%s", wanted.subject, problem
+            )
+        wanted.refused(problem)
+
+    def _revoked(self, wanted: LinkSubscription, problem: str) -> None:
+        """NATS has ended a subscription that it had confirmed."""
+        self._refused(wanted, problem)
+        wanted.on_gap(f"NATS ended the subscription: {problem}")
+
+    def _publish_refused(self, refusal: Refusal) -> None:
+        self.counters.acks_refused += 1
+        self.refused_ack = RefusedAck(refusal.subject, refusal.text, time.monotonic())
+        self._tell_failure("nats-ack-refused", f"subject={refusal.subject} reason={refusal.text}")
+
+    async def _attach_missing(self, now: float) -> None:
+        """Ask for what is not confirmed: wanted while there was no connection, or refused."""
+        missing = [one for one in self._wanted if not one.confirmed and not one.problem]
+        if now >= self._ask_again_at:
+            missing += [one for one in self._wanted if one.problem]
+            self._ask_again_at = now + self._ask_again_seconds
+            self._ask_again_seconds = min(self._ask_again_seconds * 2, _ASK_AGAIN_SECONDS[1])
+        if not missing:
+            return
+        try:
+            async with self._lock:
+                still = [one for one in missing if one in self._wanted and not one.confirmed]
+                if still:
+                    await self._ask(still)
+                if any(one.confirmed for one in still):
+                    self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
+        except NatsUnavailable as error:
+            if self.connected:  # else the end of the connection is told
+                logger.warning("nats-not-subscribed error=%s", error)
+
+    async def _ask(self, missing: list[LinkSubscription]) -> None:
+        """Under the lock. Raises NatsUnavailable."""
+        connection = self._connection
+        if connection is None or not connection.connected:
+            raise NatsUnavailable("there is no connection to NATS at the moment")
+        self._settle(missing, await connection.subscribe(missing))
 
     # --- subscriptions ---
 
-    def want(self, subject: str, queue_group: str | None, handler: RunHandler) -> LinkSubscription:
-        """Ask for a subscription; it is made now or as soon as NATS is there."""
-        wanted = LinkSubscription(subject, queue_group, handler)
+    def want(
+        self,
+        subject: str,
+        queue_group: str | None,
+        handler: RunHandler,
+        on_gap: Callable[[str], None] = lambda reason: None,
+    ) -> LinkSubscription:
+        """Ask for a subscription; it is made now or as soon as NATS is there. `on_gap` is called
+        with the reason whenever messages may have been missed."""
+        wanted = LinkSubscription(subject, queue_group, handler, on_gap)
         self._wanted.append(wanted)
+        self._work.set()
         return wanted
 
     async def attach(self, wanted: LinkSubscription) -> None:
         """Make a wanted subscription and wait until NATS confirmed it.
 
-        Raises NatsUnavailable when there is no connection; the wish stays and is fulfilled later.
+        Raises NatsRefused, and NatsUnavailable when there is no connection; the wish stays and is
+        fulfilled later.
         """
         async with self._lock:
-            if wanted.confirmed:
-                return
-            client = self._client
-            if client is None or not client.is_connected:
-                raise NatsUnavailable("there is no connection to NATS at the moment")
-            try:
-                if wanted.nats is None:
-                    await self._subscribe(client, wanted)
-                await self._confirm(client)
-            except (OSError, nats.errors.Error, TimeoutError) as error:
-                raise NatsUnavailable(f"NATS did not confirm the subscription: {error}") from error
+            if not wanted.confirmed:
+                await self._ask([wanted])
             if wanted.problem:
-                raise NatsUnavailable(
-                    f"NATS refused the subscription to {wanted.subject}: {wanted.problem}",
-                    hint="give the daemon's NATS user permission to subscribe there",
+                raise NatsRefused(
+                    f"NATS refused the subscription to {wanted.subject}: {wanted.problem}"
                 )
-            wanted.confirmed = True
-
-    async def _subscribe(self, client: Client, wanted: LinkSubscription) -> None:
-        wanted.nats = await client.subscribe(
-            wanted.subject, queue=wanted.queue_group or "", cb=_never_called
-        )
-        self._handlers[wanted.nats._id] = wanted.handler
-
-    async def _confirm(self, client: Client) -> None:
-        """Returns when the server has seen everything sent before.
-
-        Twice: the first PING may overtake a SUB that still waits in nats-py's own buffer.
-        """
-        await client.flush(_CONFIRM_SECONDS)  # type: ignore[arg-type]
-        await client.flush(_CONFIRM_SECONDS)  # type: ignore[arg-type]
 
     async def unwant(self, wanted: LinkSubscription) -> None:
         """End a subscription. Messages that are still under way are delivered before it returns,
@@ -372,16 +440,10 @@ class NatsLink:
         async with self._lock:
             if wanted in self._wanted:
                 self._wanted.remove(wanted)
-            subscription, wanted.nats = wanted.nats, None
             wanted.confirmed = False
-            client = self._client
-            if subscription is None or client is None:
-                return
-            with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
-                await subscription.unsubscribe()
-                if client.is_connected:
-                    await self._confirm(client)
-            self._handlers.pop(subscription._id, None)
+            if self._connection is not None:
+                with contextlib.suppress(NatsUnavailable):
+                    await self._connection.drain([wanted], _DRAIN_SECONDS)
 
     async def drain(self) -> None:
         """UNSUB everything and take in what was already under way. No more messages afterwards.
@@ -389,45 +451,25 @@ class NatsLink:
         A server that does not answer is waited for only briefly: what was received must still be
         committed and acked.
         """
+        self._stopping.set()
         wanted, self._wanted = self._wanted, []
         try:
-            async with asyncio.timeout(_DRAIN_SECONDS), self._lock:
-                client = self._client
-                if client is not None and client.is_connected:
-                    for subscription in wanted:
-                        if subscription.nats is not None:
-                            await subscription.nats.unsubscribe()
-                    await self._confirm(client)
-        except (OSError, nats.errors.Error, TimeoutError) as error:
-            logger.warning("nats-drain-unconfirmed error=%r", error)
+            async with asyncio.timeout(2 * _DRAIN_SECONDS), self._lock:
+                connection = self._connection
+                if connection is not None and connection.connected:
+                    await connection.drain(wanted, _DRAIN_SECONDS)
+        except (NatsUnavailable, TimeoutError) as error:
+            logger.warning("nats-drain-unconfirmed error=%s", str(error) or "no answer in time")
             self._answers = False
-        self._handlers.clear()
 
     async def close(self) -> None:
         """Send what is queued and close the connection."""
         self._closing = True
+        self._stopping.set()
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
-                if client.is_connected and self._answers:
-                    async with asyncio.timeout(_CLOSE_SECONDS):
-                        await client.flush(_CONFIRM_SECONDS)  # type: ignore[arg-type]
-            await self._close_client(client)
-
-    async def _close_client(self, client: Client) -> None:
-        """Close, also when the server does not take what is still to be sent."""
-        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await client.close()
-        transport = client._transport
-        if isinstance(transport, WideTransport):
-            transport.abort()
-
-
-async def _never_called(message: Any) -> None:
-    """nats-py wants a callback; messages never get that far."""
-    raise AssertionError("a message passed the seam")
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close(flush=self._answers)

@@ -11,8 +11,8 @@ import asyncio
 import inspect
 import logging
 import re
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
 import nats.protocol.parser
 from nats.aio.client import Client
@@ -22,15 +22,15 @@ from nats.protocol.parser import Parser
 from envelope import COOKIES
 from liftlog.errors import ConfigError
 from liftlog.server.ingest.batch_parser import BatchParser, MessageSink
-from liftlog.server.ingest.transport import WideTransport
+from liftlog.server.ingest.endings import error_words
+from liftlog.server.ingest.transport import Feed, WideTransport
+from liftlog.server.ingest.websocket import WEBSOCKET_SCHEMES, WebSocketTransport
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.ingest")
 
 _SMALL_READ = 4096
 Pressure = Callable[[], Coroutine[Any, Any, None]]
-Trouble = Callable[[Exception], None]
-"""Called with the error for which a connection is given up."""
 
 _STRICT_PATTERNS = {
     "MSG_RE": re.compile(rb"\AMSG ([^ \r\n]+) ([^ \r\n]+) (([^ \r\n]+) )?(\d+)\r\n"),
@@ -59,32 +59,50 @@ def replace_done_pongs(client: Client) -> None:
         pongs[0] = asyncio.get_running_loop().create_future()
 
 
-class WatchedClient(Client):
-    """nats-py's client that says why it gives a connection up; nats-py itself keeps that secret
-    when it means to reconnect."""
+class Owner(Protocol):
+    """Who has the client, and decides what becomes of its connection. No method may raise."""
 
-    def __init__(self, on_trouble: Trouble) -> None:
+    def on_error_words(self, words: str) -> None:
+        """NATS said `-ERR`."""
+
+    def on_trouble(self, error: Exception) -> None:
+        """The connection cannot go on."""
+
+    def on_info(self, info: Mapping[str, Any]) -> None:
+        """NATS told what has changed since it greeted."""
+
+
+class SingleClient(Client):
+    """nats-py's client for one connection to one server: it tells its owner what happens, and
+    neither reconnects nor closes by itself."""
+
+    def __init__(self, owner: Owner) -> None:
         super().__init__()
-        self._liftlog_on_trouble = on_trouble
+        self._liftlog_owner = owner
+
+    async def _select_next_server(self) -> None:
+        # nats-py's own would try for ever, and tell nobody why.
+        server = self._server_pool[0]
+        await self._connect_to_server(server)
+        self._current_server = server
+
+    async def _process_err(self, err_msg: str) -> None:
+        self._liftlog_owner.on_error_words(err_msg.strip("'"))
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self._liftlog_owner.on_trouble(e)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         await super()._process_info(info, initial_connection)
-        # A server may change its mind later; nats-py looks at the first INFO only.
-        limit = info.get("max_payload")
-        if isinstance(limit, int):
-            self._max_payload = limit
-
-    async def _process_op_err(self, e: Exception) -> None:
-        if not (self.is_closed or self.is_reconnecting):
-            self._liftlog_on_trouble(e)
-        await super()._process_op_err(e)
+        if not initial_connection:
+            self._liftlog_owner.on_info(info)
 
 
-class RawClient(WatchedClient):
+class RawClient(SingleClient):
     """The fallback: nats-py's own parser, messages as raw bytes, no decoding that can fail."""
 
-    def __init__(self, sink: MessageSink, pressure: Pressure, on_trouble: Trouble) -> None:
-        super().__init__(on_trouble)
+    def __init__(self, sink: MessageSink, pressure: Pressure, owner: Owner) -> None:
+        super().__init__(owner)
         self._liftlog_sink = sink
         self._liftlog_pressure = pressure
         self._liftlog_rows: dict[int, list[tuple[bytes, bytes, bytes, bytes]]] = {}
@@ -142,20 +160,39 @@ _TRANSPORT_PARAMETERS = {
     "connect_tls": ["self", "uri", "ssl_context", "buffer_size", "connect_timeout"],
     "read": ["self", "buffer_size"],
 }
+_CLIENT_ATTRIBUTES = (
+    "_pongs",
+    "_transport",
+    "_reading_task",
+    "_server_pool",
+    "_server_info",
+    "_current_server",
+    "_status",
+)
+_CLIENT_METHODS = {
+    "_process_msg": ["self", "sid", "subject", "reply", "data", "headers"],
+    "_process_pong": ["self"],
+    "_process_err": ["self", "err_msg"],
+    "_process_op_err": ["self", "e"],
+    "_process_info": ["self", "info", "initial_connection"],
+    "_select_next_server": ["self"],
+    "_connect_to_server": ["self", "s"],
+}
 
 
 def client_seam_problem() -> str | None:
     """Why not even raw messages can be taken from this nats-py, or None when they can. The
-    transport is ours with either seam."""
+    transport and what tells us of trouble are ours with either seam."""
     client = Client()
-    for name in ("_pongs", "_transport", "_reading_task", "_reconnection_task", "force_reconnect"):
+    for name in _CLIENT_ATTRIBUTES:
         if not hasattr(client, name):
             return f"Client has no {name}"
-    expected = ["self", "sid", "subject", "reply", "data", "headers"]
-    if _parameters(getattr(Client, "_process_msg", None)) != expected:
-        return "Client._process_msg takes other arguments"
-    if not inspect.iscoroutinefunction(getattr(Client, "_process_pong", None)):
-        return "Client._process_pong is not a coroutine function"
+    for name, expected in _CLIENT_METHODS.items():
+        method = getattr(Client, name, None)
+        if _parameters(method) != expected:
+            return f"Client.{name} takes other arguments"
+        if not inspect.iscoroutinefunction(method):
+            return f"Client.{name} is not a coroutine function"
     for name, expected in _TRANSPORT_PARAMETERS.items():
         if _parameters(getattr(TcpTransport, name, None)) != expected:
             return f"TcpTransport.{name} takes other arguments"
@@ -187,27 +224,38 @@ def choose_seam(wanted: str) -> str:
 
 def make_client(
     seam: str,
+    scheme: str,
     sink: MessageSink,
     pressure: Pressure,
     is_pressed: Callable[[], bool],
-    on_trouble: Trouble,
-) -> WatchedClient:
-    """A nats-py client whose messages go to `sink`. Not yet connected.
+    owner: Owner,
+    tls_name: str = "",
+) -> tuple[SingleClient, WideTransport | WebSocketTransport]:
+    """A nats-py client and its transport, whose messages go to `sink`. Not yet connected.
 
     `pressure` is awaited after each chunk that passes through the read loop; while `is_pressed`,
-    all of them do.
+    all of them do. `scheme` is that of the server's URL, `tls_name` the name to expect in its
+    certificate if that is not the URL's host.
     """
     if seam == "client":
         separate_at_blanks_only()
-        client: WatchedClient = RawClient(sink, pressure, on_trouble)
-        client._transport = WideTransport(lambda: client.is_connected)
-        return client
-    client = WatchedClient(on_trouble)
+        client: SingleClient = RawClient(sink, pressure, owner)
+        return client, _give_transport(client, scheme, tls_name, None)
+    client = SingleClient(owner)
+
+    def take_error(line: bytes) -> bool:
+        words = error_words(line)
+        if words is None:
+            return False
+        owner.on_error_words(words)
+        return True
+
     parser = BatchParser(
         client._ps,
         sink,
         before_pong=lambda: replace_done_pongs(client),
         pressure=pressure,
+        on_error=take_error,
     )
     client._ps = parser  # type: ignore[assignment]
 
@@ -217,5 +265,19 @@ def make_client(
             return data
         return parser.feed(data)
 
-    client._transport = WideTransport(lambda: client.is_connected, feed, parser.reset)
-    return client
+    return client, _give_transport(client, scheme, tls_name, feed)
+
+
+def _give_transport(
+    client: Client, scheme: str, tls_name: str, feed: Feed | None
+) -> WideTransport | WebSocketTransport:
+    def is_live() -> bool:
+        return client.is_connected
+
+    transport: WideTransport | WebSocketTransport
+    if scheme in WEBSOCKET_SCHEMES:
+        transport = WebSocketTransport(is_live, tls_name)
+    else:
+        transport = WideTransport(is_live, feed)
+    client._transport = transport
+    return transport

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from nats.errors import ProtocolError
 logger = logging.getLogger("liftlog.server.ingest")
 
 READ_BYTES = 1024 * 1024
+_FULL_READ = 64 * 1024
+"""The event loop reads up to about 256 KB at once: less than this, and the socket is empty."""
+_JUST_NOW_SECONDS = 0.1
 
 Feed = Callable[[bytes], bytes]
 """Takes what was read and returns what it leaves to the read loop."""
@@ -31,8 +35,17 @@ class DirectReader(asyncio.StreamReader):
         self._feed = feed
         self._loop_waits = False
         self._holds_data = False
+        self.behind_bytes = 0
+        """What has just been read without the socket being empty in between: much of it means that
+        NATS had to wait for us."""
+        self._was_emptied = True
+        self._read_at = 0.0
 
     def feed_data(self, data: Any) -> None:
+        size = len(data)
+        self.behind_bytes = size if self._was_emptied else self.behind_bytes + size
+        self._was_emptied = size < _FULL_READ
+        self._read_at = time.monotonic()
         if self._feed is not None and self._loop_waits and not self._holds_data:
             try:
                 data = self._feed(data)
@@ -47,6 +60,18 @@ class DirectReader(asyncio.StreamReader):
                 return
         self._holds_data = True
         super().feed_data(data)
+
+    def feed_eof(self) -> None:
+        self._judge_end()
+        super().feed_eof()
+
+    def set_exception(self, exc: Exception) -> None:
+        self._judge_end()
+        super().set_exception(exc)
+
+    def _judge_end(self) -> None:
+        if time.monotonic() - self._read_at > _JUST_NOW_SECONDS:
+            self.behind_bytes = 0
 
     async def read(self, n: int = -1) -> bytes:
         self._loop_waits = True
@@ -65,17 +90,13 @@ class WideTransport(TcpTransport):
         self,
         is_live: Callable[[], bool],
         feed: Feed | None = None,
-        on_connect: Callable[[], None] = lambda: None,
     ) -> None:
         """`is_live`: whether the client still counts on this connection."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_live = is_live
         self._feed = feed
-        self._on_connect = on_connect
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        # The last bytes of the old connection may have come after nats-py's own reset.
-        self._on_connect()
         loop = asyncio.get_running_loop()
         reader = DirectReader(READ_BYTES, self._feed)
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -113,8 +134,8 @@ class WideTransport(TcpTransport):
 
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(READ_BYTES)
-        # nats-py resets the parser when it gives a connection up, and may still read from it once:
-        # what comes then begins somewhere inside a message.
+        # The read loop may ask once more after the connection was given up, perhaps because the
+        # parser had lost its place: what comes then begins somewhere inside a message.
         return data if self._is_live() else b""
 
     def __bool__(self) -> bool:
@@ -132,6 +153,11 @@ class WideTransport(TcpTransport):
         if self._io_writer is None:
             return 0
         return int(self._io_writer.transport.get_write_buffer_size())
+
+    def behind_bytes(self) -> int:
+        """How much was read at a stretch, without the socket being empty once."""
+        reader = self._io_reader
+        return reader.behind_bytes if isinstance(reader, DirectReader) else 0
 
     def abort(self) -> None:
         """Close without waiting for unsent bytes."""

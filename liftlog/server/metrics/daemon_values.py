@@ -14,6 +14,7 @@ from liftlog.server.disk_probe import DiskProbe
 from liftlog.server.health import Health, Phase
 from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.ingest.endings import Cause
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.loop_watch import LoopWatch
 from liftlog.server.metrics.histogram import Histogram
@@ -87,6 +88,9 @@ def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]
     return {
         "liftlog_build_info": {build: 1},
         "liftlog_reloads_total": {("ok",): reloads.succeeded, ("refused",): reloads.failed},
+        "liftlog_nats_disconnects_by_cause_total": {
+            (cause.value,): sources.link.counters.disconnects_by_cause[cause] for cause in Cause
+        },
         "liftlog_pull_refusals_total": _by_error(sources.pull.counters.refusals_total),
         "liftlog_checkpoint_refusals_total": _by_error(refused),
         "liftlog_http_requests_total": dict(sources.requests.requests_total.items()),
@@ -103,6 +107,7 @@ def _broker_values(broker: Broker) -> dict[str, float]:
     return {
         "liftlog_streams": len(broker.hosts),
         "liftlog_streams_failed_to_open": len(broker.broken),
+        "liftlog_nats_refused_subjects": len(broker.refused_subjects()),
         "liftlog_writer_queue_jobs": broker.intake.pool.waiting_jobs,
         "liftlog_checkpoints": 0 if checkpoints is None else len(checkpoints.table),
         "liftlog_checkpoints_uncertain": (
@@ -121,8 +126,11 @@ def _link_values(link: NatsLink) -> dict[str, float]:
         "liftlog_nats_protocol_errors_total": counters.protocol_errors,
         "liftlog_nats_slow_consumer_errors_total": counters.slow_consumer_errors,
         "liftlog_nats_watchdog_reconnects_total": counters.watchdog_reconnects,
+        "liftlog_nats_handovers_total": counters.handovers,
+        "liftlog_nats_subscriptions_refused_total": counters.subscriptions_refused,
         "liftlog_acks_dropped_total": counters.acks_dropped,
         "liftlog_acks_oversized_total": counters.acks_oversized,
+        "liftlog_acks_refused_total": counters.acks_refused,
     }
 
 

@@ -152,10 +152,20 @@ NATS = (
     _counter("nats_connects", "Connections to NATS that were made"),
     _counter("nats_disconnects", "Connections to NATS that were lost"),
     _counter("nats_protocol_errors", "Input that nats-py could not parse"),
-    _counter("nats_slow_consumer_errors", "Times NATS called us a slow consumer"),
+    _counter(
+        "nats_slow_consumer_errors",
+        "Times NATS called us a slow consumer, or closed the connection while we were behind",
+    ),
     _counter("nats_watchdog_reconnects", "Reconnects because nobody was reading"),
+    _counter("nats_disconnects_by_cause", "Connections to NATS that were lost", "cause"),
+    _counter(
+        "nats_handovers", "Moves to another NATS server because ours was about to stop; none lost"
+    ),
+    _gauge("nats_refused_subjects", "Subscriptions that NATS refuses now; `/readyz` names them"),
+    _counter("nats_subscriptions_refused", "Attempts at a subscription that NATS refused"),
     _counter("acks_dropped", "Acks that had no connection to leave by"),
     _counter("acks_oversized", "Answers larger than the `max_payload` of NATS, which are not sent"),
+    _counter("acks_refused", "Acks that NATS refused to publish"),
 )
 
 HTTP = (

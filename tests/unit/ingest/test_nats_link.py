@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from liftlog.errors import NatsUnavailable
+from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.settings import NatsSettings
 from liftlog.stream import MessageRun
@@ -90,7 +91,6 @@ class Harness:
             [f"nats://127.0.0.1:{self.server.port}"],
             self._seam,
             on_chunk_end=self._chunk_end,
-            on_gap=self.gaps.append,
             wait_until_ready_to_read=self._ready,
             reading_is_held=lambda: False,
         )
@@ -108,12 +108,18 @@ class Harness:
         await self.server.stop()
 
     async def attach(self, subject: str) -> None:
-        wanted = self.link.want(subject, None, self.runs.append)
+        wanted = self.link.want(subject, None, self.runs.append, self.gaps.append)
         await self.link.attach(wanted)
 
     @property
     def payloads(self) -> list[bytes]:
         return [payload for run in self.runs for payload in run.payloads]
+
+
+def client_of(harness: Harness) -> Any:
+    connection = harness.link._connection
+    assert connection is not None
+    return connection._client
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -154,9 +160,7 @@ async def test_an_ended_read_loop_is_noticed(start: Start) -> None:
     """nats-py says "connected" and nobody reads: what some inputs did to it."""
     harness = await start()
     await harness.attach("a.>")
-    client = harness.link._client
-    assert client is not None
-    client._reading_task.cancel()
+    client_of(harness)._reading_task.cancel()
     await until(lambda: harness.link.counters.watchdog_reconnects == 1)
     await until(lambda: harness.server.connections == 2 and harness.link.connected)
     await until(lambda: harness.gaps)
@@ -178,31 +182,13 @@ async def test_a_reason_is_told_once(start: Start) -> None:
             harness.server.drop()
         await until(lambda count=gaps: len(harness.gaps) == count)
         await until(lambda: harness.link.connected)
-    assert harness.gaps == [
+    # The words are in lower case where they have passed nats-py's own parser.
+    assert [gap.replace("Server Shutdown", "server shutdown") for gap in harness.gaps] == [
         "NATS dropped us as a slow consumer",
-        "NATS ended the connection: nats: server shutdown",
-        "the connection to NATS was lost",
+        "NATS ended the connection: server shutdown",
+        "NATS closed the connection without a reason",
     ]
     assert harness.link.counters.slow_consumer_errors == 1
-
-
-async def test_a_reconnect_task_that_died_is_noticed(start: Start) -> None:
-    harness = await start()
-    await harness.attach("a.>")
-    first = harness.link._client
-    assert first is not None
-
-    async def broken() -> None:
-        raise KeyError("bug in nats-py")
-
-    first._select_next_server = broken  # type: ignore[method-assign]
-    harness.server.drop()
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda loop, context: None)
-    await until(lambda: harness.link._client is not first and harness.link.connected)
-    await until(lambda: harness.gaps)
-    harness.server.send(b"MSG a.b 1 2\r\nhi\r\n")
-    await until(lambda: harness.payloads)
 
 
 async def test_garbage_is_a_counted_reconnect(start: Start) -> None:
@@ -231,8 +217,7 @@ async def test_a_message_cut_by_a_disconnect_does_not_spoil_the_next(start: Star
 async def test_a_flush_that_timed_out_does_not_end_the_read_loop(start: Start) -> None:
     harness = await start()
     await harness.attach("a.>")
-    client = harness.link._client
-    assert client is not None
+    client = client_of(harness)
     harness.server.mute = True
     with pytest.raises(Exception, match=r"flush|timeout"):
         await client.flush(0.05)  # type: ignore[arg-type]
@@ -267,7 +252,7 @@ async def test_wanted_between_two_connections(start: Start) -> None:
 async def test_a_forbidden_subject_is_told_to_who_asks(start: Start) -> None:
     harness = await start()
     harness.server.refuse_subjects.add(b"secret.>")
-    with pytest.raises(NatsUnavailable, match=r"refused the subscription to secret\.>"):
+    with pytest.raises(NatsRefused, match=r"refused the subscription to secret\.>"):
         await harness.attach("secret.>")
     await harness.attach("a.>")
     assert [wanted.confirmed for wanted in harness.link._wanted] == [False, True]

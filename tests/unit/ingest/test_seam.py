@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_a_transport_of_another_shape_fits_neither(
         choose_seam(wanted)
 
 
-@pytest.mark.parametrize("name", ["_reading_task", "_reconnection_task"])
+@pytest.mark.parametrize("name", ["_reading_task", "_server_pool"])
 def test_what_the_watchdog_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Client.__init__
 
@@ -215,6 +216,21 @@ async def test_only_a_finished_future_is_replaced() -> None:
     replace_done_pongs(Client())
 
 
+class Owner:
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.errors: list[Exception] = []
+
+    def on_error_words(self, words: str) -> None:
+        self.words.append(words)
+
+    def on_trouble(self, error: Exception) -> None:
+        self.errors.append(error)
+
+    def on_info(self, info: Any) -> None:
+        pass
+
+
 class Sink:
     def __init__(self) -> None:
         self.runs: list[tuple[int, MessageRun]] = []
@@ -233,7 +249,7 @@ async def no_pressure() -> None:
 
 async def test_the_fallback_delivers_raw_bytes_in_runs() -> None:
     sink = Sink()
-    client = make_client("client", sink, no_pressure, lambda: False, lambda error: None)
+    client, _ = make_client("client", "nats", sink, no_pressure, lambda: False, Owner())
     data = (
         b"MSG a.\xff 1 3\r\none\r\n"
         b"HMSG a 2 r\xff 2 5\r\nXXtwo\r\n"
@@ -254,7 +270,7 @@ async def test_the_fallback_delivers_raw_bytes_in_runs() -> None:
 
 async def test_the_fallback_separates_at_blanks_only() -> None:
     sink = Sink()
-    client = make_client("client", sink, no_pressure, lambda: False, lambda error: None)
+    client, _ = make_client("client", "nats", sink, no_pressure, lambda: False, Owner())
     forged = b"MSG forged 1 2\r\nno\r\n"
     data = (
         b"HMSG a 1 6 %d\r\n" % (6 + len(forged)) + b"3\r\n\r\n\r" + forged + b"\r\n"
@@ -267,9 +283,28 @@ async def test_the_fallback_separates_at_blanks_only() -> None:
     assert list(run.payloads) == [forged, b"ok"]
 
 
-async def test_trouble_is_told_once() -> None:
-    told: list[Exception] = []
-    client = make_client("parser", Sink(), no_pressure, lambda: False, told.append)
-    client._status = Client.CLOSED
+@pytest.mark.parametrize("seam", ["parser", "client"])
+async def test_what_nats_says_is_told_to_the_owner(seam: str) -> None:
+    owner = Owner()
+    client, _ = make_client(seam, "nats", Sink(), no_pressure, lambda: False, owner)
+    refused = b"-ERR 'Permissions Violation for Publish to \"a\"'\r\n"
+    await client._ps.parse(refused * 2 + b"-ERR 'Stale Connection'\r\n")
+    told = ['permissions violation for publish to "a"'] * 2 + ["stale connection"]
+    assert [words.lower() for words in owner.words] == told
     await client._process_op_err(ProtocolError())
-    assert told == []
+    assert len(owner.errors) == 1
+
+
+async def test_refusals_between_messages() -> None:
+    """There may be one for each ack: they neither end the run of messages nor cost much."""
+    sink, owner = Sink(), Owner()
+    client, _ = make_client("parser", "nats", sink, no_pressure, lambda: False, owner)
+    refused = b"-ERR 'Permissions Violation for Publish to \"a\"'\r\n"
+    data = (b"MSG a 1 1\r\nx\r\n" + refused) * 10_000
+    cut = len(data) // 2 + 7
+    began = time.process_time()
+    await client._ps.parse(data[:cut])
+    await client._ps.parse(data[cut:])
+    assert time.process_time() - began < 2, "quadratic"
+    assert len(owner.words) == 10_000
+    assert sum(len(run) for _, run in sink.runs) == 10_000

@@ -21,7 +21,7 @@ from liftlog.server.disk_probe import DiskProbe
 from liftlog.server.health import Health, Phase
 from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
-from liftlog.server.ingest.nats_link import LinkCounters
+from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.loop_watch import LoopWatch
 from liftlog.server.metrics import exposition as module
 from liftlog.server.metrics.daemon_values import Sources
@@ -33,6 +33,7 @@ from liftlog.server.pull.gate import Gate
 from liftlog.server.reloading import Reloads
 from liftlog.server.sync_times import SyncTimes
 from liftlog.server.web.sessions import Sessions
+from liftlog.settings import NatsSettings
 
 STREAMS = 500
 
@@ -49,8 +50,14 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
 
 def exposition_of(running: Running) -> Exposition:
     broker = running.broker
-    link: Any = SimpleNamespace(
-        connected=False, counters=LinkCounters(), server_version="", seam="parser"
+    intake = broker.intake
+    link = NatsLink(
+        NatsSettings(),
+        [],
+        "parser",
+        on_chunk_end=intake.chunk_ended,
+        wait_until_ready_to_read=intake.wait_until_ready_to_read,
+        reading_is_held=intake.reading_is_held,
     )
     pull: Any = SimpleNamespace(
         counters=PullCounters(),

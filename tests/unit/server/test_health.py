@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from liftlog.server.attachments import RefusedSubject
 from liftlog.server.disk_probe import DiskProbe, DiskState
 from liftlog.server.health import Health, Phase
+from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
 from liftlog.server.reloading import Reloads
 
 
@@ -17,12 +20,22 @@ class Parts:
     """A daemon in which everything is well, until a test says otherwise."""
 
     def __init__(self, directory: Path) -> None:
-        self.link: Any = SimpleNamespace(connected=True, server_version="2.12.0")
+        self.link: Any = SimpleNamespace(
+            connected=True,
+            server_version="2.12.0",
+            problem="127.0.0.1:4222: refused",
+            refused_ack=None,
+            is_lame_duck=False,
+            counters=LinkCounters(),
+        )
+        self.refused: list[RefusedSubject] = []
         self.failed: list[str] = []
         self.stalled: list[str] = []
         self.broker: Any = SimpleNamespace(
             hosts={"a": None, "b": None, "_offsets": None},
             attached=True,
+            nats_problem="",
+            refused_subjects=lambda: self.refused,
             has_checkpoints=True,
             failed_streams=lambda: self.failed,
             stalled_streams=lambda seconds: self.stalled,
@@ -68,7 +81,27 @@ async def test_while_recovering(parts: Parts) -> None:
 
 async def test_without_nats(parts: Parts) -> None:
     parts.link.connected = parts.broker.attached = False
-    assert await problems(parts) == {"nats": "not connected to NATS"}
+    assert await problems(parts) == {"nats": "not connected to NATS: 127.0.0.1:4222: refused"}
+
+
+async def test_a_subject_that_nats_refuses(parts: Parts) -> None:
+    parts.broker.attached = False
+    parts.broker.nats_problem = "NATS refuses a (stream s): Permissions Violation"
+    assert await problems(parts) == {"streams": parts.broker.nats_problem}
+
+
+async def test_what_need_not_be_is_a_warning(parts: Parts) -> None:
+    parts.refused = [RefusedSubject("_offsets", "liftlog.x", "Permissions Violation", False)]
+    parts.link.is_lame_duck = True
+    parts.link.counters.acks_refused = 7
+    parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", time.monotonic())
+    assert await problems(parts) == {}
+    warnings = parts.health.warnings()
+    assert set(warnings) == {"nats_refused", "acks_refused", "lame_duck"}
+    assert "liftlog.x: Permissions Violation" in warnings["nats_refused"]
+    assert "7 acks, the last to _INBOX.a: Permissions Violation" in warnings["acks_refused"]
+    parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", -1e6)
+    assert "acks_refused" not in parts.health.warnings(), "long ago"
 
 
 async def test_before_nats_has_confirmed(parts: Parts) -> None:

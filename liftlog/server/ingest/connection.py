@@ -1,0 +1,331 @@
+"""One connection to one NATS server, from login to its end.
+
+nats-py logs in, speaks TLS, pings and reads; subscriptions and everything that is sent are written
+here. A connection is used once: what comes after its end is another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import nats.errors
+
+from liftlog.errors import NatsUnavailable
+from liftlog.server.ingest.endings import Cause, Ending, Refusal, ending_of, refusal_of
+from liftlog.server.ingest.login import login_options
+from liftlog.server.ingest.seam import make_client
+from liftlog.server.ingest.servers import NatsServerAddress
+from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
+from liftlog.settings import NatsSettings
+from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.server.nats")
+
+CONFIRM_SECONDS = 10.0
+_CLOSE_SECONDS = 1.0
+_MAX_UNSENT_BYTES = 16 * 1024 * 1024
+_BEHIND_BYTES = 256 * 1024
+"""At its end NATS had so much for us at least: it closed the connection because we were slow."""
+
+
+class NatsConnection:
+    """Lives on one event loop. Make it with `open_connection`."""
+
+    def __init__(
+        self,
+        address: NatsServerAddress,
+        seam: str,
+        *,
+        on_chunk_end: Callable[[], None],
+        on_revoked: Callable[[LinkSubscription, str], None],
+        on_publish_refused: Callable[[Refusal], None],
+        on_change: Callable[[], None],
+        wait_until_ready_to_read: Callable[[], Awaitable[None]],
+        reading_is_held: Callable[[], bool],
+        tls_name: str = "",
+    ) -> None:
+        self.address = address
+        self.ending: Ending | None = None
+        self.lame_duck = False
+        """The server is about to stop, and has asked its clients to go elsewhere."""
+        self.ended = asyncio.Event()
+        self.max_payload_bytes = 0
+        """0: not known."""
+        self.connect_urls: list[object] = []
+        """What the server told last of its cluster."""
+        self.sids: dict[LinkSubscription, int] = {}
+        self._handlers: dict[int, RunHandler] = {}
+        self._wanted: dict[int, LinkSubscription] = {}
+        self._asked: dict[int, str] = {}
+        """Subscriptions that wait for an answer, and why NATS has refused some of them."""
+        self._refused_unnamed = ""
+        self._on_chunk_end = on_chunk_end
+        self._on_revoked = on_revoked
+        self._on_publish_refused = on_publish_refused
+        self._on_change = on_change
+        self._wait_ready = wait_until_ready_to_read
+        self._reading_is_held = reading_is_held
+        self._last_sid = 0
+        self._client, self._transport = make_client(
+            seam, address.scheme, self, self._pressure, self._is_pressed, self, tls_name
+        )
+
+    async def log_in(self, settings: NatsSettings) -> None:
+        """Raises NatsUnavailable, OSError (also for files that the login needs), nats.errors.Error
+        and TimeoutError."""
+        options = login_options(settings, [self.address.url])
+        if "tls" in options and self.address.tls_name:
+            options.setdefault("tls_hostname", self.address.tls_name)
+        seconds = settings.connect_timeout_seconds
+        # Each step has this time: TCP, INFO, TLS, login.
+        async with asyncio.timeout(4 * seconds):
+            await self._client.connect(
+                servers=[self.address.url],
+                name=settings.name,
+                no_echo=True,
+                allow_reconnect=False,
+                connect_timeout=seconds,  # type: ignore[arg-type]
+                ping_interval=settings.ping_interval_seconds,  # type: ignore[arg-type]
+                max_outstanding_pings=settings.max_outstanding_pings,
+                error_cb=_say_nothing,
+                **options,
+            )
+        if not self._client.is_connected:
+            raise NatsUnavailable("the server did not confirm the login")
+        self.on_info(self._client._server_info)
+
+    # --- state ---
+
+    @property
+    def connected(self) -> bool:
+        return self.ending is None and self._client.is_connected
+
+    @property
+    def server_id(self) -> str:
+        return str(self._client._server_info.get("server_id", ""))
+
+    @property
+    def server_version(self) -> str:
+        return str(self._client._server_info.get("version", ""))
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads from it, as is always the case unless nats-py has died."""
+        task = self._client._reading_task
+        return task is not None and not task.done()
+
+    def end(self, ending: Ending) -> None:
+        """It cannot go on. Nothing is received from it afterwards."""
+        if self.ending is not None:
+            return
+        self.ending = ending
+        self._client._status = self._client.DISCONNECTED
+        self._transport.abort()
+        self.ended.set()
+        self._on_change()
+
+    # --- MessageSink ---
+
+    def deliver(self, sid: int, run: MessageRun) -> None:
+        handler = self._handlers.get(sid)
+        if handler is not None:
+            handler(run)
+
+    def chunk_end(self) -> None:
+        self._on_chunk_end()
+
+    # --- Owner of the client ---
+
+    def on_error_words(self, words: str) -> None:
+        refusal = refusal_of(words)
+        if refusal is None:
+            self.end(ending_of(words))
+        elif refusal.is_publish:
+            self._on_publish_refused(refusal)
+        else:
+            self._subscription_refused(refusal)
+
+    def _subscription_refused(self, refusal: Refusal) -> None:
+        named = refusal.subject.lower()
+        if refusal.sid in self._wanted:
+            found = [refusal.sid]
+        else:
+            found = [sid for sid, one in self._wanted.items() if one.subject.lower() == named]
+        waiting = [sid for sid in found if sid in self._asked] or found
+        if len(waiting) != 1:
+            self._refused_unnamed = refusal.text
+        elif waiting[0] in self._asked:
+            self._asked[waiting[0]] = refusal.text
+        else:
+            wanted = self._forget(waiting[0])
+            self._on_revoked(wanted, refusal.text)
+
+    def on_trouble(self, error: Exception) -> None:
+        self.end(self._ending_by(error))
+
+    def _ending_by(self, error: Exception) -> Ending:
+        if isinstance(error, nats.errors.ProtocolError):
+            logger.warning("nats-input-not-parsed cause=%r", error.__cause__)
+            return Ending(Cause.PROTOCOL, "input that could not be parsed")
+        behind_bytes = self._transport.behind_bytes()
+        if isinstance(error, nats.errors.UnexpectedEOF | OSError) and behind_bytes >= _BEHIND_BYTES:
+            return Ending(
+                Cause.SLOW_CONSUMER,
+                "NATS closed the connection while the daemon was behind with reading, by "
+                f"{behind_bytes >> 10} KiB at least: a slow consumer to NATS",
+            )
+        if self.lame_duck:
+            return Ending(
+                Cause.LAME_DUCK, "the NATS server has stopped, and there was no other to go to"
+            )
+        if isinstance(error, nats.errors.UnexpectedEOF):
+            return Ending(Cause.CLOSED, "NATS closed the connection without a reason")
+        if isinstance(error, nats.errors.StaleConnectionError):
+            return Ending(Cause.STALE, "NATS did not answer our pings")
+        if isinstance(error, OSError):
+            return Ending(Cause.NETWORK, f"the connection to NATS broke: {error}")
+        return Ending(Cause.OTHER, f"the connection to NATS was given up: {error!r}")
+
+    def on_info(self, info: Mapping[str, Any]) -> None:
+        urls = info.get("connect_urls")
+        limit = info.get("max_payload")
+        if isinstance(limit, int):  # a server may change its mind later
+            self.max_payload_bytes = limit
+        self.connect_urls = list(urls) if isinstance(urls, list) else []
+        self.lame_duck = self.lame_duck or info.get("ldm") is True
+        self._on_change()
+
+    # --- reading ---
+
+    async def _pressure(self) -> None:
+        """Awaited by the parser after each chunk: stop reading while too much is unsent."""
+        if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
+            with contextlib.suppress(OSError):
+                await self._transport.drain()
+        await self._wait_ready()
+
+    def _is_pressed(self) -> bool:
+        """Whether `_pressure` would have to wait."""
+        return self._reading_is_held() or self._transport.unsent_bytes() > _MAX_UNSENT_BYTES
+
+    # --- writing ---
+
+    def send(self, commands: bytes) -> bool:
+        """Queue NATS commands; False when there is no connection any more."""
+        return self.connected and bool(self._transport.send(commands))
+
+    # --- subscriptions ---
+
+    async def subscribe(
+        self,
+        wanted: Sequence[LinkSubscription],
+        handler_of: Callable[[LinkSubscription], RunHandler] = lambda one: one.handler,
+    ) -> dict[LinkSubscription, str]:
+        """Returns when NATS has answered, with those that it refused and its words. One call at a
+        time. Raises NatsUnavailable."""
+        refused = await self._ask(wanted, handler_of)
+        if self._refused_unnamed and len(wanted) > 1:
+            # Which one it refused shows when they are asked for one at a time.
+            self.unsubscribe([one for one in wanted if one in self.sids])
+            refused = {}
+            for one in wanted:
+                refused |= await self._ask([one], handler_of)
+        return refused
+
+    async def _ask(
+        self,
+        wanted: Sequence[LinkSubscription],
+        handler_of: Callable[[LinkSubscription], RunHandler],
+    ) -> dict[LinkSubscription, str]:
+        self._refused_unnamed = ""
+        commands = []
+        for one in wanted:
+            self._last_sid += 1
+            sid = self.sids[one] = self._last_sid
+            self._wanted[sid] = one
+            self._handlers[sid] = handler_of(one)
+            self._asked[sid] = ""
+            queue = f" {one.queue_group}" if one.queue_group else ""
+            commands.append(f"SUB {one.subject}{queue} {sid}\r\n".encode())
+        self.send(b"".join(commands))
+        try:
+            await self.confirm()
+            answers = dict(self._asked)
+        finally:
+            self._asked = {}
+        if self._refused_unnamed and len(wanted) == 1:
+            answers = dict.fromkeys(answers, self._refused_unnamed)
+        return {self._forget(sid): problem for sid, problem in answers.items() if problem}
+
+    def _forget(self, sid: int) -> LinkSubscription:
+        self._handlers.pop(sid, None)
+        wanted = self._wanted.pop(sid)
+        if self.sids.get(wanted) == sid:
+            del self.sids[wanted]
+        return wanted
+
+    def set_handler(self, wanted: LinkSubscription, handler: RunHandler) -> None:
+        """Have its messages go elsewhere from now on."""
+        self._handlers[self.sids[wanted]] = handler
+
+    def unsubscribe(self, wanted: Iterable[LinkSubscription]) -> None:
+        """Nothing of these is received any more."""
+        sids = [self.sids[one] for one in wanted if one in self.sids]
+        self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
+        for sid in sids:
+            self._forget(sid)
+
+    async def drain(self, wanted: Iterable[LinkSubscription], seconds: float) -> None:
+        """Unsubscribe; returns when what was under way has been received. Raises NatsUnavailable:
+        then NATS did not answer in time."""
+        leaving = [one for one in wanted if one in self.sids]
+        self.send(b"".join(b"UNSUB %d\r\n" % self.sids[one] for one in leaving))
+        try:
+            await self.confirm(seconds)
+        finally:
+            for one in leaving:
+                if one in self.sids:
+                    self._forget(self.sids[one])
+
+    async def confirm(self, seconds: float = CONFIRM_SECONDS) -> None:
+        """Returns when the server has seen everything sent before, and what it had sent until then
+        has been received. Raises NatsUnavailable."""
+        flushed = asyncio.ensure_future(self._client.flush(seconds))  # type: ignore[arg-type]
+        ended = asyncio.ensure_future(self.ended.wait())
+        try:
+            await asyncio.wait((flushed, ended), return_when=asyncio.FIRST_COMPLETED)
+            if flushed.done():
+                flushed.result()
+            if self.ending is not None or not flushed.done():
+                raise NatsUnavailable(f"the connection to NATS has ended: {self.ending}")
+        except (OSError, nats.errors.Error) as error:
+            raise NatsUnavailable(f"NATS did not answer: {error}") from error
+        finally:
+            flushed.cancel()
+            ended.cancel()
+            await asyncio.gather(flushed, ended, return_exceptions=True)
+
+    # --- the end ---
+
+    async def close(self, *, flush: bool = False) -> None:
+        """Close, also when the server does not take what is still to be sent. With `flush` that is
+        waited for, briefly."""
+        if flush and self.connected:
+            with contextlib.suppress(NatsUnavailable):
+                await self.confirm(_CLOSE_SECONDS)
+        if self.ending is None:
+            self.ending = Ending(Cause.OTHER, "closed by the daemon")
+        self._handlers.clear()
+        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._client.close()
+        self._transport.abort()
+        self.ended.set()
+
+
+async def _say_nothing(error: Exception) -> None:
+    """The error comes back from `connect`, or through the owner's methods."""

@@ -1,0 +1,109 @@
+"""Why a connection to NATS ended, and what NATS refuses: the server's words, sorted.
+
+nats-server says `-ERR '...'` before it closes a connection, except when the client does not read:
+then it just closes the socket.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Cause(Enum):
+    """Label values of a metric, so a short list."""
+
+    CLOSED = "closed"
+    """NATS closed the connection and gave no reason."""
+    NETWORK = "network"
+    SLOW_CONSUMER = "slow_consumer"
+    STALE = "stale"
+    """One side missed the other's answers to its pings."""
+    AUTHORIZATION = "authorization"
+    MAX_PAYLOAD = "max_payload"
+    LIMIT = "limit"
+    """Too many connections, or another limit of the server or the account."""
+    LAME_DUCK = "lame_duck"
+    PROTOCOL = "protocol"
+    """Input that could not be parsed."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    cause: Cause
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_CAUSES = (
+    ("slow consumer", Cause.SLOW_CONSUMER),
+    ("stale connection", Cause.STALE),
+    ("maximum payload", Cause.MAX_PAYLOAD),
+    ("maximum", Cause.LIMIT),
+    ("shutdown", Cause.CLOSED),
+    ("auth", Cause.AUTHORIZATION),
+    ("expired", Cause.AUTHORIZATION),
+    ("revoked", Cause.AUTHORIZATION),
+    ("permissions", Cause.AUTHORIZATION),
+)
+
+
+def ending_of(words: str) -> Ending:
+    """What the text of an -ERR line means that ends the connection."""
+    lowered = words.lower()
+    cause = next((cause for mark, cause in _CAUSES if mark in lowered), Cause.OTHER)
+    if cause is Cause.SLOW_CONSUMER:
+        return Ending(cause, "NATS dropped us as a slow consumer")
+    return Ending(cause, f"NATS ended the connection: {words}")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that NATS did not do, on a connection that it keeps open."""
+
+    text: str
+    """What NATS said, without quotes around it."""
+    is_publish: bool = False
+    subject: str = ""
+    """Empty when NATS does not name it. In lower case if it passed nats-py's parser."""
+    sid: int | None = None
+
+
+_PERMISSION = re.compile(
+    r"permissions violation for (?P<what>subscription to|publish to|publish with reply of) "
+    r'"(?P<subject>[^"]*)"(?:.*\(sid "(?P<sid>\d+)"\))?',
+    re.IGNORECASE | re.DOTALL,
+)
+_OTHERS = ("maximum subscriptions exceeded", "invalid subject", "permissions violation")
+_MAX_TEXT = 400
+
+
+def refusal_of(words: str) -> Refusal | None:
+    """None when the -ERR ends the connection."""
+    lowered = words.lower()
+    shown = words[:_MAX_TEXT]
+    if "invalid publish subject" in lowered:
+        return Refusal(shown, is_publish=True)
+    found = _PERMISSION.search(words)
+    if found is not None:
+        sid = found["sid"]
+        return Refusal(
+            shown,
+            is_publish=found["what"].lower().startswith("publish"),
+            subject=found["subject"],
+            sid=None if sid is None else int(sid),
+        )
+    return Refusal(shown) if any(mark in lowered for mark in _OTHERS) else None
+
+
+_ERR_LINE = re.compile(rb"-ERR\s+'?(.*?)'?\s*\r\n", re.DOTALL)
+
+
+def error_words(line: bytes) -> str | None:
+    """The text of an `-ERR '...'` line; None when it is not one."""
+    found = _ERR_LINE.fullmatch(line)
+    return None if found is None else found[1].decode("utf-8", "replace")

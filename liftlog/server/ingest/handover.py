@@ -1,0 +1,160 @@
+"""Move from a server that is about to stop to another one, without losing or doubling a message.
+
+NATS tells its clients some time before it closes their connections (lame duck mode). Until then
+the old connection is as good as ever, so: connect elsewhere, subscribe there, let the cluster
+learn of it, drain the old connection, and only then go on with the new one. See `overlap`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from acl.subjects import matches, overlaps
+from liftlog.errors import NatsUnavailable
+from liftlog.server.ingest.connection import NatsConnection
+from liftlog.server.ingest.overlap import Overlap
+from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
+from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.server.nats")
+
+_OVERLAP_SECONDS = 1.5
+"""So long both are subscribed: more than a cluster needs to learn of a subscription. NATS waits
+10 s by default before it closes the first connection."""
+_PAIR_SECONDS = 1.0
+"""The copies of a message come within this time; shorter than the overlap, see `overlap`."""
+_DRAIN_SECONDS = 3.0
+_MAX_UNPAIRED = 500_000
+_MAX_HELD_BYTES = 64 * 1024 * 1024
+
+
+class Handover:
+    """Of all subscriptions from `old` to `new`; `run` is its whole life."""
+
+    def __init__(
+        self,
+        old: NatsConnection,
+        new: NatsConnection,
+        wanted: Sequence[LinkSubscription],
+        on_chunk_end: Callable[[], None],
+        hurry: asyncio.Event,
+    ) -> None:
+        """Once `hurry` is set, both are subscribed no longer than necessary."""
+        self._old = old
+        self.new = new
+        self.wanted = list(wanted)
+        self._on_chunk_end = on_chunk_end
+        self._hurry = hurry
+        self._overlap = Overlap(
+            time.monotonic,
+            pair_seconds=_PAIR_SECONDS,
+            max_unpaired=_MAX_UNPAIRED,
+            max_held_bytes=_MAX_HELD_BYTES,
+        )
+        self.refused: dict[LinkSubscription, str] = {}
+        """What the new server does not allow."""
+        self.doubt = ""
+        """Why a message may have been lost all the same; empty when none was."""
+        self._echoing = [one for one in self.wanted if overlaps(one.subject, "_INBOX.>")]
+
+    @property
+    def copies(self) -> int:
+        """Messages that came over both connections."""
+        return self._overlap.copies
+
+    async def run(self) -> None:
+        """Returns when everything goes over the new connection. Raises NatsUnavailable when the
+        new connection was of no use; then the old one has everything as before."""
+        shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
+        for one in shared:
+            self._old.set_handler(one, partial(self._from_old, one))
+        try:
+            self.refused = await self.new.subscribe(self.wanted, self._handler_on_new)
+            await self._wait()
+            if self.new.ending is not None:
+                raise NatsUnavailable(f"the new connection has ended: {self.new.ending}")
+        except BaseException:
+            for one in shared:
+                if one in self._old.sids:
+                    self._old.set_handler(one, one.handler)
+            raise
+        try:
+            await self._old.drain(self.wanted, _DRAIN_SECONDS)
+        except NatsUnavailable as error:
+            self.doubt = self.doubt or f"the old connection was not drained: {error}"
+        finally:
+            self._switch()
+
+    def sent(self, commands: bytes) -> None:
+        """Acks went out over the old connection: to the new one they are another client's."""
+        if not self._echoing:
+            return
+        while commands.startswith(b"PUB "):
+            line, _, rest = commands.partition(b"\r\n")
+            _, subject, size = line.split(b" ")
+            payload, commands = rest[: int(size)], rest[int(size) + 2 :]
+            text = subject.decode("ascii", "replace")
+            for one in self._echoing:
+                if matches(one.subject, text):
+                    self._overlap.note(one, [(subject, b"", b"", payload)])
+
+    async def _wait(self) -> None:
+        """Let the cluster learn of the new subscriptions."""
+        deadline = time.monotonic() + _OVERLAP_SECONDS
+        waiting = [
+            asyncio.ensure_future(event.wait())
+            for event in (self._old.ended, self.new.ended, self._hurry)
+        ]
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                done, _ = await asyncio.wait(
+                    waiting, timeout=min(left, 0.1), return_when=asyncio.FIRST_COMPLETED
+                )
+                if self._overlap.is_full:
+                    self.doubt = "too much came while two servers were subscribed to"
+                if done or self.doubt:
+                    break
+        finally:
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        if self._old.ending is not None:
+            self.doubt = f"the old connection ended too soon: {self._old.ending}"
+
+    # --- messages ---
+
+    def _handler_on_new(self, one: LinkSubscription) -> RunHandler:
+        # Of a queue group each message goes to one member.
+        return one.handler if one.queue_group else partial(self._from_new, one)
+
+    def _from_old(self, one: LinkSubscription, run: MessageRun) -> None:
+        self._overlap.from_old(one, run)
+        one.handler(run)
+
+    def _from_new(self, one: LinkSubscription, run: MessageRun) -> None:
+        self._overlap.from_new(one, run)
+
+    def _late(self, one: LinkSubscription, run: MessageRun) -> None:
+        left = self._overlap.late(one, run)
+        if left is not None:
+            one.handler(left)
+
+    def _switch(self) -> None:
+        """Without an await: no message of the new connection may come in between."""
+        for receiver, run in self._overlap.release():
+            receiver.handler(run)
+        self._on_chunk_end()
+        for one in self.wanted:
+            if one in self.new.sids and not one.queue_group:
+                self.new.set_handler(one, partial(self._late, one))
+        asyncio.get_running_loop().call_later(_PAIR_SECONDS, self._end)
+
+    def _end(self) -> None:
+        """No copy comes any more."""
+        for one in self.wanted:
+            if one in self.new.sids:
+                self.new.set_handler(one, one.handler)

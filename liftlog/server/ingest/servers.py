@@ -1,0 +1,94 @@
+"""Which NATS servers there are to connect to: those of the settings, and those of their cluster
+that the server tells of."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+
+@dataclass(frozen=True, slots=True)
+class NatsServerAddress:
+    url: str
+    """May hold a password."""
+    tls_name: str = ""
+    """The name to expect in its certificate when the URL has only an IP address."""
+
+    @property
+    def shown(self) -> str:
+        """host:port, without a login."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or "?"
+        host = f"[{host}]" if ":" in host else host
+        return host if parts.port is None else f"{host}:{parts.port}"
+
+    @property
+    def scheme(self) -> str:
+        return urlsplit(self.url).scheme
+
+
+class ServerPool:
+    """Belongs to the event loop."""
+
+    def __init__(self, configured: Iterable[str]) -> None:
+        self._configured = [NatsServerAddress(_with_port(url)) for url in configured]
+        self._discovered: list[NatsServerAddress] = []
+
+    def round(self) -> list[NatsServerAddress]:
+        """All of them in an order by chance, so that many daemons do not run to one server; the
+        configured ones first."""
+        first, then = list(self._configured), list(self._discovered)
+        random.shuffle(first)
+        random.shuffle(then)
+        return first + then
+
+    def learn(self, source: NatsServerAddress, connect_urls: Iterable[object]) -> None:
+        """Take what the server at `source` tells of its cluster in place of what was told before.
+
+        They get the login and the scheme of `source`, since the server tells only host and port.
+        """
+        parts = urlsplit(source.url)
+        known = {address.shown for address in self._configured}
+        found = []
+        for told in connect_urls:
+            address = _beside(parts, source, told)
+            if address is not None and address.shown not in known:
+                known.add(address.shown)
+                found.append(address)
+        if found:
+            self._discovered = found
+
+
+def _beside(
+    parts: SplitResult, source: NatsServerAddress, told: object
+) -> NatsServerAddress | None:
+    if not isinstance(told, str):
+        return None
+    login, at, _ = parts.netloc.rpartition("@")
+    try:
+        found = urlsplit(f"{parts.scheme}://{told}")
+        if not found.hostname or not found.port or "@" in told:
+            return None
+    except ValueError:
+        return None
+    url = urlunsplit((parts.scheme, f"{login}{at}{found.netloc}", parts.path, "", ""))
+    name = source.tls_name or parts.hostname or ""
+    return NatsServerAddress(url, name if _is_ip(found.hostname) and not _is_ip(name) else "")
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_port(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.port is None and parts.scheme in ("nats", "tls"):
+        parts = parts._replace(netloc=f"{parts.netloc.rstrip(':')}:4222")
+    return urlunsplit(parts)

@@ -1,0 +1,170 @@
+"""What NATS refuses: subscriptions and acks, told with their subjects, and tried again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.command_line import Cli
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, describe, publish, until, values_of
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+from liftlog.client import connect_sync
+from liftlog.errors import NatsRefused, StreamNotFound
+
+pytestmark = pytest.mark.integration
+
+LOGIN = {"user": "daemon", "password": "secret"}
+IN = {"in": {"subject": "in.>"}}
+CHECKPOINTS = "liftlog.liftlog.offsets.*.*"
+
+
+def users(subscribe: Any, publish: Any = ">") -> dict[str, Any]:
+    """The daemon may do this and no more; whoever does not log in may do all."""
+    permissions = {"subscribe": subscribe, "publish": publish}
+    everybody = {"user": "all", "password": "all"}
+    daemon = {"user": "daemon", "password": "secret", "permissions": permissions}
+    return {"authorization": {"users": [daemon, everybody]}, "no_auth_user": "all"}
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with NatsServer(**users(["in.>"], ["_INBOX.>"])) as server:
+        yield server
+
+
+def serving(server: NatsServer, streams: dict[str, Any] = IN, **settings: Any) -> Daemon:
+    nats = {**LOGIN, "reconnect_wait": "50ms"}
+    return Daemon(server.url, {"streams": streams, "nats": nats, **settings})
+
+
+def readiness(daemon: Daemon) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(daemon.get("/readyz")[1])
+    return found
+
+
+def health_of(daemon: Daemon, server: NatsServer) -> tuple[int, dict[str, Any]]:
+    done = Cli(daemon, server)("health", "--output", "json")
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_only_what_it_needs(server: NatsServer) -> None:
+    """Subject and inboxes: the built-in subscription for checkpoints is only an offer."""
+    with serving(server) as daemon, RawNats(server.port) as raw:
+        assert publish(raw, "in.a", b"1")["seq"] == 1
+        found = readiness(daemon)
+        assert found["problems"] == {}
+        assert CHECKPOINTS in found["warnings"]["nats_refused"]
+        assert "Permissions Violation for Subscription" in found["warnings"]["nats_refused"]
+        assert health_of(daemon, server)[0] == 0
+        assert daemon.metric("liftlog_nats_refused_subjects") == 1
+        assert daemon.metric("liftlog_acks_refused_total") == 0
+        assert_no_traceback(daemon)
+
+
+def test_checkpoints_over_nats_that_somebody_wants(server: NatsServer) -> None:
+    with serving(server, checkpoints={"over_nats": True}).spawn() as daemon:
+        daemon.wait_listening()
+        until(lambda: CHECKPOINTS in readiness(daemon)["problems"].get("streams", ""))
+        server.reload(**users(["in.>", "liftlog.>"], ["_INBOX.>"]))
+        daemon.wait_ready()
+
+
+@pytest.mark.parametrize("how", ["by itself", "SIGHUP"])
+def test_permission_is_given_later(server: NatsServer, how: str) -> None:
+    server.reload(**users(["liftlog.>"], ["_INBOX.>"]))
+    with serving(server).spawn() as daemon:
+        daemon.wait_listening()
+        until(lambda: "streams" in readiness(daemon)["problems"])
+        until(lambda: "in.>" in readiness(daemon)["problems"]["streams"])
+        problem = readiness(daemon)["problems"]["streams"]
+        assert problem.startswith("NATS refuses in.> (stream in): Permissions Violation")
+        code, found = health_of(daemon, server)
+        assert (code, found["problems"]) == (11, {"streams": problem})
+        assert describe(daemon, "in").state == "detached"
+        server.reload(**users([">"], ["_INBOX.>"]))
+        if how == "SIGHUP":
+            os.kill(daemon.pid, signal.SIGHUP)
+        daemon.wait_ready(40)
+        assert health_of(daemon, server)[0] == 0
+        with RawNats(server.port) as raw:
+            assert publish(raw, "in.a", b"1")["seq"] == 1
+        # Messages may have been published before.
+        [loss] = describe(daemon, "in").possible_losses
+        assert (loss["offset"], loss["reason"]) == (1, "NATS refused the subscription for a while")
+        assert daemon.metric("liftlog_nats_disconnects_total") == 0
+
+
+def test_permission_is_taken_away(server: NatsServer) -> None:
+    with serving(server, {**IN, "other": {"subject": "other"}}).spawn() as daemon:
+        daemon.wait_listening()
+        server.reload(**users(["in.>", "other"], ["_INBOX.>"]))
+        daemon.wait_ready()
+        with RawNats(server.port) as raw:
+            assert publish(raw, "in.a", b"1")["seq"] == 1
+            server.reload(**users(["other"], ["_INBOX.>"]))
+            until(lambda: "in.>" in readiness(daemon)["problems"].get("streams", ""))
+            assert publish(raw, "other", b"1")["seq"] == 1
+            [loss] = describe(daemon, "in").possible_losses
+            assert loss["offset"] == 2
+            assert loss["reason"].startswith("NATS ended the subscription: Permissions Violation")
+            server.reload(**users(["in.>", "other"], ["_INBOX.>"]))
+            until(lambda: daemon.ready, 40)
+            assert publish(raw, "in.a", b"2")["seq"] == 2
+        assert values_of(daemon, "in") == [b"1", b"2"]
+        assert daemon.metric("liftlog_nats_disconnects_total") == 0
+
+
+def test_acks_that_nats_refuses(server: NatsServer) -> None:
+    server.reload(**users([">"], ["nothing"]))
+    with serving(server) as daemon, RawNats(server.port) as raw:
+        for _ in range(200):
+            raw.send(b"PUB in.a _INBOX.x.y 1\r\n1\r\n")
+        until(lambda: daemon.metric("liftlog_acks_refused_total") == 200)
+        found = readiness(daemon)
+        assert found["problems"] == {}
+        assert "200 acks, the last to _INBOX.x.y" in found["warnings"]["acks_refused"]
+        assert daemon.log.count("nats-ack-refused") == 1, "one line, not one for each"
+        assert len(values_of(daemon, "in")) == 200
+
+
+def test_create_leaves_nothing_behind(server: NatsServer) -> None:
+    with serving(server) as daemon, connect_sync(daemon.pull_address) as client:
+        with pytest.raises(NatsRefused, match=r"subscription to secret\.>"):
+            client.create_stream("secret", subject="secret.>")
+        with pytest.raises(StreamNotFound):
+            client.describe_stream("secret")
+        assert not (daemon.data_dir / "streams" / "secret").exists()
+        done = Cli(daemon, server)("stream", "create", "secret", "--subject", "secret.>")
+        assert done.exit_code == 9, done.stderr
+        assert "NATS refused the subscription to secret.>" in done.stderr
+        assert readiness(daemon)["problems"] == {}
+        # One that is there stays, whatever somebody asks for again.
+        server.reload(**users(["nothing"], ["_INBOX.>"]))
+        with pytest.raises(NatsRefused):
+            client.create_stream("in", subject="in.>")
+        assert client.describe_stream("in").state == "detached"
+
+
+def test_too_many_subscriptions() -> None:
+    """A refusal that names no subject."""
+    streams = {f"s{number}": {"subject": f"s{number}"} for number in range(4)}
+    with (
+        NatsServer(max_subscriptions=2) as server,
+        Daemon(server.url, {"streams": streams, "nats": {"reconnect_wait": "50ms"}}).spawn() as one,
+    ):
+        one.wait_listening()
+        until(lambda: "maximum subscriptions" in str(readiness(one)["problems"]).lower())
+        states = [describe(one, name).state for name in streams]
+        assert 1 <= states.count("attached") <= 2, "the built-in subscription may be one of the two"
+        assert one.metric("liftlog_nats_disconnects_total") == 0
+        server.stop()
+        server.configure(max_subscriptions=100)
+        server.start()
+        until(lambda: one.ready)

@@ -1,0 +1,75 @@
+"""Some nats-servers that form a cluster."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+
+class NatsCluster:
+    """Use as a context manager; `servers` are started and know each other."""
+
+    def __init__(self, size: int, **config: Any) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="nats-cluster-")
+        ports = _free_ports(size)
+        routes = [f"nats://127.0.0.1:{port}" for port in ports]
+        self.servers = [
+            NatsServer(
+                Path(self._temporary.name) / f"n{number}",
+                server_name=f"n{number}",
+                cluster={"name": "c", "listen": f"127.0.0.1:{port}", "routes": routes},
+                **config,
+            )
+            for number, port in enumerate(ports)
+        ]
+
+    def wait_formed(self) -> None:
+        """Until what is published on one server reaches subscribers on each other one."""
+        for first in self.servers:
+            for second in self.servers:
+                if first is not second:
+                    _wait_route(first, second)
+
+    def __enter__(self) -> NatsCluster:
+        for server in self.servers:
+            server.start()
+        self.wait_formed()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for server in self.servers:
+            server.kill()
+        self._temporary.cleanup()
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _wait_route(first: NatsServer, second: NatsServer) -> None:
+    deadline = time.monotonic() + 20
+    with RawNats(first.port) as sender, RawNats(second.port) as receiver:
+        receiver.subscribe("probe.route")
+        while True:
+            sender.send(b"PUB probe.route 1\r\nx\r\n")
+            try:
+                receiver.next_message(0.1)
+                return
+            except TimeoutError:
+                assert time.monotonic() < deadline, f"{first.url} does not reach {second.url}"
