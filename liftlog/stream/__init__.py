@@ -5,6 +5,8 @@ sequencer   judges, numbers and groups them; then words acks or nacks
 judging     what of a message is judged by itself
 control, enveloped, liftbridge   what headers and envelopes ask for
 dedupe      message ids seen within the window
+subject_sequences   the last offset of each subject
+marks       what both remember of text that publishers choose
 group       what one write and one fsync make durable, and who is to be told
 acks, ack_subjects, refusals     what is answered, and where that may go
 config      what of a stream's settings matters here

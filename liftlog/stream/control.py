@@ -18,6 +18,8 @@ MESSAGE_ID = b"Nats-Msg-Id"
 EXPECTED_STREAM = b"Nats-Expected-Stream"
 EXPECTED_LAST_SEQUENCE = b"Nats-Expected-Last-Sequence"
 EXPECTED_LAST_MESSAGE_ID = b"Nats-Expected-Last-Msg-Id"
+EXPECTED_SUBJECT_SEQUENCE = b"Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT = b"Nats-Expected-Last-Subject-Sequence-Subject"
 KEY = b"Liftlog-Key"
 TOMBSTONE = b"Liftlog-Tombstone"
 CORRELATION_ID = b"Liftlog-Correlation-Id"
@@ -36,10 +38,12 @@ _UNSUPPORTED = re.compile(
 
 
 class Control(NamedTuple):
-    """What the headers of one message ask for. `expected_last_sequence` is -1 when the header is
-    there but is no number: no sequence can meet it. `refusal` is set when they ask for something
-    that we do not do. `judges_id` is false for an id that is only remembered, as a rebuild of the
-    dedupe state from the log would remember it."""
+    """What the headers of one message ask for. `expected_last_sequence` and
+    `expected_subject_sequence` are -1 when the header is there but is no number: no sequence can
+    meet it. `expected_subject` is the subject that the second one is about, b"" for the message's
+    own; `names_subject_sequence` says that either header is there, be it empty. `refusal` is set
+    when they ask for something that we do not do. `judges_id` is false for an id that is only
+    remembered, as a rebuild of the dedupe state from the log would remember it."""
 
     message_id: bytes = b""
     expected_stream: bytes = b""
@@ -49,6 +53,9 @@ class Control(NamedTuple):
     tombstone: bool = False
     refusal: Refusal | None = None
     judges_id: bool = True
+    expected_subject_sequence: int | None = None
+    expected_subject: bytes = b""
+    names_subject_sequence: bool = False
 
 
 NO_CONTROL = Control()
@@ -79,11 +86,16 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     if own_only:
         return Control(message_id, b"", None, b"", key, bool(tombstone), refusal, judges_id=False)
     expected_stream = expected_last_message_id = b""
-    expected_last_sequence: int | None = None
+    expected_last_sequence = subject_sequence = subject = None
+    names_subject_sequence = False
     if b"\r\nNats-Expected-" in block:
         expected_stream = first_value(block, EXPECTED_STREAM) or b""
         expected_last_sequence = _sequence(first_value(block, EXPECTED_LAST_SEQUENCE))
         expected_last_message_id = first_value(block, EXPECTED_LAST_MESSAGE_ID) or b""
+        if b"\r\nNats-Expected-Last-Subject-" in block:
+            subject_sequence = first_value(block, EXPECTED_SUBJECT_SEQUENCE)
+            subject = first_value(block, EXPECTED_SUBJECT)
+            names_subject_sequence = not (subject_sequence is None and subject is None)
     unsupported = _UNSUPPORTED.search(block)
     if unsupported is not None:
         refusal = _why_unsupported(unsupported[1])
@@ -97,6 +109,9 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
         key,
         bool(tombstone),
         refusal,
+        expected_subject_sequence=_sequence(subject_sequence),
+        expected_subject=subject or b"",
+        names_subject_sequence=names_subject_sequence,
     )
 
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
 from typing import Any
 
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import first_value
 from liftlog.stream.control import MESSAGE_ID
-
-_MARK_BYTES = 16
+from liftlog.stream.marks import Marks
 
 
 class DedupeWindow:
     """Remembers which offset each id got, for `window_ns` and at most `max_ids` of them.
 
-    What is kept of an id is its mark: 16 bytes, however long the id is. The hash has a secret key,
-    so a publisher cannot search for two ids with one mark; by chance, among a million ids, the
-    next one meets a mark with a probability of 3e-33.
+    What is kept of an id is its mark, so that all cost the same.
 
     Ids are added speculatively when a message is judged; `forget_newest` takes them back when
     their group could not be committed.
@@ -30,19 +25,13 @@ class DedupeWindow:
         self.window_ns = window_ns
         self.max_ids = max_ids
         self.evicted_early = 0
-        self._use_key(secrets.token_bytes(_MARK_BYTES))
+        self._marks = Marks()
         self._offsets: dict[bytes, int] = {}
         self._order: deque[tuple[int, bytes]] = deque()
 
-    def _use_key(self, key: bytes) -> None:
-        self._key = key
-        self._keyed = blake2b(digest_size=_MARK_BYTES, key=key)
-
     def mark(self, message_id: bytes) -> bytes:
         """What is remembered of an id; the other methods take marks."""
-        hashed = self._keyed.copy()
-        hashed.update(message_id)
-        return hashed.digest()
+        return self._marks.of(message_id)
 
     def resize(self, window_ns: int, max_ids: int) -> None:
         """Other limits from now on. Ids that a smaller window had let go do not come back, so a
@@ -104,13 +93,13 @@ class DedupeWindow:
         offset]; key and marks in hexadecimal digits."""
         offsets = self._offsets
         ids = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in self._order]
-        return {"key": self._key.hex(), "ids": ids}
+        return {"key": self._marks.key.hex(), "ids": ids}
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Fill an empty window with a snapshot. Without a `key` it was written by a version that
         kept the ids themselves, as Latin-1 text. Raises KeyError, TypeError, ValueError."""
         if "key" in content:
-            self._use_key(bytes.fromhex(content["key"]))
+            self._marks = Marks(bytes.fromhex(content["key"]))
             entries = [(s, bytes.fromhex(mark), offset) for s, mark, offset in content["ids"]]
         else:
             entries = [

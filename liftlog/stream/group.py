@@ -8,6 +8,7 @@ from envelope.liftbridge import Ack
 from liftlog.records.encode import encode_batch, encode_single
 from liftlog.stream.acks import Answer, Echo
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES
+from liftlog.stream.subject_sequences import Notes
 
 _BATCH_OVERHEAD_BYTES = 256
 _RECORD_OVERHEAD_BYTES = 20  # offsets of three columns, a time, a subject id, some bits
@@ -19,7 +20,8 @@ class CommitGroup:
     `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
     record, b"" for no ack. `answers` are worded already: duplicates, refusals, acks with a
     correlation id; `timed_acks` will bear the time of the commit. `waiting` names who is to be
-    nacked in the place of both if the group fails, and what the nack has to repeat.
+    nacked in the place of both if the group fails, and what the nack has to repeat. `subject_notes`
+    is None while nobody keeps the last offset of each subject.
     """
 
     __slots__ = (
@@ -36,6 +38,7 @@ class CommitGroup:
         "received",
         "size_bytes",
         "stamps",
+        "subject_notes",
         "subjects",
         "timed_acks",
         "values",
@@ -57,6 +60,7 @@ class CommitGroup:
         self.timed_acks: list[tuple[bytes, Ack]] | None = None
         self.waiting: list[tuple[bytes, Echo]] = []
         self.id_marks: list[bytes] = []
+        self.subject_notes: Notes | None = None
         self.prepared_answers: bytes | None = None
         self.received = 0
         self.size_bytes = 0

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
 from liftlog.stream.refusals import (
+    EXPECTED_SUBJECT_WITH_WILDCARDS,
+    EXPECTED_SUBJECT_WITHOUT_SEQUENCE,
     HEADERS_TOO_LARGE,
+    LAST_SEQUENCE_UNKNOWN,
+    SUBJECT_SEQUENCES_ARE_OFF,
     TOMBSTONE_WITHOUT_KEY,
     TOO_LARGE,
     TOO_MANY_HEADERS,
     WRONG_STREAM,
     Refusal,
+    wrong_last_sequence,
 )
 from liftlog.stream.run import MessageRun
+from liftlog.stream.subject_sequences import SubjectSequences
 
 MAX_HEADER_BYTES = 65_535
 """Of the header block of one message, as in JetStream."""
@@ -22,6 +28,7 @@ MAX_MERGED_LINES = 1000
 """Of a header block that the headers of an envelope are merged with, line by line."""
 FAST_BATCH_SUFFIX = b".$FI"
 """Of the reply subjects of JetStream's fast batch publishing."""
+_WILDCARDS = frozenset({b"*", b">"})
 
 
 def is_plain(config: SequencerConfig, run: MessageRun) -> bool:
@@ -49,6 +56,23 @@ def why_headers_refused(block: bytes, *, enveloped: bool) -> Refusal | None:
     if enveloped and block.count(b"\r\n") > MAX_MERGED_LINES:
         return TOO_MANY_HEADERS
     return None
+
+
+def why_subject_refused(
+    subjects: SubjectSequences | None, control: Control, subject: bytes
+) -> Refusal | None:
+    """What the message expects of a subject, its own or the one that it names."""
+    if subjects is None:
+        return SUBJECT_SEQUENCES_ARE_OFF
+    expected, named = control.expected_subject_sequence, control.expected_subject
+    if expected is None:  # an empty header asks for nothing, as in nats-server
+        return EXPECTED_SUBJECT_WITHOUT_SEQUENCE if named else None
+    if named and not _WILDCARDS.isdisjoint(named.split(b".")):
+        return EXPECTED_SUBJECT_WITH_WILDCARDS
+    last = subjects.last_offset(named or subject)
+    if last is None:
+        return LAST_SEQUENCE_UNKNOWN
+    return None if last == expected else wrong_last_sequence(last)
 
 
 def control_of(config: SequencerConfig, block: bytes) -> Control:

@@ -48,20 +48,38 @@ BAD_ENVELOPE = Refusal(
 
 _SCHEDULES = Refusal("unsupported_header", 400, 10188, "message schedules is disabled")
 _BATCHES = Refusal("unsupported_header", 400, 10174, "atomic publish is disabled")
-_SUBJECT_SEQUENCE = Refusal(
+
+SUBJECT_SEQUENCES_ARE_OFF = Refusal(
     # 10003 and not a code of wrong sequences: who gets one of those reads again and repeats.
     "unsupported_header",
     400,
     10003,
-    "Nats-Expected-Last-Subject-Sequence is not supported by this stream",
+    "Nats-Expected-Last-Subject-Sequence needs the setting subject_sequences of the stream",
+)
+EXPECTED_SUBJECT_WITH_WILDCARDS = Refusal(
+    "unsupported_header",
+    400,
+    10003,
+    "Nats-Expected-Last-Subject-Sequence-Subject with wildcards is not supported",
+)
+EXPECTED_SUBJECT_WITHOUT_SEQUENCE = Refusal(
+    "missing_sequence",
+    400,
+    10193,
+    "missing sequence for expected last sequence per subject",
+)
+LAST_SEQUENCE_UNKNOWN = Refusal(
+    "last_sequence_unknown",
+    503,
+    10163,
+    "the last sequence of this subject is not known: the log is being scanned, or has more "
+    "subjects than subject_sequences.max_subjects of the stream",
 )
 
 UNSUPPORTED_HEADERS: dict[bytes, Refusal] = {
     b"Nats-TTL": Refusal("unsupported_header", 400, 10166, "per-message TTL is disabled"),
     b"Nats-Rollup": Refusal("unsupported_header", 500, 10111, "rollup not permitted"),
     b"Nats-Incr": Refusal("unsupported_header", 400, 10168, "message counters is disabled"),
-    b"Nats-Expected-Last-Subject-Sequence": _SUBJECT_SEQUENCE,
-    b"Nats-Expected-Last-Subject-Sequence-Subject": _SUBJECT_SEQUENCE,
     b"Nats-Required-Api-Level": Refusal(
         "unsupported_header", 412, 10185, "JetStream minimum api level required"
     ),

@@ -28,6 +28,7 @@ from liftlog.stream.judging import (
     is_plain,
     why_headers_refused,
     why_refused,
+    why_subject_refused,
 )
 from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import (
@@ -40,6 +41,7 @@ from liftlog.stream.refusals import (
     wrong_last_sequence,
 )
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES, MessageRun
+from liftlog.stream.subject_sequences import Notes, SubjectSequences
 
 logger = logging.getLogger("liftlog.stream")
 
@@ -66,6 +68,8 @@ class Sequencer:
         self.config = config
         self.dedupe = dedupe
         self.ack_subjects = ack_subjects
+        self.subjects: SubjectSequences | None = None
+        """The last offset of each subject, if it is kept; may come and go between two runs."""
         self.format = AckFormat(config.stream, config.durability)
         self.next_offset = next_offset
         self.last_timestamp_ns = last_timestamp_ns
@@ -170,6 +174,9 @@ class Sequencer:
         group.values += run.payloads
         group.add_stamp(stamp, count)
         group.size_bytes += run.size_bytes
+        if self.subjects is not None:
+            notes = _notes_of(group, self.subjects)
+            self.subjects.note_run(notes, run.subjects, self.next_offset)
         group.has_acks |= wants_acks
         group.ack_replies += replies
         self.next_offset += count
@@ -235,7 +242,7 @@ class Sequencer:
         mark = b""
         if control.message_id and self.dedupe.window_ns:
             mark = self.dedupe.mark(control.message_id)
-        if control is NO_CONTROL or not self._settled(group, reply, control, mark, echo):
+        if control is NO_CONTROL or not self._settled(group, subject, reply, control, mark, echo):
             self._store(group, subject, value, block, control, reply, echo, stamp)
             if mark and self.dedupe.add(mark, self.next_offset - 1, stamp):
                 group.id_marks.append(mark)
@@ -249,7 +256,13 @@ class Sequencer:
         return matches(pattern, subject.decode("utf-8", "replace"))
 
     def _settled(
-        self, group: CommitGroup, reply: bytes, control: Control, mark: bytes, echo: Echo
+        self,
+        group: CommitGroup,
+        subject: bytes,
+        reply: bytes,
+        control: Control,
+        mark: bytes,
+        echo: Echo,
     ) -> bool:
         """True when the message is answered without being stored. `mark` is that of its id.
 
@@ -262,6 +275,11 @@ class Sequencer:
                 self.duplicates += 1
                 if reply:
                     self._acknowledge(group, reply, echo, original, duplicate=True)
+                return True
+        if control.names_subject_sequence:
+            refusal = why_subject_refused(self.subjects, control, subject)
+            if refusal is not None:
+                self._refuse(group, reply, refusal, echo)
                 return True
         last = self.next_offset - 1
         if control.expected_last_sequence not in (None, last):
@@ -336,6 +354,8 @@ class Sequencer:
         if reply:
             group.has_acks = True
         group.ack_replies.append(reply)
+        if self.subjects is not None:
+            self.subjects.note(_notes_of(group, self.subjects), subject, offset)
         self.last_message_id = control.message_id
         self.next_offset = offset + 1
 
@@ -370,6 +390,8 @@ class Sequencer:
     def committed(self, group: CommitGroup) -> bytes:
         """The group is committed: the NATS commands that answer everyone who waited for it."""
         self.pending_bytes -= group.memory_bytes
+        if self.subjects is not None and group.subject_notes is not None:
+            self.subjects.committed(group.subject_notes)
         if group.prepared_answers is None:
             self.prepare_answers(group)
         assert group.prepared_answers is not None
@@ -400,6 +422,8 @@ class Sequencer:
             self.refused[refusal.reason] += len(lost)
         self.pending_bytes = 0
         self.next_offset = group.base_offset if next_offset is None else next_offset
+        if self.subjects is not None:
+            self.subjects.undone(self.next_offset)
         self.last_message_id = group.last_message_id_before
         self._open = self._new_group()
         return publish_commands(nacks)
@@ -439,3 +463,9 @@ class Sequencer:
         reply = self._checked(reply)
         body = nack_body(self.config.stream, refusal, echo) if reply else None
         return [] if body is None else [(reply, body)]
+
+
+def _notes_of(group: CommitGroup, table: SubjectSequences) -> Notes:
+    if group.subject_notes is None or group.subject_notes.table is not table:
+        group.subject_notes = Notes(table)
+    return group.subject_notes

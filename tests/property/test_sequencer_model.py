@@ -25,6 +25,7 @@ from liftlog.records import decode_batch
 from liftlog.records.message_headers import header_lines
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.refusals import STORE_FAILED
+from liftlog.stream.subject_sequences import SubjectSequences
 
 T0 = 10**15
 # Ids that differ in case only, that JSON has to escape, and around the longest that is allowed.
@@ -32,6 +33,7 @@ T0 = 10**15
 IDS_IN_ENVELOPES = st.sampled_from(["a", "b", "A", 'c"\\', "x" * 255, "x" * 256, "ü" * 128])
 IDS = st.one_of(IDS_IN_ENVELOPES, st.sampled_from(["ü\u2028", "\x01"]))
 SEQUENCES = st.sampled_from(["0", "1", "2", "3", "4", "x"])
+OTHER_SUBJECTS = st.sampled_from(["in.a", "in.a.b", "in.c", "in.*", ""])
 
 
 def header_maps(ids: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:
@@ -43,6 +45,8 @@ def header_maps(ids: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]
             "Nats-Expected-Stream": st.sampled_from([STREAM, SIBLING, "nobody"]),
             "Nats-Expected-Last-Sequence": SEQUENCES,
             "Nats-Expected-Last-Msg-Id": ids,
+            "Nats-Expected-Last-Subject-Sequence": st.one_of(SEQUENCES, st.just("")),
+            "Nats-Expected-Last-Subject-Sequence-Subject": OTHER_SUBJECTS,
             "Nats-TTL": st.just("1s"),
             "Liftlog-Key": st.sampled_from(["k", "l"]),
             "Liftlog-Tombstone": st.sampled_from(["true", "false", "maybe"]),
@@ -57,6 +61,7 @@ SOME_HEADERS = st.one_of(
     st.just({}),
     IDS.map(lambda name: {"Nats-Msg-Id": name}),
     st.just({"Trace": "1"}),
+    SEQUENCES.map(lambda number: {"Nats-Expected-Last-Subject-Sequence": number}),
     HEADERS,
 )
 WRAPPED = st.fixed_dictionaries(
@@ -108,7 +113,7 @@ STEPS = st.lists(
             max_size=6,
         ),
         st.integers(1, WINDOW_NS // 1000),
-        st.sampled_from(["take", "commit", "commit", "fail"]),
+        st.sampled_from(["take", "commit", "commit", "fail", "retain", "compact"]),
     ),
     max_size=25,
 )
@@ -117,7 +122,9 @@ STEPS = st.lists(
 class Harness:
     """The sequencer and the model side by side."""
 
-    def __init__(self, acks: str, durability: str, group_max_bytes: int) -> None:
+    def __init__(
+        self, acks: str, durability: str, group_max_bytes: int, *, keeps_subjects: bool
+    ) -> None:
         config = SequencerConfig(
             STREAM,
             acks=acks,
@@ -130,7 +137,11 @@ class Harness:
         self.dedupe = DedupeWindow(WINDOW_NS, 1000)
         self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
         self.sequencer.sibling_streams = {SIBLING.encode(): SIBLING_SUBJECT}
-        self.model = Model(acks)
+        self.model = Model(acks, keeps_subjects=keeps_subjects)
+        if keeps_subjects:
+            self.sequencer.subjects = SubjectSequences(
+                100, known_from=1, log_start_offset=lambda: self.model.log_start
+            )
         self.now = T0
         self.out: Any = None
         self.records: list[Record] = []
@@ -164,6 +175,25 @@ class Harness:
         sent = self.sequencer.committed(group)
         assert answers_in(sent) == sorted(self.model.commit(group.received), key=repr)
         self.check_tail()
+
+    def retain(self) -> None:
+        """Retention removes half of what is there."""
+        model = self.model
+        model.log_start += (model.committed.next_offset - model.log_start + 1) // 2
+
+    def compact(self) -> None:
+        """Every other record goes; a scan finds what is left of the committed ones."""
+        model, table = self.model, self.sequencer.subjects
+        left = [stored for stored in model.committed.stored if model.has(stored[0])]
+        model.removed |= {offset for offset, _ in left[::2]}
+        if table is None:
+            return
+        scan = table.new_scan()
+        for offset, subject in left[1::2]:
+            scan.add([subject], [offset])
+        scan.end = model.committed.next_offset
+        assert table.adopt(scan)
+        assert table.is_complete
 
     def fail(self) -> None:
         self.take()
@@ -255,11 +285,12 @@ def answers_in(commands: bytes) -> list[Any]:
     st.sampled_from(["on", "on", "off", "envelope"]),
     st.sampled_from(["fsync", "interval"]),
     st.sampled_from([1, 2000, 10**6]),
+    st.sampled_from([True, True, False]),
 )
 def test_runs_and_groups_look_like_single_messages(
-    steps: list[Any], acks: str, durability: str, group_max_bytes: int
+    steps: list[Any], acks: str, durability: str, group_max_bytes: int, keeps_subjects: bool
 ) -> None:
-    harness = Harness(acks, durability, group_max_bytes)
+    harness = Harness(acks, durability, group_max_bytes, keeps_subjects=keeps_subjects)
     for step in steps:
         if isinstance(step, int):
             harness.now += step * 1000

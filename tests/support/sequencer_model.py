@@ -83,6 +83,8 @@ class State:
     next_offset: int = 1
     last_id: str = ""
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+    stored: list[tuple[int, bytes]] = field(default_factory=list)
+    """Offset and subject of every record that was ever stored."""
 
 
 def _over(weaker: dict[str, str], stronger: dict[str, str]) -> dict[str, str]:
@@ -96,8 +98,12 @@ class Model:
     the correlation id behind it when there is one. Liftbridge's Ack knows no duplicates and has
     error codes of its own: ("ackError", number)."""
 
-    def __init__(self, acks: str) -> None:
+    def __init__(self, acks: str, *, keeps_subjects: bool = True) -> None:
         self.acks = acks
+        self.keeps_subjects = keeps_subjects
+        self.log_start = 1
+        self.removed: set[int] = set()
+        """Offsets of records that compaction has removed."""
         self.state = State()
         self.committed = State()
         self.records: list[Record] = []
@@ -205,6 +211,9 @@ class Model:
         judged_id = judged.get("Nats-Msg-Id", "") or field_id
         if judged_id in state.ids:
             return ("duplicate", state.ids[judged_id][0]), None
+        error = self._subject_error(judged, message.subject)
+        if error is not None:
+            return ("error", error), None
         expected = (opened or {}).get(
             "expected_last_offset", judged.get("Nats-Expected-Last-Sequence")
         )
@@ -216,6 +225,7 @@ class Model:
 
         offset = state.next_offset
         state.next_offset += 1
+        state.stored.append((offset, message.subject))
         state.last_id = own.get("Nats-Msg-Id", "")
         if state.last_id:
             state.ids.setdefault(state.last_id, (offset, now_ns))
@@ -224,6 +234,25 @@ class Model:
         else:
             value = None if tombstone else message.value
         return offset, Record(offset, message.subject, key, value, headers, now_ns)
+
+    def _subject_error(self, headers: dict[str, str], subject: bytes) -> int | None:
+        expected = headers.get("Nats-Expected-Last-Subject-Sequence")
+        named = headers.get("Nats-Expected-Last-Subject-Sequence-Subject")
+        if expected is None and named is None:
+            return None
+        if not self.keeps_subjects:
+            return 10003
+        if not expected:
+            return 10193 if named else None
+        if named and "*" in named:
+            return 10003
+        about = named.encode() if named else subject
+        last = [offset for offset, name in self.state.stored if name == about and self.has(offset)]
+        return None if expected == str(max(last, default=0)) else 10071
+
+    def has(self, offset: int) -> bool:
+        """Whether a record that was stored is still there."""
+        return offset >= self.log_start and offset not in self.removed
 
     def _unread(self, message: Message, *, fast_batch: bool) -> int:
         """Why a message is refused whose headers are too many to be looked at."""

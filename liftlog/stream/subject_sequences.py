@@ -1,0 +1,172 @@
+"""The last offset of each subject, for publishers that state what they expect it to be.
+
+As JetStream judges it: the offset of the newest record of that subject that is still there, 0
+without one. In memory, of bounded size, made from the log by a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+from operator import itemgetter
+
+from liftlog.stream.marks import Marks
+
+_BY_OFFSET = itemgetter(1)
+
+
+class Notes(dict[bytes, int]):
+    """The last offsets that a group of records brings, by mark, for the table that made them."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: SubjectSequences) -> None:
+        super().__init__()
+        self.table = table
+
+
+class SubjectSequences:
+    """Knows at most `max_subjects` subjects: those that were written to last.
+
+    Of a subject that it had to let go, or that no scan has found yet, it says that it does not
+    know. Never does it say a wrong number.
+
+    What is judged is pending until its group is committed; when a group fails, all that is pending
+    is undone.
+    """
+
+    def __init__(
+        self, max_subjects: int, *, known_from: int, log_start_offset: Callable[[], int]
+    ) -> None:
+        """Every record from offset `known_from` on will be noted; older ones are for a scan."""
+        self.max_subjects = max_subjects
+        self.known_from = known_from
+        self.marks = Marks()
+        self._log_start_offset = log_start_offset
+        # A subject that is not in the table has no record at or above this offset.
+        self._unknown_below = known_from
+        self._committed: dict[bytes, int] = {}  # in the order of their offsets
+        self._pending: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._committed)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no subject is unknown."""
+        return self._unknown_below <= self._log_start_offset()
+
+    def last_offset(self, subject: bytes) -> int | None:
+        """Of the newest record that is still there, 0 without one; None when it is not known."""
+        mark = self.marks.of(subject)
+        offset = self._pending.get(mark) or self._committed.get(mark)
+        start = self._log_start_offset()
+        if offset is not None:
+            return offset if offset >= start else 0
+        return 0 if self._unknown_below <= start else None
+
+    # --- what is stored ---
+
+    def note(self, notes: Notes, subject: bytes, offset: int) -> None:
+        """A record is about to be stored; `notes` are those of its group."""
+        mark = self.marks.of(subject)
+        notes.pop(mark, None)  # so that they stay in the order of their offsets
+        notes[mark] = self._pending[mark] = offset
+
+    def note_run(self, notes: Notes, subjects: Sequence[bytes], first_offset: int) -> None:
+        """As `note`, for consecutive records."""
+        offsets = range(first_offset, first_offset + len(subjects))
+        for subject, offset in last_of_each(subjects, offsets):
+            self.note(notes, subject, offset)
+
+    def committed(self, notes: Notes) -> None:
+        """The records of the oldest group that is out are durable. Notes for another table, which
+        had the place of this one before, are left alone."""
+        if notes.table is not self:
+            return
+        table, pending = self._committed, self._pending
+        for mark, offset in notes.items():
+            table.pop(mark, None)
+            table[mark] = offset
+            if pending.get(mark) == offset:
+                del pending[mark]
+        self._let_go()
+
+    def undone(self, next_offset: int) -> None:
+        """Nothing that is pending will be stored; offsets go on at `next_offset`."""
+        self._pending.clear()
+        self.known_from = min(self.known_from, next_offset)
+
+    def _let_go(self) -> None:
+        table = self._committed
+        while len(table) > self.max_subjects:
+            mark = next(iter(table))
+            self._unknown_below = max(self._unknown_below, table.pop(mark) + 1)
+
+    def lost_from(self, offset: int, next_offset: int) -> None:
+        """Committed records from `offset` on are lost; offsets go on at `next_offset`. A scan has
+        to find what is left."""
+        table = self._committed
+        while table and next(reversed(table.values())) >= offset:
+            table.popitem()
+        self._unknown_below = self.known_from = next_offset
+
+    # --- scans ---
+
+    def new_scan(self) -> SubjectScan:
+        return SubjectScan(self.marks, self.max_subjects)
+
+    def adopt(self, scan: SubjectScan) -> bool:
+        """Believe a scan of all committed records below `scan.end`, and go on knowing what was
+        committed since. False, and nothing is changed, when it did not reach far enough."""
+        if scan.end < self.known_from:
+            return False
+        found, mine = scan.last, self._committed
+        newer = list(takewhile(lambda item: item[1] >= scan.end, reversed(mine.items())))
+        for mark, offset in reversed(newer):
+            found.pop(mark, None)
+            found[mark] = offset
+        self._committed = found
+        # What was let go at or above its end the scan cannot know of.
+        own = self._unknown_below if self._unknown_below > scan.end else 0
+        self._unknown_below = max(scan.unknown_below, own)
+        self._let_go()
+        return True
+
+
+class SubjectScan:
+    """What a walk through the log has found so far. Made in a thread, adopted on the event loop."""
+
+    def __init__(self, marks: Marks, max_subjects: int) -> None:
+        self.last: dict[bytes, int] = {}
+        self.unknown_below = 0
+        self.end = 0
+        """All committed records below it were seen."""
+        self._marks = marks
+        self._max_subjects = max_subjects
+
+    def add(self, subjects: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Records behind all that were added before."""
+        last = self.last
+        for subject, offset in last_of_each(subjects, offsets):
+            mark = self._marks.of(subject)
+            last.pop(mark, None)
+            last[mark] = offset
+        while len(last) > self._max_subjects:
+            mark = next(iter(last))
+            self.unknown_below = last.pop(mark) + 1
+
+    def lost_below(self, offset: int) -> None:
+        """Records could not be read, and any subject may be among them."""
+        self.last.clear()
+        self.unknown_below = offset
+
+
+def last_of_each(subjects: Sequence[bytes], offsets: Sequence[int]) -> Iterable[tuple[bytes, int]]:
+    """Each subject once with its last offset, in the order of these."""
+    if len(subjects) > 1 and subjects.count(subjects[0]) == len(subjects):
+        return [(subjects[-1], offsets[-1])]
+    last: Mapping[bytes, int] = dict(zip(subjects, offsets, strict=True))
+    if len(last) == len(subjects):
+        return last.items()
+    return sorted(last.items(), key=_BY_OFFSET)

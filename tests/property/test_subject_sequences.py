@@ -1,0 +1,122 @@
+"""A table of bounded size must know the last offset of a subject, or that it does not know it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from liftlog.stream.subject_sequences import Notes, SubjectSequences
+
+SUBJECTS = [b"a", b"b", b"c", b"d", b"e"]
+RUNS = st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=6)
+STEPS = st.lists(
+    st.one_of(
+        RUNS,
+        RUNS,
+        st.sampled_from(["commit", "commit", "fail", "retain", "lose"]),
+        st.tuples(st.just("scan"), st.sets(st.integers(1, 60)), st.integers(0, 3)),
+    ),
+    max_size=40,
+)
+
+
+class World:
+    """What is stored, in plain lists, beside the table."""
+
+    def __init__(self, max_subjects: int, known_from: int) -> None:
+        self.committed = [(offset, SUBJECTS[offset % 5]) for offset in range(1, known_from)]
+        self.groups: list[tuple[list[tuple[int, bytes]], Notes]] = []
+        self.next_offset = known_from
+        self.log_start = 1
+        self.written = len({subject for _, subject in self.committed})
+        self.scanned = known_from == 1
+        self.table = SubjectSequences(
+            max_subjects, known_from=known_from, log_start_offset=lambda: self.log_start
+        )
+
+    def run(self, subjects: list[bytes]) -> None:
+        notes = Notes(self.table)
+        self.table.note_run(notes, subjects, self.next_offset)
+        stored = list(enumerate(subjects, self.next_offset))
+        self.groups.append((stored, notes))
+        self.next_offset += len(subjects)
+
+    def commit(self) -> None:
+        if self.groups:
+            stored, notes = self.groups.pop(0)
+            self.committed += stored
+            self.table.committed(notes)
+
+    def fail(self) -> None:
+        if self.groups:
+            self.next_offset = self.groups[0][0][0][0]
+            self.groups.clear()
+            self.table.undone(self.next_offset)
+
+    def retain(self) -> None:
+        if self.committed:
+            self.log_start = self.committed[len(self.committed) // 2][0]
+            self.committed = [row for row in self.committed if row[0] >= self.log_start]
+
+    def lose(self) -> None:
+        """Acked before it was synced, and the sync failed."""
+        self.fail()
+        half = len(self.committed) // 2
+        lost_from = self.committed[half][0] if half < len(self.committed) else self.next_offset
+        self.committed = self.committed[:half]
+        self.table.lost_from(lost_from, self.next_offset)
+        self.scanned = False
+
+    def scan(self, removed: set[int], behind: int) -> None:
+        """Compaction removes some records; a scan walks over the others, but for the last few."""
+        self.committed = [row for row in self.committed if row[0] not in removed]
+        end = self.groups[0][0][0][0] if self.groups else self.next_offset
+        scan = self.table.new_scan()
+        scan.end = max(1, end - behind)
+        for offset, subject in self.committed:
+            if offset < scan.end:
+                scan.add([subject], [offset])
+        complete = behind == 0
+        if self.table.adopt(scan):
+            self.scanned = True
+            # What was removed behind the end of the scan is for the next one.
+            if not complete:
+                self.scan(set(), 0)
+        else:
+            assert not complete
+
+    def check(self) -> None:
+        everything = self.committed + [row for stored, _ in self.groups for row in stored]
+        live = {subject for _, subject in everything}
+        for subject in SUBJECTS:
+            last = max((offset for offset, name in everything if name == subject), default=0)
+            said = self.table.last_offset(subject)
+            assert said in (None, last), (subject, said, last)
+            if self.scanned and self.table.max_subjects >= len(SUBJECTS):
+                assert said == last
+            if said is None:
+                assert not self.table.is_complete
+        assert len(self.table) <= self.table.max_subjects
+        # What was written last is known.
+        for offset, subject in self.committed[-1:]:
+            if self.scanned and not self.groups:
+                assert self.table.last_offset(subject) == offset
+        assert live <= set(SUBJECTS)
+
+
+@settings(max_examples=300)
+@given(STEPS, st.sampled_from([1, 2, 3, 5, 10]), st.sampled_from([1, 1, 4, 9]))
+def test_never_a_wrong_offset(steps: list[Any], max_subjects: int, known_from: int) -> None:
+    world = World(max_subjects, known_from)
+    for step in steps:
+        if isinstance(step, list):
+            world.run(step)
+        elif isinstance(step, tuple):
+            world.scan(step[1], step[2])
+        else:
+            getattr(world, step)()
+        world.check()
+    world.scan(set(), 0)
+    world.check()
