@@ -70,22 +70,20 @@ class World:
         self.scanned = False
 
     def scan(self, removed: set[int], behind: int) -> None:
-        """Compaction removes some records; a scan walks over the others, but for the last few."""
-        self.committed = [row for row in self.committed if row[0] not in removed]
+        """Compaction removes some records and a scan walks over the others; or nothing is removed,
+        and the scan ends before the last few."""
+        if not behind:
+            self.committed = [row for row in self.committed if row[0] not in removed]
         end = self.groups[0][0][0][0] if self.groups else self.next_offset
         scan = self.table.new_scan()
         scan.end = max(1, end - behind)
         for offset, subject in self.committed:
             if offset < scan.end:
                 scan.add([subject], [offset])
-        complete = behind == 0
         if self.table.adopt(scan):
             self.scanned = True
-            # What was removed behind the end of the scan is for the next one.
-            if not complete:
-                self.scan(set(), 0)
         else:
-            assert not complete
+            assert behind
 
     def check(self) -> None:
         everything = self.committed + [row for stored, _ in self.groups for row in stored]
