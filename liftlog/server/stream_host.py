@@ -21,6 +21,7 @@ from liftlog.server.maintenance import Maintenance, MaintenanceTurns
 from liftlog.server.own_records import OwnRecords, Told
 from liftlog.server.stream_configs import log_config, sequencer_config, window_ns
 from liftlog.server.stream_observations import StreamObservations
+from liftlog.server.subject_scanning import SubjectUpkeep
 from liftlog.server.watermark_waiters import WatermarkWaiters
 from liftlog.server.writer_pool import CommitJob, WriterPool
 from liftlog.settings import StreamSettings
@@ -106,6 +107,7 @@ class StreamHost:
         self._own = OwnRecords(name)
         self._observed_syncs = log.fsync_count
         self._writer = GroupWriter(log, settings)
+        self.subjects = SubjectUpkeep(self)
 
     # --- messages in ---
 
@@ -288,13 +290,17 @@ class StreamHost:
             return
         refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
         logger.error("commit-failed stream=%s records=%d error=%s", self.name, len(group), error)
+        durable_end = self.log.durable_end_offset
+        acked_before_sync = self.settings.durability != "fsync"
         if isinstance(error, SyncFailed):
             try:
-                self.log.abandon_tail(keep_offsets=self.settings.durability != "fsync")
+                self.log.abandon_tail(keep_offsets=acked_before_sync)
             except LiftlogError as second:
                 self._fail(f"storage failed ({error}) and so did starting anew ({second})", group)
                 return
         nacks = self.sequencer.failed(group, refusal, next_offset=self.log.log_end_offset)
+        if isinstance(error, SyncFailed) and acked_before_sync:
+            self.subjects.lost_from(durable_end)
         self.commit_failures += 1
         self.observed.failed()
         self._own.failed(error)
@@ -428,6 +434,7 @@ class StreamHost:
         self.sequencer.configure(
             sequencer_config(self.name, settings), window_ns(settings), settings.dedupe.max_ids
         )
+        self.subjects.adopt(settings)
         self.log.config = log_config(settings)
         if self._refuse_with in (None, PAUSED, READ_ONLY):
             self._refuse_with = _standing_refusal(settings)
@@ -472,6 +479,7 @@ class StreamHost:
     def close(self) -> None:
         """Readers that wait are let go; the log is closed by the broker, off the loop."""
         self._closed = True
+        self.subjects.close()
         self._stop_flush_timer()
         self._maintenance.refuse(StreamUnavailable(f"stream {self.name} is closed"))
         self._own.failed("it is closed")

@@ -168,6 +168,7 @@ class StreamMaker:
         host = StreamHost(name, settings, log, sequencer, self._committers, origin=origin)
         host.possible_losses = list(log.metadata.get("possible_losses", []))
         self._hosts[name] = host
+        host.subjects.adopt(settings)
         return host
 
     async def remove_files(self, name: str) -> None:

@@ -11,6 +11,7 @@ from liftlog.server.dedupe_restoring import last_message_id, restore_dedupe
 from liftlog.server.stream_configs import log_config, sequencer_config, window_ns
 from liftlog.server.stream_metadata import stored_settings
 from liftlog.server.stream_settings import with_switches
+from liftlog.server.subject_scanning import new_table, restore_subjects
 from liftlog.settings import StreamSettings
 from liftlog.stream import AckSubjects, DedupeWindow, Sequencer
 
@@ -58,7 +59,7 @@ def make_sequencer(
     """A sequencer that goes on where the log ends."""
     dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
     restore_dedupe(log, dedupe, now_ns)
-    return Sequencer(
+    sequencer = Sequencer(
         sequencer_config(name, settings),
         dedupe,
         ack_subjects,
@@ -67,3 +68,7 @@ def make_sequencer(
         last_message_id=last_message_id(log),
         commit_clock=log.environment.clock.now_ns,
     )
+    sequencer.subjects = new_table(settings, log, log.log_end_offset)
+    if sequencer.subjects is not None:
+        restore_subjects(log, sequencer.subjects)
+    return sequencer

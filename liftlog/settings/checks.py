@@ -41,6 +41,13 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
             involved=((*at, "acks"),),
         )
 
+    if stream.subject_sequences is not None and stream.acks != "on":
+        yield Finding(
+            (*at, "subject_sequences"),
+            f"expected null beside acks: {stream.acks}, where JetStream's headers are not judged",
+            involved=((*at, "acks"),),
+        )
+
     yield from _check_compaction(stream, at)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .daemon import Settings
-from .stream import CompactionSettings, StreamSettings
+from .stream import CompactionSettings, StreamSettings, SubjectSequencesSettings
 from .units import DURATION_PATTERN, SIZE_PATTERN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -27,8 +27,9 @@ def json_schema() -> dict[str, Any]:
     _write_defaults(schema, schema, Settings().to_yaml_dict())
     stream = StreamSettings(subject="x").to_yaml_dict()
     _write_defaults(schema, schema["$defs"]["StreamSettings"], stream)
-    compaction = CompactionSettings().to_yaml_dict()
-    _write_defaults(schema, schema["$defs"]["CompactionSettings"], compaction)
+    for optional in (CompactionSettings(), SubjectSequencesSettings()):
+        section = schema["$defs"][type(optional).__name__]
+        _write_defaults(schema, section, optional.to_yaml_dict())
     return {
         "$schema": DIALECT,
         **schema,

@@ -14,6 +14,7 @@ from .units import Count, Duration, Flag, PositiveDuration, Size
 MAX_SEGMENT_BYTES = 2**32 - 1
 MAX_BATCH_RECORDS = 65_535
 MAX_BATCH_BYTES = 16 * 2**20
+MAX_SUBJECTS = 10_000_000
 # nats-server refuses a larger max_payload.
 MAX_MESSAGE_BYTES = 64 * 2**20
 
@@ -142,6 +143,17 @@ class CompactionSettings(SettingsModel):
     )
 
 
+class SubjectSequencesSettings(SettingsModel):
+    """The last offset of each subject, for `Nats-Expected-Last-Subject-Sequence`. Off unless that
+    section is there; `subject_sequences: {}` takes the defaults."""
+
+    max_subjects: Annotated[Count, _at_most(MAX_SUBJECTS, "10000000")] = Field(
+        default=100_000,
+        description="Subjects remembered at most, about 200 bytes each (up to 10000000); of others "
+        "a publisher that expects something is refused with 10163.",
+    )
+
+
 class RebatchSettings(SettingsModel):
     """Sealed segments of small batches are rewritten with larger ones, which read faster."""
 
@@ -197,6 +209,11 @@ class StreamSettings(SettingsModel):
         "`compression`, also for the readers). Batches that are there already stay as they are.",
     )
     rebatch: RebatchSettings = RebatchSettings()
+    subject_sequences: SubjectSequencesSettings | None = Field(
+        default=None,
+        description="Keep the last offset of each subject, for "
+        "`Nats-Expected-Last-Subject-Sequence`; `null`: off.",
+    )
     initial_offset: Count = Field(
         default=1,
         description="Offset of the first record of a new stream.",

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from .daemon import Settings
 from .keys import fields_of, section_of, summary_of
-from .stream import CompactionSettings, StreamSettings
+from .stream import StreamSettings
 
 _WIDTH = 96
 _HEAD = """\
@@ -69,7 +69,7 @@ def _plain(model: type[BaseModel], values: dict[str, Any], indent: str) -> Itera
         section = section_of(info)
         if key == "subject":
             continue
-        if section is CompactionSettings:
+        if section is not None and _may_be_null(info):
             yield f"{indent}#{_setting(key, None)}"
         elif section is not None:
             yield f"{indent}#{key}:"

@@ -65,6 +65,11 @@ class SubjectSequences:
             return offset if offset >= start else 0
         return 0 if self._unknown_below <= start else None
 
+    def resize(self, max_subjects: int) -> None:
+        """Another bound from now on. What a smaller one had let go needs a scan."""
+        self.max_subjects = max_subjects
+        self._let_go()
+
     # --- what is stored ---
 
     def note(self, notes: Notes, subject: bytes, offset: int) -> None:

@@ -146,7 +146,7 @@ async def test_refusals_reach_js_publish(nc: Client, daemon: Daemon) -> None:
     assert (await refuse(Nats_TTL="1s"))[:2] == (400, 10166)
     assert (await refuse(Nats_Rollup="sub"))[:2] == (500, 10111)
     assert (await refuse(Nats_Incr="+1"))[:2] == (400, 10168)
-    assert (await refuse(Nats_Expected_Last_Subject_Sequence="0"))[:2] == (400, 10164)
+    assert (await refuse(Nats_Expected_Last_Subject_Sequence="0"))[:2] == (400, 10003)
     assert (await refuse(Nats_Schedule="@every 5s"))[0] == 400
     assert (await refuse(Nats_Batch_Id="b"))[0] == 400
 

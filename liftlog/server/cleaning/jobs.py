@@ -109,6 +109,8 @@ class JobRunner:
             host.rewriting = False
         seconds = time.monotonic() - started
         removed = result.records_in - result.records_out
+        if removed:
+            host.subjects.request()
         state.passes += 1
         state.records_removed += removed
         state.bytes_freed += freed
@@ -190,6 +192,7 @@ class JobRunner:
                 await self.in_thread(lambda: log.quarantine(name, result.damaged))
             except SegmentsChanged:
                 return  # retention was quicker
+            host.subjects.request()
         if result.index_damaged:
             logger.warning("index-made-anew stream=%s segment=%s", host.name, name)
             await self.in_thread(lambda: _drop_index(log, name))
