@@ -45,6 +45,7 @@ from liftlog.records.layout import (
     timestamps_position,
 )
 from liftlog.records.message_headers import MessageHeaders
+from liftlog.records.subjects import unescape_subject
 
 if TYPE_CHECKING:
     import pyarrow
@@ -155,6 +156,27 @@ class RecordBatch:
         ids = numbers(self._view, position, self.header.record_count, "H")
         try:
             return [names[i] for i in ids[self._lo : self._hi].tolist()]
+        except IndexError as error:
+            raise CorruptBatch("a subject id points outside the dictionary") from error
+
+    def raw_subjects(self) -> list[bytes]:
+        """The very bytes that they were on NATS. Two of them can have one name in `subjects`: the
+        one escaped, the other a text that looks like it."""
+        dictionary = find_dictionary(self._view, self.header)
+        names = self._subject_names()
+        flags = [False] * len(names)
+        if self.header.attributes & ESCAPED_SUBJECTS:
+            assert dictionary.escapes is not None
+            flags = bits(dictionary.escapes, len(names))
+        raw = [
+            unescape_subject(name) if escaped else name.encode()
+            for name, escaped in zip(names, flags, strict=True)
+        ]
+        if not self.header.attributes & SUBJECT_IDS:
+            return raw[:1] * len(self)
+        ids = numbers(self._view, dictionary.end, self.header.record_count, "H")
+        try:
+            return [raw[i] for i in ids[self._lo : self._hi].tolist()]
         except IndexError as error:
             raise CorruptBatch("a subject id points outside the dictionary") from error
 

@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from liftlog.errors import CorruptBatch, CorruptRange, StorageError
+from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
 from liftlog.records import decode_batch, parse_header
-from liftlog.records.decode import RecordBatch
-from liftlog.records.subjects import unescape_subject
 from liftlog.settings import StreamSettings
 from liftlog.stream import Sequencer
 from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences
@@ -67,70 +65,65 @@ def scan_subjects(
     """Walk over all records that are committed now; returns `scan`. Blocking. Ends early, with
     `scan.end` as it was, when `go_on`, called for every megabyte, says so.
 
-    Records that were lost and quarantined are gone, as if they had been deleted. Where records
-    cannot be read, and nobody has said yet that they are lost, any subject may be among them.
+    Damage is quarantined when it is met. Records that are lost are gone, as if they had been
+    deleted. Where records cannot be read although they may be there, any subject may be among them.
     """
-    offset, end = log.log_start_offset, log.high_watermark
+    offset, end, examined = log.log_start_offset, log.high_watermark, -1
     while offset < end:
         if not go_on():
             return scan
-        reached, problem = offset, ""
+        problem: object = "a damaged batch"
         try:
             found = log.read_stored(offset, _SCAN_BYTES)
             if found is None:
                 break
             with found:
                 reached = _learn(found.pread(), offset, end, scan)
+            if reached < min(found.next_offset, end) and reached != examined:
+                offset = examined = reached
+                log.quarantine_damage(offset, found.next_offset)
+                continue
         except CorruptRange as error:
             reached = error.next_offset
-        except (StorageError, OSError) as error:
-            problem = str(error)
-        if reached == offset:  # it is not known how far the damage goes
-            ends = [segment.next_offset for segment in log.segments]
-            reached = min([stop for stop in ends if stop > offset], default=end)
+        except (LiftlogError, OSError) as error:
+            reached, problem = offset, error
+        if reached == offset:
+            reached = _end_of_segment(log, offset, end)
+            scan.lost_below(reached)
             logger.warning(
                 "subjects-unknown stream=%s offset=%d next_offset=%d error=%s",
                 log.name,
                 offset,
                 reached,
-                problem or "a damaged batch header",
+                problem,
             )
-            scan.lost_below(min(reached, end))
         offset = reached
     scan.end = end
     return scan
 
 
+def _end_of_segment(log: Log, offset: int, end: int) -> int:
+    """Of the one that holds `offset`, `end` at most."""
+    ends = [segment.next_offset for segment in log.segments]
+    return min([stop for stop in ends if stop > offset], default=end)
+
+
 def _learn(raw: bytes, offset: int, end: int, scan: SubjectScan) -> int:
     """Add the records of the batches in `raw` from `offset` on and below `end`; returns the offset
-    to read on at. At a damaged header, or at a batch that does not follow the one before, this
-    stops."""
+    to read on at. Stops at a damaged batch, and at one that does not follow the one before."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:
         try:
             header = parse_header(raw, position)
-        except CorruptBatch:
-            break
-        if header.next_offset <= reached or (position and header.base_offset < reached):
-            break
-        try:
+            if header.next_offset <= reached or (position and header.base_offset < reached):
+                break
             batch = decode_batch(raw, position).trim(offset, end)
-            scan.add(raw_subjects(batch), batch.offsets())
+            scan.add(batch.raw_subjects(), batch.offsets())
         except CorruptBatch:
-            scan.lost_below(min(header.next_offset, end))
+            break
         position += header.length
         reached = header.next_offset
     return reached
-
-
-def raw_subjects(batch: RecordBatch) -> list[bytes]:
-    """The subject of each record as it was on NATS."""
-    escaped = batch.escaped_subjects()
-    names = batch.subjects()
-    raw = {
-        name: unescape_subject(name) if name in escaped else name.encode() for name in set(names)
-    }
-    return [raw[name] for name in names]
 
 
 class SubjectUpkeep:

@@ -1,0 +1,327 @@
+"""The last offset of each subject after a restart, compaction, truncation, damage, lost syncs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.local_broker import Running
+from support.local_cleaning import Cleaning
+
+from liftlog.errors import CorruptRange, StorageError, SyncFailed
+from liftlog.log import LogSlice
+from liftlog.records import parse_header
+from liftlog.server import subject_scanning
+from liftlog.server.stream_host import StreamHost
+from liftlog.stream import MessageRun
+from liftlog.stream.subject_sequences import SubjectSequences
+
+SUBJECTS = [b"in.a", b"in.b", b"in.\xff", rb"in.\xff", "in.é".encode(), b"in.\\"]
+SETTINGS: dict[str, Any] = {"subject": "in.>", "subject_sequences": {}}
+SMALL: dict[str, Any] = {"segment": {"max_bytes": "16KiB"}}
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(tmp_path)
+    await made.start()
+    yield made
+    await made.broker.close()
+
+
+async def store(host: StreamHost, subjects: list[bytes], size: int = 1) -> None:
+    count = len(subjects)
+    host.receive(MessageRun(subjects, [b""] * count, [b"x" * size] * count, has_cookie=False))
+    host.kick()
+    await host.drained()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def table_of(host: StreamHost) -> SubjectSequences:
+    table = host.sequencer.subjects
+    assert table is not None
+    return table
+
+
+def known(host: StreamHost, subjects: list[bytes]) -> list[int | None]:
+    return [table_of(host).last_offset(subject) for subject in subjects]
+
+
+async def reopened(running: Running, tmp_path: Path) -> tuple[Running, StreamHost]:
+    await running.broker.close()
+    again = Running(tmp_path)
+    await again.start()
+    return again, again.broker.hosts["s"]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_after_a_restart(
+    at_once: bool, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of subjects that are not UTF-8, or look as if they had been escaped."""
+    await running.broker.create_stream("s", SETTINGS | SMALL)
+    host = running.broker.hosts["s"]
+    for _ in range(5):
+        await store(host, SUBJECTS, 3000)
+    await store(host, [b"in.b"])
+    expected = [25, 31, 27, 28, 29, 30, 0]
+    assert known(host, [*SUBJECTS, b"in.new"]) == expected
+    if not at_once:
+        monkeypatch.setattr(subject_scanning, "_AT_ONCE_BYTES", 0)
+    again, host = await reopened(running, tmp_path)
+    if not at_once:
+        assert known(host, SUBJECTS) == [None] * 6
+        await until(lambda: table_of(host).is_complete)
+    assert known(host, [*SUBJECTS, b"in.new"]) == expected
+    await again.broker.close()
+
+
+async def test_an_unfinished_scan_refuses_and_does_not_guess(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    await store(running.broker.hosts["s"], [b"in.a", b"in.b"])
+    monkeypatch.setattr(subject_scanning, "_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(subject_scanning.SubjectUpkeep, "request", lambda self: None)
+    again, host = await reopened(running, tmp_path)
+    sent: list[bytes] = []
+    monkeypatch.setattr(host._shared, "send", sent.append)
+    block = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 1\r\n\r\n"
+    for _ in range(2):
+        host.receive(MessageRun([b"in.a"], [b"_INBOX.r"], [b"v"], [block], has_cookie=False))
+        host.kick()
+        await host.drained()
+    errors = [json.loads(line)["error"] for line in b"".join(sent).split(b"\r\n")[1::2]]
+    assert [(error["code"], error["err_code"]) for error in errors] == [(503, 10163)] * 2
+    await store(host, [b"in.a"])
+    assert known(host, [b"in.a", b"in.b"]) == [3, None]
+    assert host.sequencer.refused == {"last_sequence_unknown": 2}
+    await again.broker.close()
+
+
+async def test_truncation(running: Running, tmp_path: Path) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a", b"in.b", b"in.a", b"in.c"])
+    await running.broker.administration.truncate_prefix("s", 3)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [3, 0, 4]
+    again, host = await reopened(running, tmp_path)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [3, 0, 4]
+    await again.broker.close()
+
+
+async def test_compaction(tmp_path: Path) -> None:
+    """Keys go across subjects, so the newest record of a subject goes and an older one stays."""
+    cleaning = Cleaning(tmp_path)
+    running = cleaning.running
+    await running.start()
+    settings = {"compaction": {}, "dedupe_window": "0s", "segment": {"max_bytes": "4KiB"}}
+    await running.broker.create_stream("s", SETTINGS | settings)
+    host = running.broker.hosts["s"]
+    rows = [("a", "k1"), ("a", "k2"), ("b", "k2"), ("c", "k3"), ("b", "k3"), ("d", "k4")]
+    for subject, key in rows:
+        block = f"NATS/1.0\r\nLiftlog-Key: {key}\r\n\r\n".encode()
+        name = f"in.{subject}".encode()
+        host.receive(MessageRun([name], [b""], [b"x" * 900], [block], has_cookie=False))
+        host.kick()
+        await host.drained()
+    names = [b"in.a", b"in.b", b"in.c", b"in.d"]
+    assert known(host, names) == [2, 5, 4, 6]
+    cleaning.cleaner.request(host)
+    await cleaning.cleaner._serve_requests()
+    await until(lambda: known(host, names) == [1, 5, 0, 6])
+    await store(host, [b"in.c"])
+    assert known(host, names) == [1, 5, 7, 6]
+    await cleaning.close()
+    again = Running(tmp_path)
+    await again.start()
+    assert known(again.broker.hosts["s"], names) == [1, 5, 7, 6]
+    await again.broker.close()
+
+
+async def test_what_cannot_be_read_makes_subjects_unknown(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    await running.broker.create_stream("s", SETTINGS | SMALL)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.early"], 9000)
+    await store(host, [b"in.both"], 9000)
+    for number in range(6):
+        await store(host, [b"in.%d" % number], 9000)
+    await store(host, [b"in.both"], 9000)
+    ill = next(segment for segment in host.log.segments if segment.base_offset > 2)
+    original = LogSlice.pread
+
+    def pread(piece: LogSlice) -> bytes:
+        if piece.first_offset == ill.base_offset:
+            raise OSError(errno.EIO, "Input/output error")
+        return original(piece)
+
+    monkeypatch.setattr(LogSlice, "pread", pread)
+    scan = subject_scanning.scan_subjects(host.log, table_of(host).new_scan())
+    assert table_of(host).adopt(scan)
+    assert "subjects-unknown stream=s" in caplog.text
+    assert known(host, [b"in.early", b"in.new", b"in.both", b"in.5"]) == [None, None, 9, 8]
+    # When it can be read again, or is gone.
+    monkeypatch.undo()
+    host.subjects.request()
+    await until(lambda: table_of(host).is_complete)
+    assert known(host, [b"in.early", b"in.new", b"in.both"]) == [1, 0, 9]
+
+
+async def test_what_is_lost_counts_as_removed(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    for name in (b"in.a", b"in.b", b"in.a", b"in.c"):
+        await store(host, [name])
+    original = host.log.read_stored
+
+    def read(offset: int, max_bytes: int) -> Any:
+        if offset < 2:
+            return original(offset, 1)
+        if offset < 4:
+            raise CorruptRange("lost", first_offset=offset, next_offset=4)
+        return original(offset, max_bytes)
+
+    monkeypatch.setattr(host.log, "read_stored", read)
+    host.subjects.request()
+    await until(lambda: known(host, [b"in.a"]) == [1])
+    assert known(host, [b"in.b", b"in.c"]) == [0, 4]
+    assert table_of(host).is_complete
+
+
+async def test_a_failed_flush_of_what_was_acked(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = {"durability": "interval", "flush": {"interval": "60s"}}
+    await running.broker.create_stream("s", SETTINGS | slow)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a"])
+    await host.run_exclusive(host.log.roll)
+    await store(host, [b"in.a", b"in.b"])
+    assert known(host, [b"in.a", b"in.b"]) == [2, 3]
+    original = host.log.sync
+
+    def sync() -> None:
+        monkeypatch.setattr(host.log, "sync", original)
+        raise SyncFailed("EIO")
+
+    monkeypatch.setattr(host.log, "sync", sync)
+    with pytest.raises(SyncFailed):
+        await host.run_exclusive(host.log.sync)
+    await until(lambda: table_of(host).is_complete)
+    assert known(host, [b"in.a", b"in.b"]) == [1, 0]
+    await store(host, [b"in.b"])
+    assert known(host, [b"in.a", b"in.b"]) == [1, 4]
+
+
+async def test_switched_on_while_messages_wait(running: Running) -> None:
+    await running.broker.create_stream("s", {"subject": "in.>"})
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a"])
+    host.receive(MessageRun([b"in.b"], [b""], [b"v"], has_cookie=False))  # judged, not committed
+    host.adopt(host.settings.model_copy(update={"subject_sequences": _defaults()}))
+    assert known(host, [b"in.a", b"in.b"]) == [None, None]
+    host.kick()
+    await until(lambda: table_of(host).is_complete)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [1, 2, 0]
+    smaller = _defaults().model_copy(update={"max_subjects": 1})
+    host.adopt(host.settings.model_copy(update={"subject_sequences": smaller}))
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [None, 2, None]
+    host.adopt(host.settings.model_copy(update={"subject_sequences": _defaults()}))
+    await until(lambda: table_of(host).is_complete)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [1, 2, 0]
+    host.adopt(host.settings.model_copy(update={"subject_sequences": None}))
+    assert host.sequencer.subjects is None
+
+
+def _defaults() -> Any:
+    from liftlog.settings.stream import SubjectSequencesSettings
+
+    return SubjectSequencesSettings()
+
+
+async def test_a_scan_that_fails_ends_nothing_else(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a"])
+
+    def fail(*_: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(subject_scanning, "scan_subjects", fail)
+    host.subjects.request()
+    await until(lambda: "subjects-scan-failed stream=s" in caplog.text)
+    monkeypatch.undo()
+    await store(host, [b"in.b"])
+    host.subjects.request()
+    await until(lambda: "subjects-scanned stream=s" in caplog.text or table_of(host).is_complete)
+    assert known(host, [b"in.a", b"in.b"]) == [1, 2]
+
+
+async def test_a_closed_stream_ends_its_scan(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.broker.create_stream("s", SETTINGS | SMALL)
+    host = running.broker.hosts["s"]
+    for _ in range(4):
+        await store(host, [b"in.a"], 9000)
+    monkeypatch.setattr(subject_scanning, "_SCAN_BYTES", 1)
+    monkeypatch.setattr(subject_scanning, "_PAUSE_SECONDS", 0.05)
+    host.subjects.request()
+    await asyncio.sleep(0)
+    task = host.subjects._task
+    assert task is not None
+    host.subjects.close()
+    await asyncio.wait_for(task, 5)
+    host.subjects.request()
+    assert host.subjects._task is None
+
+
+async def test_a_failing_read_is_told(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a"])
+
+    def read(*_: Any) -> Any:
+        raise StorageError("reading s: Input/output error")
+
+    monkeypatch.setattr(host.log, "read_stored", read)
+    scan = subject_scanning.scan_subjects(host.log, table_of(host).new_scan())
+    assert (scan.last, scan.unknown_below, scan.end) == ({}, 2, 2)
+
+
+@pytest.mark.parametrize("place", [8, 58, 70])
+async def test_a_damaged_batch_is_quarantined_and_counts_as_removed(
+    place: int, running: Running
+) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    for name in (b"in.a", b"in.b", b"in.a", b"in.c", b"in.d"):
+        await store(host, [name], 100)
+    path = host.log.segments[0].path
+    raw, position = path.read_bytes(), 0
+    while parse_header(raw, position).base_offset < 3:
+        position += parse_header(raw, position).length
+    with path.open("r+b") as file:
+        file.seek(position + place)
+        file.write(bytes([raw[position + place] ^ 1]))
+    host.subjects.request()
+    await until(lambda: known(host, [b"in.a"]) == [1])
+    assert known(host, [b"in.b", b"in.c", b"in.d"]) == [2, 4, 5]
+    assert table_of(host).is_complete
+    assert [(bad.first_offset, bad.next_offset) for bad in host.log.quarantined] == [(3, 4)]
