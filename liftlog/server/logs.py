@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -20,8 +21,9 @@ import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 from liftlog.errors import ConfigError
 
@@ -30,6 +32,8 @@ logger = logging.getLogger("liftlog.server")
 _FIELD = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX])(?:\s+|$)")
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]")
 _USER_INFO = re.compile(r"(?<=://)[^/\s\"']+@")  # up to the last @: a password may hold one
+# Without a scheme before it (`user:password@host:4222`): only what a port follows is taken for one.
+_BARE_USER_INFO = re.compile(r"[^\s\"'/]+@(?=(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d)")
 _BARE_VALUE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f]+")
 
 _LEVEL_COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
@@ -37,6 +41,7 @@ _LOUD = 100
 _QUIET_SECONDS = 60.0
 _MAX_KEPT_EVENTS = 1000
 _AUDIT = "liftlog.audit"
+_LOG_FILE_MODE = 0o640
 
 
 class Event(NamedTuple):
@@ -109,8 +114,10 @@ def _field_value(conversion: str, value: Any) -> Any:
 
 
 def mask(text: str) -> str:
-    """Without user names and passwords in URLs."""
-    return _USER_INFO.sub("***@", text) if "://" in text else text
+    """Without user names and passwords in URLs, and in front of `HOST:PORT`."""
+    if "@" not in text:
+        return text
+    return _BARE_USER_INFO.sub("***@", _USER_INFO.sub("***@", text))
 
 
 def _exception_text(record: logging.LogRecord) -> str:
@@ -167,13 +174,13 @@ class PrettyFormatter(logging.Formatter):
         colour = _LEVEL_COLOURS.get(level)
         if self._colour and colour:
             text = f"\x1b[{colour}m{text}\x1b[0m"
-        trace = _exception_text(record)
+        trace = "\n".join(map(_one_line, _exception_text(record).split("\n")))
         return f"{text}\n{trace}" if trace else text
 
 
 def _quoted(value: Any) -> str:
     text = str(value)
-    return text if _BARE_VALUE.fullmatch(text) else json.dumps(text)
+    return text if _BARE_VALUE.fullmatch(text) and text.isprintable() else json.dumps(text)
 
 
 def _one_line(text: str) -> str:
@@ -207,7 +214,20 @@ class RepeatFilter(logging.Filter):
 
 
 class LogFile(logging.FileHandler):
-    """A file that is opened anew when somebody has moved it away."""
+    """A file that is opened again when it was moved away. A new one can be read by its owner and
+    group only: it names subjects, principals and their addresses."""
+
+    def _open(self) -> TextIOWrapper:
+        return cast(
+            TextIOWrapper,
+            open(  # the handler closes it
+                self.baseFilename,
+                self.mode,
+                encoding=self.encoding,
+                errors=self.errors,
+                opener=lambda path, flags: os.open(path, flags, _LOG_FILE_MODE),
+            ),
+        )
 
     def reopen(self) -> None:
         """Go on in a file of the old name, or in the old file when that cannot be opened."""

@@ -309,3 +309,24 @@ def test_nothing_secret_in_what_a_daemon_shows(guarded: tuple[Daemon, Path]) -> 
         text = daemon.get(path)[1]
         assert SECRET not in text
         assert hash_token(SECRET) not in text
+
+
+@pytest.mark.parametrize(
+    ("login", "style"), [("carrier:s3cret-of-carrier", "json"), ("s3cret-of-a-token", "pretty")]
+)
+def test_a_login_in_the_address_of_nats_is_shown_nowhere(login: str, style: str) -> None:
+    """Neither when it connects, nor when NATS goes, comes back, and refuses it."""
+    user, colon, password = login.partition(":")
+    auth = {"user": user, "password": password} if colon else {"token": login}
+    with NatsServer(authorization=auth) as nats:
+        url = nats.url.replace("://", f"://{login}@")
+        settings = {"logging": {"format": style, "level": "debug"}}
+        with Daemon(url, settings) as daemon:
+            nats.restart()
+            until(lambda: daemon.metric("liftlog_nats_disconnects_total") >= 1)
+            until(lambda: daemon.ready)
+            with connect_sync(daemon.pull_address) as client:
+                shown = [daemon.log, repr(client.metadata())]
+            shown += [daemon.get(path)[1] for path in ("/metrics", "/readyz", "/ui/health")]
+            assert "nats-connected" in daemon.log
+        assert not [text for text in shown if "s3cret" in text]

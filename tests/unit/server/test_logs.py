@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +114,43 @@ def test_a_field_cannot_replace_the_head() -> None:
 def test_whatever_stands_before_the_host_is_masked(url: str) -> None:
     assert "s3" not in mask(f"cannot connect to {url}: refused")
     assert mask("nats://host:4222 (a@b)") == "nats://host:4222 (a@b)"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("u:s3cret@host:4222", "***@host:4222"),
+        ("s3cret@10.0.0.1:4222", "***@10.0.0.1:4222"),
+        ("cannot reach (u:s3@cret@[::1]:4222)", "cannot reach ***@[::1]:4222)"),
+        ("host:4222", "host:4222"),
+        ("somebody@example.org wrote", "somebody@example.org wrote"),
+    ],
+)
+def test_whatever_stands_before_a_host_with_a_port_is_masked(text: str, masked: str) -> None:
+    assert mask(text) == masked
+
+
+def test_nothing_that_a_terminal_acts_on_reaches_it() -> None:
+    try:
+        raise ValueError("\x1b[2Jgone\x9b1m\u202e")
+    except ValueError:
+        line = record("odd value=%s", "a\u202eb")
+        line.exc_info = sys.exc_info()
+    shown = PrettyFormatter(colour=False).format(line)
+    assert "Traceback" in shown
+    assert all(part.isprintable() for part in shown.split("\n"))
+
+
+def test_a_log_file_is_not_for_everybody(tmp_path: Path) -> None:
+    path = tmp_path / "own.log"
+    before = os.umask(0o022)
+    try:
+        handler = LogFile(path)
+        handler.reopen()
+        handler.close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), PrettyFormatter(colour=False)])
