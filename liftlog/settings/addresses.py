@@ -12,6 +12,7 @@ from pydantic import AfterValidator, PlainSerializer
 # sun_path holds 108 bytes, one of them the terminating zero.
 _MAX_UNIX_PATH_BYTES = 107
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(\d{1,5})", re.ASCII)
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", re.ASCII)
 _NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 LISTEN_HELP = "expected tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH"
@@ -113,7 +114,16 @@ def _server_url(text: str) -> ServerUrl:
 
 
 ListenUrl = Annotated[str, AfterValidator(_checked_listen)]
+
+
+def _host_name(text: str) -> str:
+    if len(text) > 253 or not _HOST_NAME.fullmatch(text):
+        raise ValueError("expected a host name, without scheme and port")
+    return text.lower()
+
+
 HostPort = Annotated[str, AfterValidator(_checked_host_port)]
+HostName = Annotated[str, AfterValidator(_host_name)]
 NatsUrl = Annotated[
     str,
     AfterValidator(_server_url),

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from liftlog.names import NAME_HELP, is_stream_name
 
-from .addresses import HostPort, ListenUrl, NatsUrl
+from .addresses import HostName, HostPort, ListenUrl, NatsUrl
 from .base import SettingsModel
 from .stream import StreamSettings
 from .units import Count, Duration, Flag, PositiveDuration, Size
@@ -61,6 +61,7 @@ FilePath = Annotated[Path, BeforeValidator(_path_text)]
 Name = Annotated[str, AfterValidator(_name)]
 ListenUrls = Annotated[list[ListenUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 UnixMode = Annotated[Literal["0600", "0660", "0666"], BeforeValidator(_mode_text)]
+HostNames = Annotated[list[HostName], BeforeValidator(_split_commas)]
 NatsUrls = Annotated[list[NatsUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 
 
@@ -212,6 +213,11 @@ class HttpSettings(SettingsModel):
     web: Flag = Field(
         default=True,
         description="Serve the web page on it, `/ui/`, to whom the ACL allows it.",
+    )
+    allowed_hosts: HostNames = Field(
+        default_factory=list,
+        description="Host names under which requests without credentials are answered, beside IP "
+        "addresses, `localhost`, this machine's name and names without a dot.",
     )
     max_connections: Count = Field(
         default=128,

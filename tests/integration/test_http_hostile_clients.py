@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import select
 import socket
 import struct
@@ -10,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from support.daemon import Daemon
@@ -269,3 +271,73 @@ def flooded(server: NatsServer) -> Iterator[Daemon]:
         yield daemon
         assert daemon.running
         assert_no_traceback(daemon)
+
+
+# --- a page that lets its own name resolve to this machine ---
+
+REBOUND = ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "evil.example."]
+OURS = [
+    "localhost",
+    "127.0.0.1:1",
+    "[::1]",
+    "liftlog:8292",
+    "log.example.org",
+    "LOG.example.org:80",
+]
+
+
+@pytest.fixture(scope="module", params=["no ACL", "anonymous"])
+def open_to_all(
+    request: pytest.FixtureRequest, server: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
+    """As the compose file has it: on all interfaces, for everybody."""
+    settings: dict[str, Any] = {
+        "allow_anonymous": True,
+        "streams": {"large": {"subject": "large"}},
+        "http": {"listen": "0.0.0.0:0", "log_api": True, "allowed_hosts": ["log.example.org"]},
+    }
+    if request.param == "anonymous":
+        acl = tmp_path_factory.mktemp("acl") / "acl.yaml"
+        acl.write_text(
+            "principals: {anonymous: {}}\n"
+            'roles: {all: [{allow: [read, admin, delete], streams: ["*"]}]}\n'
+            "bindings: {anonymous: [all]}\n"
+        )
+        settings["acl"] = {"file": str(acl)}
+    with Daemon(server.url, settings) as daemon:
+        yield daemon
+        assert_no_traceback(daemon)
+
+
+def as_host(daemon: Daemon, host: str, path: str, method: str = "GET") -> tuple[int, bytes]:
+    port = int(daemon.http_address.rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers={"Host": host})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/ui/streams"), ("GET", "/ui/streams/large.json"), ("GET", "/ui/access"),
+     ("POST", "/ui/streams/large/pause"), ("GET", "/api/v1/streams/large/bounds"),
+     ("DELETE", "/api/v1/streams/large/records?before=1"), ("GET", "/metrics")],
+)  # fmt: skip
+def test_a_name_of_somebody_else_opens_nothing(open_to_all: Daemon, method: str, path: str) -> None:
+    for host in REBOUND:
+        status, body = as_host(open_to_all, host, path, method)
+        assert status == 403, (host, body)
+        assert b"large" not in body
+    for host in OURS:
+        status, body = as_host(open_to_all, host, path, method)
+        assert status == 200 or (method == "POST" and b"our own forms" in body), (host, body)
+
+
+def test_probes_are_answered_under_any_name_and_say_no_more(open_to_all: Daemon) -> None:
+    for host in REBOUND:
+        assert as_host(open_to_all, host, "/readyz") == (200, b'{"status": "ok"}')
+        assert as_host(open_to_all, host, "/livez") == (200, b'{"status": "ok"}')
+    assert b"checks" in as_host(open_to_all, OURS[0], "/readyz")[1]

@@ -65,7 +65,7 @@ async def http_port(
 
     appender = NoAppender()
     appender.asked = changed
-    access = Access(pull, failure_delay_seconds=failure_delay_seconds, loopback_only=True)
+    access = Access(pull, failure_delay_seconds=failure_delay_seconds)
     api = LogApi(pull.broker, truncate, appender, access)  # type: ignore[arg-type]
     site = WebSite(make_parts(pull), access)
     server = HttpServer(Healthy(), NoMetrics(), mounted=(api, site), guard=guard)

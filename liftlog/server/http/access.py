@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import Protocol
 
 from aiohttp import web
 
 from liftlog.errors import Forbidden, LiftlogError, Unauthenticated
 from liftlog.protocol.messages import ANONYMOUS
+from liftlog.server.http.hosts import HostNames
 from liftlog.server.pull.audit import Audit
 from liftlog.server.pull.authentication import Authenticator, Identity
 from liftlog.server.pull.gate import Gate
@@ -31,15 +31,19 @@ class Doorkeeper(Protocol):
 
 
 class Access:
-    """`failure_delay_seconds` slows down whoever guesses tokens. `loopback_only` is set when the
-    port can be reached from this machine alone."""
+    """`failure_delay_seconds` slows down those who guess tokens. `hosts` are the names under which
+    requests without credentials are answered."""
 
     def __init__(
-        self, doorkeeper: Doorkeeper, *, failure_delay_seconds: float, loopback_only: bool
+        self,
+        doorkeeper: Doorkeeper,
+        *,
+        failure_delay_seconds: float,
+        hosts: HostNames | None = None,
     ) -> None:
         self._doorkeeper = doorkeeper
         self._failure_delay = failure_delay_seconds
-        self._loopback_only = loopback_only
+        self._hosts = hosts or HostNames()
 
     @property
     def gate(self) -> Gate:
@@ -92,11 +96,9 @@ class Access:
         came_from = request.headers.get("Sec-Fetch-Site", "none")
         if came_from not in ("none", "same-origin") and not navigation:
             raise Forbidden("requests from pages of other sites are not answered")
-        if self._loopback_only and self.gate.policy is None and not _is_address(host):
-            raise Forbidden(
-                "this port is open to this machine only",
-                hint="ask for it as 127.0.0.1 or localhost, not by another name",
-            )
+        policy = self.gate.policy
+        if policy is None or policy.allows_anonymous:
+            self._hosts.check(request)
 
 
 def is_navigation(request: web.Request) -> bool:
@@ -120,15 +122,3 @@ def _bearer_token(request: web.Request) -> str | None:
     if value[: len(_BEARER)].lower() != _BEARER:
         raise Unauthenticated("expected Authorization: Bearer PRINCIPAL.SECRET")
     return value[len(_BEARER) :].strip()
-
-
-def _is_address(host: str) -> bool:
-    """Whether a Host header names this machine or an IP address rather than some domain."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    if name.lower() == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True

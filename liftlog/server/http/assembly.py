@@ -7,6 +7,7 @@ from liftlog.server.http.access import Access
 from liftlog.server.http.appending import Appender
 from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.hosts import HostNames
 from liftlog.server.http.log_api import LogApi, LogApiLimits
 from liftlog.server.http.server import Health, HttpServer, Metrics, Mounted
 from liftlog.server.ingest.nats_link import NatsLink
@@ -17,7 +18,6 @@ from liftlog.server.web.rates import Counted, Rates
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.site import WebSite
 from liftlog.settings import Settings
-from liftlog.settings.addresses import parse_host_port
 
 
 def make_http_server(
@@ -36,17 +36,20 @@ def make_http_server(
     policy of the moment."""
     http = settings.http
     mounted: list[Mounted] = []
+    hosts = HostNames(http.allowed_hosts)
     if http.listen is not None:
         access = Access(
             pull,
             failure_delay_seconds=pull.limits.auth_failure_delay_seconds,
-            loopback_only=parse_host_port(http.listen).is_local,
+            hosts=hosts,
         )
         if http.log_api:
             mounted.append(_log_api(settings, broker, link, access))
         if http.web:
             mounted.append(_web_site(broker, health, pull, access, sessions))
-    return HttpServer(health, exposition, mounted=mounted, guard=guard, counters=counters)
+    return HttpServer(
+        health, exposition, mounted=mounted, guard=guard, counters=counters, hosts=hosts
+    )
 
 
 def _log_api(settings: Settings, broker: Broker, link: NatsLink, access: Access) -> LogApi:

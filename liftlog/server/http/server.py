@@ -11,10 +11,11 @@ from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from liftlog.errors import ConfigError, StreamUnavailable
+from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
 from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.hosts import HostNames
 from liftlog.server.metrics.text_format import CONTENT_TYPE
 
 
@@ -101,10 +102,12 @@ class HttpServer:
         mounted: Sequence[Mounted] = (),
         guard: ConnectionGuard | None = None,
         counters: HttpCounters | None = None,
+        hosts: HostNames | None = None,
     ) -> None:
         self._health = health
         self._exposition = metrics
         self._mounted = mounted
+        self._hosts = hosts or HostNames()
         self.guard = guard or ConnectionGuard()
         self.counters = counters or HttpCounters()
         app = web.Application(
@@ -167,13 +170,26 @@ class HttpServer:
             return failure(StreamUnavailable("the daemon is starting", hint="try again"))
         return await handler(request)
 
+    # --- without credentials ---
+    # A probe is answered under any name, but names nothing there: another site's page may ask.
+
     async def _livez(self, request: web.Request) -> web.Response:
-        return web.json_response(self._health.liveness())
+        body = self._health.liveness()
+        return web.json_response(body if self._hosts.knows(request) else _verdict(body))
 
     async def _readyz(self, request: web.Request) -> web.Response:
         ready, body = await self._health.readiness()
-        return web.json_response(body, status=200 if ready else 503)
+        shown = body if self._hosts.knows(request) else _verdict(body)
+        return web.json_response(shown, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        try:
+            self._hosts.check(request)
+        except Forbidden as error:
+            raise web.HTTPForbidden(text=f"{error.message}: {error.hint}\n") from None
         page = await self._exposition.render()
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
+
+
+def _verdict(body: dict[str, Any]) -> dict[str, Any]:
+    return {"status": body["status"]}
