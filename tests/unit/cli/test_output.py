@@ -157,6 +157,6 @@ def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert heading.split() == ["OFFSET", "TIME", "SUBJECT", "KEY", "VALUE"]
     assert first.endswith("a" * 300)
     assert second.split()[-2:] == ["customer", "<tombstone>"]
-    assert third.endswith("x\\ny  {Trace: 1, Tag: a}")
+    assert third.endswith("x\\ny  {Trace: 1, Tag: a, tag: b}")
     assert first.index("aaa") == second.index("<tombstone>") == third.index("x\\ny")
     assert heading.index("KEY") == second.index("customer")

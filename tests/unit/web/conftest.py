@@ -57,7 +57,11 @@ class WebBroker(LogBroker):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.administration = Administration(self)
+        self._administration = Administration(self)
+
+    @property
+    def administration(self) -> Any:
+        return self._administration
 
 
 class Browser:
