@@ -167,6 +167,7 @@ class FrameReader:
         "_start",
         "_usual_bytes",
         "_view",
+        "frame_bytes",
         "max_body_bytes",
         "max_frame_bytes",
         "max_values",
@@ -184,6 +185,8 @@ class FrameReader:
         self.max_frame_bytes = max_frame_bytes
         self.max_body_bytes = max_body_bytes
         self.max_values = max_values
+        self.frame_bytes = 0
+        """Of the map that `next_event` returned last."""
         self._allocate = allocate
         self._usual_bytes = buffer_bytes
         self._buffer = bytearray(buffer_bytes)
@@ -198,6 +201,11 @@ class FrameReader:
     def mid_frame(self) -> bool:
         """Whether the stream would end inside a frame if it ended now."""
         return self._body is not None or self._end > self._start
+
+    @property
+    def grown_bytes(self) -> int:
+        """What a frame that has not arrived whole takes beyond the usual buffer."""
+        return len(self._buffer) - self._usual_bytes
 
     @property
     def arriving_body(self) -> memoryview | None:
@@ -215,14 +223,17 @@ class FrameReader:
             return body[self._body_filled :]
         if self._start == self._end:
             self._start = self._end = 0
-            if len(self._buffer) > self._usual_bytes:  # one long frame must not cost for ever
-                self._buffer = bytearray(self._usual_bytes)
-                self._view = memoryview(self._buffer)
         elif self._end == len(self._buffer) or (
             self._start and self._needed() > len(self._buffer) - self._start
         ):
             self._make_room()
         return self._view[self._end :]
+
+    def clear(self) -> None:
+        """Drop what has arrived, and the memory that it took beyond the usual buffer."""
+        self._buffer = bytearray(self._usual_bytes)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
 
     def _needed(self) -> int:
         return LENGTH.size + max(self._length, 0)
@@ -283,8 +294,11 @@ class FrameReader:
         if last > self._end:
             return None
         decoded = decode_map(self._view[first:last], self.max_values)
+        self.frame_bytes = last - self._start
         self._start = last
         self._length = -1
+        if last == self._end and len(self._buffer) > self._usual_bytes:
+            self.clear()  # one long frame must not cost memory for ever
         if BODY_LENGTH_KEY in decoded:
             self._expect_body(decoded[BODY_LENGTH_KEY])
         return decoded

@@ -127,6 +127,12 @@ class Fetch(Message):
     columns: list[str] | None = key("p", array_of(text(16), 16), default=None)
 
     @property
+    def filter_values(self) -> int:
+        """Each takes memory beside its bytes while the fetch waits."""
+        filters = (self.filter_subjects, self.filter_keys, self.filter_headers, self.columns)
+        return sum([len(one) for one in filters if one is not None])
+
+    @property
     def selects(self) -> bool:
         """Whether the server has to look into the records."""
         return not (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from liftlog.errors import (
@@ -21,20 +22,28 @@ from liftlog.protocol.limits import (
     SUPPORTED_VERSIONS,
     WireLimits,
 )
-from liftlog.protocol.messages import REQUESTS, Auth, Cancel, Challenge, Hello, Welcome
+from liftlog.protocol.messages import REQUESTS, Auth, Cancel, Challenge, Fetch, Hello, Welcome
 from liftlog.protocol.proofs import text_to_sign
 from liftlog.protocol.states import SERVER_TRANSITIONS, LocalProtocolError, State
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, MAX_UINT, Message
 
+REQUEST_OVERHEAD_BYTES = 1024
+"""What a request without an answer takes beside the bytes of its frame, about."""
+
+_FILTER_VALUE_BYTES = 64
+"""The same for each value of a filter."""
+
 
 class InFlight:
-    """Requests without an answer, of several connections together."""
+    """Requests without an answer, and the memory they take, of several connections together."""
 
-    __slots__ = ("count", "maximum")
+    __slots__ = ("count", "max_bytes", "maximum", "size_bytes")
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, max_bytes: int = sys.maxsize) -> None:
         self.count = 0
         self.maximum = maximum
+        self.size_bytes = 0
+        self.max_bytes = max_bytes
 
 
 class ServerConnection:
@@ -44,10 +53,18 @@ class ServerConnection:
     or None. It raises what ends the connection: tell the client with `error(0, ...)`.
 
     With the bound reached it goes on reading, since a `cancel` is welcome then; the first request
-    beyond the bound is kept until there is room, and nothing behind that is read.
+    beyond the bound is kept until there is room, and nothing behind that is read. A request that
+    would take more memory than is left to this connection (`max_held_bytes`), or to its principal,
+    is refused; one alone on its connection is always within the first of these bounds.
     """
 
-    def __init__(self, limits: WireLimits, *, max_hello_bytes: int = HELLO_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        limits: WireLimits,
+        *,
+        max_hello_bytes: int = HELLO_FRAME_BYTES,
+        max_held_bytes: int = sys.maxsize,
+    ) -> None:
         self.state = State.NEW
         self.limits = limits
         self._frames = FrameReader(
@@ -58,8 +75,12 @@ class ServerConnection:
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
-        self._open: set[int] = set()
-        self._kept: dict[str, Any] | None = None  # a request that has no room yet
+        self._open: dict[int, int] = {}  # by id, what each takes in memory
+        self._kept: tuple[dict[str, Any], int] | None = None  # no room yet; bytes of its frame
+        self._max_held_bytes = max_held_bytes
+        self.held_bytes = 0
+        """What requests without an answer, and one that is arriving, take in memory."""
+        self._grown_bytes = 0  # of that, the buffer of the one that is arriving
         self.shared = InFlight(limits.max_in_flight)
         """With the other connections of the same principal, once it is known."""
         self._auth_id = 0
@@ -88,9 +109,13 @@ class ServerConnection:
         if self.saturated:
             return None
         received: dict[str, Any] | memoryview | None
-        received, self._kept = self._kept, None
-        if received is None:
+        if self._kept is not None:
+            (received, frame_bytes), self._kept = self._kept, None
+            self._hold(-frame_bytes)
+        else:
+            self._count_buffer()
             received = self._frames.next_event()
+            frame_bytes = self._frames.frame_bytes
         if received is None:
             return None
         if type(received) is memoryview:  # pragma: no cover - max_body_bytes is 0
@@ -101,9 +126,10 @@ class ServerConnection:
         if self.state is not State.READY:
             return request_id, self._receive_opening(request_id, kind, received)
         if self._is_full and kind != Cancel.KIND:
-            self._kept = received
+            self._kept = received, frame_bytes
+            self._hold(frame_bytes)
             return None
-        return request_id, self._receive_request(request_id, kind, received)
+        return request_id, self._receive_request(request_id, kind, received, frame_bytes)
 
     def challenge(self, request_id: int, server_id: str, nonce: bytes, methods: list[str]) -> bytes:
         self._move("send challenge")
@@ -133,9 +159,10 @@ class ServerConnection:
         return encode_frame(answer.to_map(self._auth_id))
 
     def answer(self, request_id: int, message: Message) -> bytes:
-        if request_id in self._open:
-            self._open.remove(request_id)
+        cost = self._open.pop(request_id, None)
+        if cost is not None:
             self.shared.count -= 1
+            self._hold(-cost)
         return encode_frame(message.to_map(request_id))
 
     def error(self, request_id: int, error: LiftlogError) -> bytes:
@@ -145,6 +172,32 @@ class ServerConnection:
         self.state = State.CLOSED
         self.shared.count -= len(self._open)
         self._open.clear()
+        # What refers to this connection in a cycle goes late; its memory goes now.
+        self._kept = None
+        self._frames.clear()
+        self._hold(-self.held_bytes)
+
+    def _hold(self, more: int) -> None:
+        self.held_bytes += more
+        self.shared.size_bytes += more
+
+    def _count_buffer(self) -> None:
+        """Raises LimitExceeded when the principal may not send more before it takes answers."""
+        grown_bytes = self._frames.grown_bytes
+        more = grown_bytes - self._grown_bytes
+        if more:
+            self._grown_bytes = grown_bytes
+            self._hold(more)
+            if more > 0 and self.shared.size_bytes > self.shared.max_bytes:
+                raise self._too_much_memory()
+
+    def _too_much_memory(self) -> LimitExceeded:
+        return LimitExceeded(
+            f"the requests of this principal would take more than {self.shared.max_bytes} bytes "
+            f"until they are answered",
+            hint="wait for answers, filter by less, or raise "
+            "pull.max_request_memory_per_principal_bytes",
+        )
 
     def _move(self, event: str) -> None:
         following = SERVER_TRANSITIONS.get((self.state, event))
@@ -179,14 +232,14 @@ class ServerConnection:
         )
 
     def _receive_request(
-        self, request_id: int, kind: str, received: dict[str, Any]
+        self, request_id: int, kind: str, received: dict[str, Any], frame_bytes: int
     ) -> Message | LiftlogError:
         cls = REQUESTS.get(kind)
         if cls is Cancel:
             return Cancel()
         if request_id in self._open:
             raise BadRequest(f"the request id {request_id} is in use")
-        self._open.add(request_id)
+        self._open[request_id] = 0
         self.shared.count += 1
         if self.shared.count > self.shared.maximum:
             return LimitExceeded(
@@ -197,6 +250,21 @@ class ServerConnection:
         if cls is None:
             return UnknownRequest(f"this daemon knows no request {kind[:40]!r}")
         try:
-            return cls.from_map(received)
+            message = cls.from_map(received)
         except BadRequest as error:
             return error
+        cost = REQUEST_OVERHEAD_BYTES + frame_bytes
+        if type(message) is Fetch and message.selects:
+            cost += _FILTER_VALUE_BYTES * message.filter_values
+        more = cost - self._grown_bytes  # the buffer is given back: the request takes its place
+        if self.held_bytes + more > self._max_held_bytes and len(self._open) > 1:
+            return LimitExceeded(
+                f"the requests of this connection would take more than {self._max_held_bytes} "
+                f"bytes until they are answered",
+                hint="wait for answers, filter by less, or raise pull.max_request_memory_bytes",
+            )
+        if self.shared.size_bytes + more > self.shared.max_bytes:
+            return self._too_much_memory()
+        self._open[request_id] = cost
+        self._hold(cost)
+        return message

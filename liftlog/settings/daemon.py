@@ -158,6 +158,15 @@ class PullSettings(SettingsModel):
         description="Unanswered requests of one principal, all its connections together; beyond it "
         "they are refused.",
     )
+    max_request_memory_bytes: Size = Field(
+        default=16 * 2**20,
+        description="Memory of the unanswered requests of one connection, which is that of their "
+        "filters; beyond it they are refused.",
+    )
+    max_request_memory_per_principal_bytes: Size = Field(
+        default=64 * 2**20,
+        description="The same for all connections of one principal together.",
+    )
     unix_mode: UnixMode = Field(
         default="0600",
         description="Who may connect to a Unix socket, as the mode of its file: `0600` the "
@@ -180,8 +189,8 @@ class PullSettings(SettingsModel):
     )
     max_unsent_memory_bytes: Size = Field(
         default=256 * 2**20,
-        description="Unsent answers that lie in memory, all connections together; beyond it the "
-        "connection with most of them is cut off.",
+        description="Unsent answers that lie in memory, and unanswered requests, all connections "
+        "together; beyond it the connection with most of both is cut off.",
     )
     default_fetch_bytes: Size = Field(
         default=2**20, description="Answer size when a fetch names none."

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.integration
 
 WORST_SECONDS = 0.5
 ATTACK_SECONDS = 10.0 if os.environ.get("TORTURE_ROUNDS") else 2.0
+MEMORY_MIB = 64
 STREAMS = {
     "attacked": {"subject": "attacked.>", "compaction": {}},
     "victim": {"subject": "victim"},
@@ -37,7 +38,8 @@ STREAMS = {
 
 @pytest.fixture(scope="module")
 def daemon(server: NatsServer) -> Iterator[Daemon]:
-    with Daemon(server.url, {"streams": STREAMS}) as daemon:
+    settings = {"streams": STREAMS, "pull": {"max_unsent_memory_bytes": f"{MEMORY_MIB}MiB"}}
+    with Daemon(server.url, settings) as daemon:
         with RawNats(server.port) as raw:
             for number in range(50):
                 publish(raw, "attacked.a", b"%d" % number, Liftlog_Key=f"k{number % 7}")
@@ -127,3 +129,26 @@ def test_hostile_requests(size: int, daemon: Daemon, publisher: Callable[[], lis
                 attacker.send(requests[number % len(requests)])
 
     assert_nobody_waits(publisher, attack, bound_seconds=WORST_SECONDS)
+
+
+# --- requests that wait ---
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["parked fetches", "half frames"])
+def test_many_long_requests(
+    whole: bool, daemon: Daemon, publisher: Callable[[], list[Victim]]
+) -> None:
+    """300 MB of filters, and of frames whose last byte does not come."""
+    keys = [bytes([number]) * 50_000 for number in range(20)]
+    request = {"k": "fetch", "i": 1, "s": "attacked", "o": 51, "w": 60_000, "fk": keys}
+    data = frame(request)[: None if whole else -1]
+    before = daemon.rss_bytes
+    daemon.reset_peak_rss()
+
+    def attack() -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):
+                stack.enter_context(Attacker(daemon)).send(data)
+
+    assert_nobody_waits(publisher, attack, bound_seconds=WORST_SECONDS)
+    assert daemon.peak_rss_bytes - before < 2 * MEMORY_MIB << 20

@@ -45,9 +45,9 @@ class PrincipalUse:
 
     __slots__ = ("connections", "in_flight")
 
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, in_flight: InFlight) -> None:
         self.connections: set[PullConnection] = set()
-        self.in_flight = InFlight(max_in_flight)
+        self.in_flight = in_flight
 
 
 class PullConnection:
@@ -63,8 +63,11 @@ class PullConnection:
         self._transport = transport
         self._limits = server.limits
         self._protocol = ServerConnection(
-            server.limits.wire, max_hello_bytes=server.limits.max_hello_bytes
+            server.limits.wire,
+            max_hello_bytes=server.limits.max_hello_bytes,
+            max_held_bytes=server.limits.max_request_memory_bytes,
         )
+        self._counted_bytes = 0  # of what its requests take, counted in the server's memory
         self._outbox = Outbox(
             self.loop,
             transport,
@@ -140,6 +143,9 @@ class PullConnection:
             else:
                 self._start_reading()
         memory = self._server.memory
+        held_bytes = self._protocol.held_bytes
+        memory.used_bytes += held_bytes - self._counted_bytes
+        self._counted_bytes = held_bytes
         if memory.used_bytes > self._limits.max_unsent_memory_bytes:
             self._server.relieve()
 
@@ -158,8 +164,8 @@ class PullConnection:
 
     @property
     def memory_bytes(self) -> int:
-        """What its unsent answers take in memory."""
-        return self._outbox.memory_bytes
+        """What its unsent answers, and its requests without an answer, take in memory."""
+        return self._outbox.memory_bytes + self._counted_bytes
 
     def _take_requests(self) -> None:
         try:
@@ -346,5 +352,7 @@ class PullConnection:
         self._outbox.close()
         if self._protocol.state is not State.CLOSED:
             self._protocol.close()
+        self._server.memory.used_bytes -= self._counted_bytes
+        self._counted_bytes = 0
         self._transport.close()
         self._server.forget(self)

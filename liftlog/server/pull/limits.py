@@ -17,6 +17,10 @@ class PullLimits:
     max_connections_per_principal: int = 512
     max_in_flight_per_principal: int = 4096
     """Requests without an answer, of all connections of one principal."""
+    max_request_memory_bytes: int = 16 * MIB
+    """Per connection: what its requests without an answer may take (filters, mostly)."""
+    max_request_memory_per_principal_bytes: int = 64 * MIB
+    """The same of all connections of one principal."""
     unix_mode: int = 0o600
     hello_timeout_seconds: float = 5.0
     max_hello_bytes: int = HELLO_FRAME_BYTES
@@ -24,7 +28,8 @@ class PullLimits:
     max_unsent_bytes: int = 16 * MIB
     """Per connection: past it no fetch is answered and the socket is not read."""
     max_unsent_memory_bytes: int = 256 * MIB
-    """Of all connections together, for what lies in memory: beyond it whoever has most goes."""
+    """Of all connections together, for answers that lie in memory and for requests without an
+    answer: beyond it the connection with most of both goes."""
     linger_seconds: float = 0.005
     """At most one answer in this time to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
@@ -48,6 +53,8 @@ def limits_of(pull: PullSettings) -> PullLimits:
         max_connections=pull.max_connections,
         max_connections_per_principal=pull.max_connections_per_principal,
         max_in_flight_per_principal=pull.max_in_flight_per_principal,
+        max_request_memory_bytes=pull.max_request_memory_bytes,
+        max_request_memory_per_principal_bytes=pull.max_request_memory_per_principal_bytes,
         unix_mode=int(pull.unix_mode, 8),
         hello_timeout_seconds=pull.hello_timeout_seconds,
         max_hello_bytes=pull.max_hello_frame_bytes,

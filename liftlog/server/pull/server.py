@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from liftlog.errors import ConfigError, LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
 from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import encode_frame
+from liftlog.protocol.server_connection import InFlight
 from liftlog.server.pull.audit import Audit
 from liftlog.server.pull.authentication import Authenticator, Identity
 from liftlog.server.pull.connection import PrincipalUse, PullConnection
@@ -174,8 +175,15 @@ class PullServer:
         use = self._uses.get(name) if name is not None else None
         if use is None:
             limits = self.limits
-            most = limits.max_in_flight_per_principal if name is not None else sys.maxsize
-            use = PrincipalUse(most)
+            if name is None:
+                use = PrincipalUse(InFlight(sys.maxsize))
+            else:
+                use = PrincipalUse(
+                    InFlight(
+                        limits.max_in_flight_per_principal,
+                        limits.max_request_memory_per_principal_bytes,
+                    )
+                )
         most = self.limits.max_connections_per_principal
         if name is not None and len(use.connections) >= most:
             raise LimitExceeded(f"{name} has {most} connections already, as many as it may have")
@@ -264,10 +272,11 @@ class PullServer:
         return False
 
     def relieve(self) -> None:
-        """Too much lies in memory because clients do not take it: whoever has most of it goes."""
+        """Requests without an answer and answers that clients do not take lie in too much memory:
+        the connection with most of it goes."""
         while self.memory.used_bytes > self.limits.max_unsent_memory_bytes and self._connections:
             largest = max(self._most_demanding(), key=lambda one: one.memory_bytes)
-            largest.make_room("unsent answers take too much memory, most of it is for this client")
+            largest.make_room("requests and unsent answers take too much memory, most of it here")
 
     def _most_demanding(self) -> Collection[PullConnection]:
         """The connections of the principal whose answers take most memory: one with many

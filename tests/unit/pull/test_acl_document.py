@@ -63,7 +63,7 @@ def test_the_example_is_a_good_file() -> None:
 
 
 def test_the_bounds() -> None:
-    told = [row[1] for row in rows("Bounds")][2:]
+    told = [row[1] for row in rows("Bounds")][3:]
     assert told == [
         f"{PAIR.burst}, then one in {1 / PAIR.per_second:g} s",
         f"{PLACE.burst}, then one a second",

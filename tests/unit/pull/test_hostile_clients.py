@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from support.local_checkpoints import serve_checkpoints
+from support.logins import policy
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import AUTH, HELLO, RawPull, frame
 
-from liftlog.protocol.limits import MIB
+from liftlog.protocol.limits import MIB, WireLimits
 from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.pull.connection import PullConnection
@@ -217,3 +218,128 @@ async def test_an_answer_that_no_frame_holds_is_an_error_and_not_silence(
         peer.send({"k": "describe", "i": 1, "s": "orders"})  # its id is free again
         async with asyncio.timeout(5):
             assert (await peer.receive())["n"] == "INTERNAL"
+
+
+# --- requests that wait ---
+
+
+def waiting(request_id: int, size_bytes: int) -> dict[str, Any]:
+    """A fetch that waits for records, with a filter of that size."""
+    keys = [bytes([number]) * 50_000 for number in range(size_bytes // 50_000)]
+    return {"k": "fetch", "i": request_id, "s": "orders", "o": 101, "w": 60_000, "fk": keys}
+
+
+async def test_what_waiting_requests_take_is_counted_and_given_back(broker: LogBroker) -> None:
+    async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
+        connection = newest(server)
+        peer.send(waiting(1, 900_000))
+        await until(lambda: connection.memory_bytes > 900_000)
+        assert connection.memory_bytes < 903_000  # neither the frame nor its buffer is kept beside
+        assert server.memory.used_bytes == connection.memory_bytes
+        peer.send(waiting(2, 500_000))
+        await until(lambda: connection.memory_bytes > 1_400_000)
+        peer.send({"k": "cancel", "i": 1})
+        assert (await peer.receive())["n"] == "CANCELLED"
+        await until(lambda: connection.memory_bytes < 503_000)
+        broker.streams["orders"].append([b"new"], keys=[bytes(50_000)])
+        assert (await peer.receive())["i"] == 2
+        await until(lambda: server.memory.used_bytes == 0)
+
+
+async def test_many_values_count_beside_their_bytes(broker: LogBroker) -> None:
+    """Each key of two bytes takes a Python object."""
+    async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
+        keys = [number.to_bytes(2, "big") for number in range(1000)]
+        peer.send({**waiting(1, 0), "fk": keys})
+        await until(lambda: newest(server).memory_bytes > 64_000)
+
+
+async def test_waiting_requests_of_a_connection_are_bounded(broker: LogBroker) -> None:
+    limits = PullLimits(max_request_memory_bytes=2_000_000)
+    async with pull_server(broker, limits=limits) as (server, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(waiting(1, 900_000))
+            peer.send(waiting(2, 900_000))
+            peer.send(waiting(3, 900_000))
+            answer = await peer.receive()
+            assert (answer["i"], answer["n"]) == (3, "LIMIT_EXCEEDED")
+            assert "pull.max_request_memory_bytes" in answer["h"]
+            await still_served_besides(peer)
+            peer.send({"k": "cancel", "i": 1})
+            assert (await peer.receive())["n"] == "CANCELLED"
+            peer.send(waiting(3, 900_000))  # there is room again
+            await until(lambda: newest(server).memory_bytes > 1_800_000)
+
+
+async def still_served_besides(peer: RawPull) -> None:
+    peer.send({"k": "ping", "i": 99})
+    assert (await peer.receive())["k"] == "pong"
+
+
+async def test_one_request_alone_is_within_the_bound_of_its_connection(broker: LogBroker) -> None:
+    limits = PullLimits(max_request_memory_bytes=1000)
+    async with pull_server(broker, limits=limits) as (server, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(waiting(1, 900_000))
+            await until(lambda: newest(server).memory_bytes > 900_000)
+
+
+async def test_waiting_requests_of_a_principal_are_bounded_over_its_connections(
+    broker: LogBroker,
+) -> None:
+    limits = PullLimits(max_request_memory_per_principal_bytes=1_000_000)
+    small = [number.to_bytes(12, "big") for number in range(1000)]  # 78 KB are counted for them
+    async with pull_server(broker, limits=limits, policy=policy("anonymous: {}")) as (
+        server,
+        address,
+    ):
+        peers = [await RawPull.connect(address) for _ in range(4)]
+        use = server._uses["anonymous"].in_flight
+        peers[0].send(waiting(1, 850_000))
+        await until(lambda: use.count == 1)
+        peers[1].send({**waiting(1, 0), "fk": small})
+        await until(lambda: use.size_bytes > 900_000)
+        peers[2].send({**waiting(1, 0), "fk": small})
+        answer = await peers[2].receive()
+        assert (answer["i"], answer["n"]) == (1, "LIMIT_EXCEEDED")
+        assert "pull.max_request_memory_per_principal_bytes" in answer["h"]
+        await still_served(peers[2])
+        # A frame that is still arriving counts too.
+        peers[3].send_bytes(frame(waiting(1, 900_000))[:-1])
+        answer = await peers[3].receive()
+        assert (answer["i"], answer["n"]) == (0, "LIMIT_EXCEEDED")
+        for peer in peers:
+            await peer.close()
+        await until(lambda: server.connection_count == 0)
+        assert (use.size_bytes, server.memory.used_bytes) == (0, 0)
+
+
+async def test_waiting_requests_of_all_are_bounded(broker: LogBroker) -> None:
+    """Nobody has a principal; the connection with most goes, whoever waits for little stays."""
+    limits = PullLimits(max_unsent_memory_bytes=3_000_000)
+    async with pull_server(broker, limits=limits) as (server, address):
+        async with await RawPull.connect(address) as witness:
+            witness.send({"k": "fetch", "i": 7, "s": "orders", "o": 101, "w": 60_000})
+            peers = [await RawPull.connect(address) for _ in range(6)]
+            for peer in peers:
+                peer.send(waiting(1, 900_000))
+            await until(lambda: server.connection_count <= 4)
+            assert server.memory.used_bytes <= 3_000_000
+            for peer in peers:
+                peer.writer.transport.abort()
+            await until(lambda: server.connection_count == 1)
+            broker.streams["orders"].append([b"new"])
+            assert (await witness.receive())["i"] == 7
+
+
+async def test_a_request_beyond_the_number_in_flight_counts(broker: LogBroker) -> None:
+    limits = PullLimits(wire=WireLimits(max_in_flight=1))
+    async with pull_server(broker, limits=limits) as (server, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(waiting(1, 500_000))
+            peer.send(waiting(2, 900_000))
+            await until(lambda: newest(server).memory_bytes > 1_400_000)
+            broker.streams["orders"].append([b"new"], keys=[bytes(50_000)])
+            assert (await peer.receive())["i"] == 1
+            assert (await peer.receive())["i"] == 2
+            await until(lambda: server.memory.used_bytes == 0)
