@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
+from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS, Backoff, may_pass
 from liftlog.errors import (
     CorruptRange,
     DiskFull,
@@ -35,23 +37,34 @@ from liftlog.spark.transport import (
 
 logger = logging.getLogger("liftlog.spark")
 
+PLANNING_SECONDS = 10.0
+"""How long a job looks for its daemon when it begins: the address may be wrong."""
+
+READING_SECONDS = RECONNECT_FOR_SECONDS
+"""How long a task does: the daemon was there when the job was planned."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DaemonTransport:
     """One connection. Whoever reads needs `read` on the stream if the daemon has an ACL."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, *, patience_seconds: float = PLANNING_SECONDS) -> None:
         self._stream = options.stream
         self._lease_seconds = options.lease_seconds
         self._lease: LeaseInfo | None = None  # until its tasks know of it
         self._compacted = False
         self._cleaned_below = 0
         self._tombstones_removed_below = 0
-        # The daemon sends only what matches; columns are left out here, where it costs it nothing.
-        wanted = Filter(subject=options.subject, key=options.narrowing.key)
+        # A filter makes the daemon read, choose and encode; without one it sends what it has. So it
+        # is asked only where that saves much (one key), or where the job says that the network is
+        # what is scarce. `subject` is applied by the tasks in any case.
+        wanted = Filter(
+            subject=options.subject if options.filter_in_daemon else None,
+            key=options.narrowing.key,
+        )
         self._filter = wanted if wanted != Filter() else None
-        self._client = connect(options)
+        self._client = connect(options, patience_seconds=patience_seconds)
 
     def state(self) -> StreamState:
         try:
@@ -199,14 +212,25 @@ class DaemonTransport:
         self.close()
 
 
-def connect(options: ReadOptions) -> SyncClient:
-    """To the daemon, as whom the options say. Raises LiftlogError."""
-    return connect_sync(
-        options.server,
-        token=read_token(options.token_file),
-        nkey=options.nkey_file,
-        tls=options.tls_ca_file,
-    )
+def connect(options: ReadOptions, *, patience_seconds: float = PLANNING_SECONDS) -> SyncClient:
+    """To the daemon, as whom the options say. While it cannot be reached, as when it is restarted,
+    attempts go on for `patience_seconds`. Raises LiftlogError."""
+    deadline = time.monotonic() + patience_seconds
+    backoff = Backoff()
+    while True:
+        try:
+            return connect_sync(
+                options.server,
+                token=read_token(options.token_file),
+                nkey=options.nkey_file,
+                tls=options.tls_ca_file,
+            )
+        except LiftlogError as error:
+            pause = backoff.next_pause()
+            if not may_pass(error) or time.monotonic() + pause >= deadline:
+                raise
+            logger.warning("connecting-again address=%s reason=%s", options.server, error)
+            time.sleep(pause)
 
 
 def read_token(path: str | None) -> str | None:

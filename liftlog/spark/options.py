@@ -48,6 +48,7 @@ NAMES = (
     "nkeyFile",
     "tlsCaFile",
     "pushdown",
+    "filterInDaemon",
 )
 
 DEFAULT_ROWS_PER_BATCH = 10_000
@@ -93,6 +94,7 @@ class ReadOptions:
     tls_ca_file: str | None
     nkey_file: str | None = None
     pushdown: bool = False
+    filter_in_daemon: bool = False
     narrowing: Narrowing = Narrowing()
 
 
@@ -152,6 +154,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadO
         tls_ca_file=values.get("tlsCaFile"),
         nkey_file=values.get("nkeyFile"),
         pushdown=pushdown,
+        filter_in_daemon=_flag(values, "filterInDaemon", default=False),
     )
 
 

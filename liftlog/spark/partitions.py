@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -20,5 +22,14 @@ class RangePartition(InputPartition):
 
 def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition; none for the empty one that Spark makes up for an empty plan."""
+    _calm_garbage_collector()
     if isinstance(partition, RangePartition):
         yield from read(options, partition.wanted)
+
+
+@cache
+def _calm_garbage_collector() -> None:
+    """Once in each worker process. Spark collects after every task, and what PySpark, pyarrow and
+    numpy loaded stays for good: looking at it again and again takes longer than a small task."""
+    gc.collect()
+    gc.freeze()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from liftlog.errors import InvalidArgument, OffsetOutOfRange
-from liftlog.spark.daemon_transport import DaemonTransport
+from liftlog.spark.daemon_transport import PLANNING_SECONDS, READING_SECONDS, DaemonTransport
 from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.losses import Losses, OnLoss
@@ -19,11 +19,14 @@ from liftlog.spark.transport import ScanRange, StreamState, Transport
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def open_transport(options: ReadOptions) -> Transport:
-    """Raises LiftlogError."""
+def open_transport(
+    options: ReadOptions, *, patience_seconds: float = PLANNING_SECONDS
+) -> Transport:
+    """`patience_seconds` is how long a daemon that cannot be reached is waited for. Raises
+    LiftlogError."""
     if options.path is not None:
         return FileTransport(options)
-    return DaemonTransport(options)
+    return DaemonTransport(options, patience_seconds=patience_seconds)
 
 
 def plan(options: ReadOptions) -> list[ScanRange]:
@@ -60,7 +63,7 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one range, in batches of `rowsPerBatch`. `on_loss` is told of each range of
     offsets that is skipped with `failOnDataLoss=false`. Raises LiftlogError."""
-    with open_transport(options) as transport:
+    with open_transport(options, patience_seconds=READING_SECONDS) as transport:
         decoder = RowDecoder(
             options.columns,
             stream=wanted.stream,

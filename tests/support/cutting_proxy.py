@@ -82,7 +82,7 @@ class CuttingProxy:
 
 
 @asynccontextmanager
-async def cutting_proxy(target: str | None) -> AsyncIterator[CuttingProxy]:
+async def cutting_proxy(target: str | None, port: int = 0) -> AsyncIterator[CuttingProxy]:
     proxy = CuttingProxy(target)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -91,7 +91,7 @@ async def cutting_proxy(target: str | None) -> AsyncIterator[CuttingProxy]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
     proxy.address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield proxy

@@ -15,6 +15,7 @@ from support.stored_logs import batch_positions, flip
 from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy
 from acl.tokens import hash_token
+from liftlog.client import SyncClient
 from liftlog.errors import (
     CorruptMetadata,
     CorruptRange,
@@ -29,6 +30,8 @@ from liftlog.errors import (
     Unauthenticated,
 )
 from liftlog.log.manifest import SKIPPED, QuarantinedRange
+from liftlog.records import RecordBatch
+from liftlog.spark import daemon_transport
 from liftlog.spark.options import ReadOptions, parse_options
 from liftlog.spark.scan import plan, read
 
@@ -341,3 +344,34 @@ def test_refusals_say_why(tmp_path: Path) -> None:
         logs.add("wages")
         with pytest.raises(Forbidden, match="no rule allows bob to read on stream 'wages'"):
             plan(parse_options(given | {"tokenFile": str(token), "stream": "wages"}))
+
+
+def test_who_applies_the_subject(logs: ServedLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are the same; only with filterInDaemon are few bytes sent."""
+    fill(logs)
+    sent: list[int] = []
+    real = SyncClient.read_batches
+
+    def counting(self: SyncClient, *arguments: Any, **options: Any) -> Iterator[RecordBatch]:
+        for batch in real(self, *arguments, **options):
+            sent.append(batch.size_bytes)
+            yield batch
+
+    rows, sizes = [], []
+    for where in ("false", "true"):
+        chosen = parse_options(
+            {
+                "stream": "orders",
+                "server": logs.server,
+                "subject": "orders.1",
+                "filterInDaemon": where,
+            }
+        )
+        with monkeypatch.context() as patched:
+            patched.setattr(daemon_transport.SyncClient, "read_batches", counting)
+            rows.append(offsets(chosen))
+        sizes.append(sum(sent))
+        sent.clear()
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 13 * 25
+    assert sizes[1] < 0.5 * sizes[0]
