@@ -3,6 +3,10 @@
 Spark stores each position before the records up to it are read, and after a crash asks for the same
 range again. A position names the history of offsets that it belongs to, so that a stream made anew
 under the same name is never taken for the old one.
+
+Of the first micro-batch Spark stores only the end, and asks for the initial offset again after a
+restart. By then `earliest` and `latest` are other offsets. So each position also says where the
+micro-batch begins that ends there.
 """
 
 from __future__ import annotations
@@ -22,13 +26,17 @@ from pyspark.sql.streaming.datasource import (
 
 from liftlog.errors import Diverged, LiftlogError, StaleIncarnation
 from liftlog.spark.losses import Losses
-from liftlog.spark.options import ReadOptions
+from liftlog.spark.options import EARLIEST, ReadOptions
 from liftlog.spark.partitions import RangePartition, read_partition
 from liftlog.spark.planning import limit_bytes, split
 from liftlog.spark.scan import first_offset, open_transport
 from liftlog.spark.transport import StreamState, Transport
 
 OFFSET, IDENTITY, EPOCH = "offset", "incarnation", "epoch"
+FROM = "from"
+"""Of the end of a micro-batch: the offset where it begins."""
+INITIAL = "initial"
+"""Of a position that no micro-batch has reached yet."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,19 +55,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         state = self._state()
         assert self._transport is not None
-        return _position(state, first_offset(self._transport, state, self._options))
+        first = first_offset(self._transport, state, self._options)
+        return _position(state, first) | {INITIAL: True}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         state = self._state()
         first = self._check(state, start)
+        if INITIAL in start and self._options.start == EARLIEST:
+            first = max(first, state.log_start_offset)  # nothing was promised of what is gone
         end = state.end_offset
         if self._target is not None:
             end = min(end, self._target)
         if end <= first:
-            return start
+            # The same position is no new data; but the first one is stored as that of a batch.
+            return start if INITIAL not in start else _position(state, first) | {FROM: first}
         if not isinstance(limit, ReadAllAvailable):
             end = self._limited(state, first, end, limit)
-        return _position(state, end)
+        return _position(state, end) | {FROM: first}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         options = self._options
@@ -133,6 +145,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         state = self._state()
         first, stop = self._check(state, start), self._check(state, end)
+        begin = end.get(FROM)
+        if isinstance(begin, int) and INITIAL in start:
+            first = begin
         if first < state.log_start_offset and first < stop:
             losses = Losses(state.stream, fail=self._options.fail_on_data_loss)
             losses.removed(first, min(state.log_start_offset, stop))

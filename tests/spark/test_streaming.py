@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -105,3 +106,57 @@ def test_a_killed_query_goes_on_exactly(
     steps = run_to_end(spark, logs, tmp_path, maxOffsetsPerTrigger="50")
     assert sum(steps) == 1010 - 50 * (last + 1)
     assert lake(spark, tmp_path) == list(range(1, 1011))
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_a_first_batch_that_failed_is_read_again_or_its_loss_is_reported(
+    spark: SparkSession, logs: ServedLogs, tmp_path: Path, starting: str
+) -> None:
+    """Spark keeps only the end of it, and asks for the initial offset again."""
+    logs.add("orders")
+    fill(logs, 2)
+    found: list[int] = []
+
+    def run(sink: Any, **options: str) -> None:
+        query = (
+            spark.readStream.format("liftlog")
+            .options(server=logs.server, stream="orders", startingOffset=starting, **options)
+            .load()
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            planned = tmp_path / "checkpoint" / "offsets" / "0"
+            deadline = time.monotonic() + 250
+            while starting == "latest" and not planned.exists():
+                assert time.monotonic() < deadline
+                assert query.isActive, query.exception()
+                fill(logs, 1)  # what comes after the query began
+                time.sleep(0.1)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    def fail(frame: Any, number: int) -> None:
+        raise RuntimeError("the sink is down")
+
+    def keep(frame: Any, number: int) -> None:
+        found.extend(row.offset for row in frame.select("offset").collect())
+
+    with pytest.raises(Exception, match="the sink is down"):
+        run(fail)
+    position = json.loads((tmp_path / "checkpoint/offsets/0").read_text().splitlines()[-1])
+    first, end = position["from"], position["offset"]
+    assert first < end or starting == "latest"
+    log = logs.broker.stream("orders").real_log
+    if starting == "earliest":
+        logs.call(lambda: log.remove_before(end, 0, delete_below=0))
+        with pytest.raises(Exception, match="retention has removed the records"):
+            run(keep)
+        run(keep, failOnDataLoss="false")
+        assert found == []
+    else:
+        fill(logs, 1)
+        patiently(lambda: run(keep))
+        assert sorted(set(found)) == list(range(first, log.high_watermark))

@@ -12,6 +12,7 @@ later may repeat it. What a run was is in the commit's metadata, under `liftlog`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from liftlog.errors import Conflict, CorruptMetadata, StorageError
+from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, StorageError
 from liftlog.spark.columns import OFFSET, schema_of
 from liftlog.spark.export.buckets import ALL_KEYS
 from liftlog.spark.export.snapshot import (
@@ -55,6 +56,7 @@ class DeltaLakeTable:
     """The table at a path or URL; one exporter's view of it, for one run."""
 
     def __init__(self, where: str, store: Store, stream: str, columns: tuple[str, ...]) -> None:
+        _check_path(where, store)
         self.store = store
         self._where = where
         self._transaction = f"liftlog:{stream}"
@@ -182,12 +184,25 @@ class DeltaLakeTable:
 
 def newest_in(where: str, store: Store) -> Snapshot | None:
     """What the last run has left, and what others have made of its files since."""
+    _check_path(where, store)
     with _storage_errors(where):
         if not DeltaTable.is_deltatable(store.uri):
             return None
         table = DeltaTable(store.uri)
         found = _last_run(table, where)
         return None if found is None else replace(found, files=_files(table))
+
+
+def _check_path(where: str, store: Store) -> None:
+    """delta-rs takes paths for URLs: it would look for the table elsewhere, or not find its log.
+    Raises InvalidArgument."""
+    found = re.search(r"[#?]|%[0-9A-Fa-f]{2}", store.uri.partition("://")[2] or store.uri)
+    if found is not None:
+        raise InvalidArgument(
+            f"{where} cannot be the path of a Delta table: {found[0]!r} in it means something else "
+            "in a URL",
+            hint="use a path without '#', '?' and '%'; a Parquet table may have it",
+        )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Credentials come from the environment, on every host, as pyarrow and delta-rs fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +23,8 @@ class RemoteStore:
     """A URL that `pyarrow.fs` knows: s3, gs, abfs, hdfs."""
 
     def __init__(self, url: str) -> None:
-        self.uri = url.rstrip("/")
+        # s3a is what Spark calls the stores that pyarrow and delta-rs call s3.
+        self.uri = re.sub("^s3a://", "s3://", url.rstrip("/"))
         try:
             self._files, self._root = fs.FileSystem.from_uri(self.uri)
         except (pa.ArrowException, OSError) as error:

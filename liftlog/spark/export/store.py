@@ -69,7 +69,13 @@ def is_url(where: str) -> bool:
 def local_path(where: str) -> Path:
     """Absolute: driver and executors may have different working directories."""
     if where.startswith("file:"):
-        where = unquote(urlsplit(where).path)
+        parts = urlsplit(where)
+        if parts.query or parts.fragment:
+            raise InvalidArgument(
+                f"{where} has a '?' or '#', which end the path in a URL",
+                hint="write %3F and %23 for them, or give the path without file:",
+            )
+        where = unquote(parts.path)
     if not where:
         raise InvalidArgument("where is the table to be written? --to is empty")
     return Path(where).absolute()

@@ -254,3 +254,42 @@ def test_tasks_over_a_url(
 
 def _uri(where: str) -> str:
     return where if "://" in where else Path(where).as_uri()
+
+
+NAMES = ["100%", "a b", "ä&;", "a+b", "a%zz"]
+NAMES_OF_URLS = ["a#b", "a?b=c", "a%20b", "a%23", "%E4"]
+
+
+@pytest.mark.parametrize("name", NAMES + NAMES_OF_URLS)
+@pytest.mark.parametrize("is_uri", [False, True])
+def test_names_that_mean_something_in_a_url(
+    streams: ExportedStreams, tmp_path: Path, name: str, is_uri: bool
+) -> None:
+    path = tmp_path / "lakes" / name
+    lake = path.as_uri() if is_uri else str(path)
+    parquet = Export(streams, "in", lake + "-p", name="p")
+    delta = Export(streams, "in", lake, format="delta", name="delta")
+    for turn in range(2):
+        streams.put("in", [Put("a", b"%d" % turn), Put(None, b"%d" % turn)])
+        parquet()
+        if name in NAMES:
+            assert delta().committed
+        else:
+            with pytest.raises(InvalidArgument, match="Delta"):
+                delta()
+    assert table(parquet.to) == [(2, None, b"0"), (3, b"a", b"1"), (4, None, b"1")]
+    if name in NAMES:
+        assert table(lake) == table(parquet.to)
+    assert sorted(os.listdir(tmp_path / "lakes")) == [name, name + "-p"][name not in NAMES :]
+
+
+def test_a_url_of_a_file_is_not_cut_short(streams: ExportedStreams, tmp_path: Path) -> None:
+    for name in ("a#b", "a?b"):
+        with pytest.raises(InvalidArgument, match="%"):
+            Export(streams, "in", f"file://{tmp_path}/{name}", name="x")()
+    assert not (tmp_path / "a").exists()
+
+
+def test_s3a_is_s3() -> None:
+    """Spark's spelling; nothing is connected to yet."""
+    assert RemoteStore("s3a://lake/orders?region=us-east-1").uri.startswith("s3://lake/orders")
