@@ -23,6 +23,7 @@ from liftlog.stream.enveloped import merge_headers, open_envelope, reply_of, wit
 from liftlog.stream.group import CommitGroup
 from liftlog.stream.judging import (
     FAST_BATCH_SUFFIX,
+    MAX_HEADER_BYTES,
     control_of,
     has_fast_batch,
     is_plain,
@@ -33,6 +34,7 @@ from liftlog.stream.judging import (
 from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import (
     FAST_BATCHES,
+    HEADERS_TOO_LARGE,
     TOO_LARGE,
     WRONG_STREAM,
     Refusal,
@@ -213,13 +215,15 @@ class Sequencer:
             reply = _NO_REPLY
         is_fast_batch = reply.endswith(FAST_BATCH_SUFFIX)
         found = open_envelope(self.config, subject, payload, stamp, too_large=too_large)
-        bad_headers = why_headers_refused(block, enveloped=found is not None)
-        control = NO_CONTROL
+        bad_headers, control = None, NO_CONTROL
         if found is None:
-            if bad_headers is None:
+            if len(block) > MAX_HEADER_BYTES:
+                bad_headers = HEADERS_TOO_LARGE
+            else:
                 control = control_of(self.config, block)
         else:
             opened, echo, refusal = found
+            bad_headers = why_headers_refused(block, enveloped=True)
             value = opened.value
             if bad_headers is None:
                 block = merge_headers(opened, block)
@@ -239,10 +243,13 @@ class Sequencer:
         if refusal is not None:
             self._refuse(group, reply, refusal, echo)
             return
+        if control is NO_CONTROL:
+            self._store(group, subject, value, block, control, reply, echo, stamp)
+            return
         mark = b""
         if control.message_id and self.dedupe.window_ns:
             mark = self.dedupe.mark(control.message_id)
-        if control is NO_CONTROL or not self._settled(group, subject, reply, control, mark, echo):
+        if not self._settled(group, subject, reply, control, mark, echo):
             self._store(group, subject, value, block, control, reply, echo, stamp)
             if mark and self.dedupe.add(mark, self.next_offset - 1, stamp):
                 group.id_marks.append(mark)

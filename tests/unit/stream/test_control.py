@@ -39,8 +39,6 @@ def test_everything_at_once() -> None:
         ("Nats-TTL: 1s", 400, 10166),
         ("Nats-Rollup: all", 500, 10111),
         ("Nats-Incr: +1", 400, 10168),
-        ("Nats-Expected-Last-Subject-Sequence: 1", 400, 10003),
-        ("Nats-Expected-Last-Subject-Sequence-Subject: a", 400, 10003),
         ("Nats-Schedule: @every 1s", 400, 10188),
         ("Nats-Schedule-Target: a", 400, 10188),
         ("Nats-Schedule-TTL: 1s", 400, 10188),
@@ -113,6 +111,34 @@ def test_own_headers_only() -> None:
     assert control == Control(message_id=b"a", key=b"k", judges_id=False)
     bad = parse_control(block("Liftlog-Tombstone: maybe"), own_only=True)
     assert bad.refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("lines", "sequence", "subject"),
+    [
+        (["Nats-Expected-Last-Subject-Sequence: 7"], 7, b""),
+        (["Nats-Expected-Last-Subject-Sequence: x"], -1, b""),
+        (["Nats-Expected-Last-Subject-Sequence:"], None, b""),
+        (["Nats-Expected-Last-Subject-Sequence-Subject: a.b"], None, b"a.b"),
+        (
+            [
+                "Nats-Expected-Last-Subject-Sequence-Subject: a.b",
+                "Nats-Expected-Last-Subject-Sequence: 0",
+            ],
+            0,
+            b"a.b",
+        ),
+    ],
+)
+def test_the_last_sequence_of_a_subject(
+    lines: list[str], sequence: int | None, subject: bytes
+) -> None:
+    """Whether it is met, or looked at, is for the stream to say."""
+    control = parse_control(block(*lines))
+    assert control.names_subject_sequence
+    assert (control.expected_subject_sequence, control.expected_subject) == (sequence, subject)
+    assert control.refusal is None
+    assert parse_control(block(*lines), own_only=True) == Control(judges_id=False)
 
 
 def test_an_id_is_bounded_where_it_is_judged() -> None:
