@@ -88,6 +88,21 @@ class FileTransport:
         """The lineage, which changes when the end is lost, is the state's identity already."""
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
+        """Nobody can be asked to. Raises InvalidArgument when there are records and none of them
+        can be read from files: an empty result would look like an empty stream."""
+        manifest = self._manifest()
+        if _sealed(manifest):
+            return state
+        path = self._directory / manifest.segments[-1].file_name
+        with storage_errors(f"looking at {path}"):
+            size_bytes = path.stat().st_size if path.exists() else 0
+        if size_bytes:
+            raise InvalidArgument(
+                f"{self._directory} has no sealed segment: its only one, of {size_bytes} bytes, is "
+                "still written to and is not read from files",
+                hint="use server=, or wait until the segment is full or old enough (the setting "
+                "segment)",
+            )
         return state
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:

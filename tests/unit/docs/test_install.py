@@ -59,3 +59,8 @@ def test_the_client_s_wheel_goes_with_the_other() -> None:
 def requirements(project: dict[str, Any]) -> set[str]:
     extras = project["optional-dependencies"].values()
     return {*project["dependencies"], *(one for extra in extras for one in extra)}
+
+
+def test_spark_reads_compressed_streams_with_its_own_extra() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert {*extras["compression"], *extras["arrow"]} <= set(extras["spark"])

@@ -375,3 +375,16 @@ def test_who_applies_the_subject(logs: ServedLogs, monkeypatch: pytest.MonkeyPat
     assert rows[0] == rows[1]
     assert len(rows[0]) == 13 * 25
     assert sizes[1] < 0.5 * sizes[0]
+
+
+def test_files_of_which_nothing_is_sealed(logs: ServedLogs) -> None:
+    """No empty result for a stream with records."""
+    stream = logs.add("young")
+    options = parse_options({"path": str(stream.real_log.directory)})
+    assert plan(options) == []
+    logs.append("young", [b"one", b"two"])
+    with pytest.raises(InvalidArgument, match=r"no sealed segment.*use server="):
+        plan(options)
+    logs.call(stream.real_log.roll)
+    (wanted,) = plan(options)
+    assert (wanted.first_offset, wanted.end_offset) == (1, 3)
