@@ -232,8 +232,7 @@ def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
     return attributes
 
 
-@lru_cache(maxsize=4096)
-def _single_subject(subject: bytes) -> tuple[bytes, int]:
+def _encode_single_subject(subject: bytes) -> tuple[bytes, int]:
     """The dictionary of a batch whose records all have one subject, and its attribute bits."""
     try:
         subject.decode()
@@ -243,6 +242,17 @@ def _single_subject(subject: bytes) -> tuple[bytes, int]:
         attributes, bitmap = ESCAPED_SUBJECTS, b"\1" + bytes(7)
     head = _ONE_SUBJECT.pack(1, 0, 0, len(subject))
     return head + bitmap + subject + padding_for(len(subject)), attributes
+
+
+_CACHED_BYTES = 256
+"""Publishers choose what the cache holds, so what is longer is made each time."""
+_cached_single_subject = lru_cache(maxsize=4096)(_encode_single_subject)
+
+
+def _single_subject(subject: bytes) -> tuple[bytes, int]:
+    if len(subject) <= _CACHED_BYTES:
+        return _cached_single_subject(subject)
+    return _encode_single_subject(subject)
 
 
 def _append_numbers(parts: list[bytes], numbers: array[int]) -> None:

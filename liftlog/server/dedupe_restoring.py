@@ -112,7 +112,7 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow) -> None:
     # After a stop that could not drain, some ids belong to messages that were never stored.
     end = log.log_end_offset
     content: dict[str, Any] = dedupe.snapshot()
-    content["ids"] = [entry for entry in content["ids"] if entry[2] < end]
+    content["marks"] = [entry for entry in content["marks"] if entry[2] < end]
     content |= {"lineage": log.lineage, "log_end_offset": end}
     write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
 

@@ -35,10 +35,11 @@ class AckSubjects:
         self._cached = lru_cache(maxsize=_CACHED)(self._decide)
 
     def allows(self, subject: bytes) -> bool:
-        return self._cached(subject)
+        # Not even remembered when it is too long: publishers choose what the cache holds.
+        return len(subject) <= MAX_LENGTH and self._cached(subject)
 
     def _decide(self, subject: bytes) -> bool:
-        if len(subject) > MAX_LENGTH or not _LITERAL.fullmatch(subject):
+        if not _LITERAL.fullmatch(subject):
             return False
         text = subject.decode("ascii")
         if text.startswith(("$", "liftlog.")) or "" in text.split("."):

@@ -89,18 +89,19 @@ class DedupeWindow:
             self.add(self.mark(message_id), offset, stamp)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it: `key` of the hash and `ids` as [timestamp_ns, mark,
+        """Everything, as JSON can hold it: `key` of the hash and `marks` as [timestamp_ns, mark,
         offset]; key and marks in hexadecimal digits."""
         offsets = self._offsets
-        ids = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in self._order]
-        return {"key": self._marks.key.hex(), "ids": ids}
+        marks = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in self._order]
+        return {"key": self._marks.key.hex(), "marks": marks}
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Fill an empty window with a snapshot. Without a `key` it was written by a version that
-        kept the ids themselves, as Latin-1 text. Raises KeyError, TypeError, ValueError."""
-        if "key" in content:
+        """Fill an empty window with a snapshot. Older versions, which kept the ids themselves, have
+        `ids` in it, as Latin-1 text; they find no `ids` in ours, and read the log instead. Raises
+        KeyError, TypeError, ValueError."""
+        if "marks" in content:
             self._marks = Marks(bytes.fromhex(content["key"]))
-            entries = [(s, bytes.fromhex(mark), offset) for s, mark, offset in content["ids"]]
+            entries = [(s, bytes.fromhex(mark), offset) for s, mark, offset in content["marks"]]
         else:
             entries = [
                 (stamp, self.mark(text.encode("latin-1")), offset)

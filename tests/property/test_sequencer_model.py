@@ -213,7 +213,7 @@ class Harness:
         self.dedupe.expire(self.now)
         remembered = {
             bytes.fromhex(mark): (offset, stamp)
-            for stamp, mark, offset in self.dedupe.snapshot()["ids"]
+            for stamp, mark, offset in self.dedupe.snapshot()["marks"]
         }
         limit = self.now - WINDOW_NS
         assert remembered == {

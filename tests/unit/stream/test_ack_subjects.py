@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,3 +96,15 @@ def test_the_fast_path_never_allows_what_the_slow_one_refuses(
 @given(st.lists(st.from_regex(rb"\A_INBOX(\.[A-Za-z0-9_-]{1,8}){1,3}\Z"), min_size=1, max_size=20))
 def test_ordinary_inboxes_take_the_fast_path(subjects: list[bytes]) -> None:
     assert AckSubjects(["orders.>"]).all_allowed(subjects)
+
+
+def test_what_publishers_choose_fills_no_memory() -> None:
+    subjects = AckSubjects(["a.>"])
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            assert not subjects.allows(b"%d." % number + b"r" * 10_000)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 1_000_000

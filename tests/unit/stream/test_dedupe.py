@@ -14,7 +14,7 @@ S = 1_000_000_000
 
 
 def marks(window: DedupeWindow) -> dict[bytes, int]:
-    return {bytes.fromhex(mark): offset for _, mark, offset in window.snapshot()["ids"]}
+    return {bytes.fromhex(mark): offset for _, mark, offset in window.snapshot()["marks"]}
 
 
 def test_expiry_goes_by_stamps() -> None:
@@ -62,7 +62,7 @@ def test_forget_newest_of_ids_that_were_evicted_meanwhile() -> None:
         window.add(name, offset, S)
     window.forget_newest([b"a", b"b", b"c", b"d"])
     assert len(window) == 0
-    assert window.snapshot()["ids"] == []
+    assert window.snapshot()["marks"] == []
 
 
 def test_snapshot_and_restore_keep_ids_of_any_bytes_and_length() -> None:
@@ -124,7 +124,7 @@ def test_rebuild_from_a_batch() -> None:
     batch = decode_batch(batch_of(5, [(S, b"a"), (S, b""), (2 * S, b"b")]))
     assert message_ids(batch) == [(5, S, b"a"), (7, 2 * S, b"b")]
     window.add_batch(batch)
-    assert window.snapshot()["ids"] == [
+    assert window.snapshot()["marks"] == [
         [S, window.mark(b"a").hex(), 5],
         [2 * S, window.mark(b"b").hex(), 7],
     ]
