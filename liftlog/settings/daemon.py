@@ -355,6 +355,11 @@ class CheckpointSettings(SettingsModel):
     max_count: Count = Field(
         default=100_000, description="Checkpoints at most, of all consumers and streams."
     )
+    max_count_per_principal: Count = Field(
+        default=10_000,
+        description="Of them, those that one principal of the ACL committed last. With an ACL, all "
+        "that come over NATS are those of one.",
+    )
 
 
 class Settings(SettingsModel):

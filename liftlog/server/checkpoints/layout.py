@@ -23,13 +23,17 @@ CheckpointKey = tuple[str, str]
 
 
 class Stored(NamedTuple):
-    """What is stored about one consumer in one stream. `offset` is the next one to read."""
+    """What is stored about one consumer in one stream. `offset` is the next one to read.
+
+    `owner` is the principal that committed it; empty: not known, and it counts against no quota.
+    """
 
     offset: int
     epoch: int
     incarnation: str
     time_ns: int
     metadata: str = ""
+    owner: str = ""
 
 
 def encode_key(key: CheckpointKey) -> bytes:
@@ -48,12 +52,15 @@ def decode_key(raw: bytes | None) -> CheckpointKey:
 
 
 def encode_value(stored: Stored) -> bytes:
-    offset, epoch, incarnation, time_ns, metadata = stored
+    offset, epoch, incarnation, time_ns, metadata, owner = stored
     shown = _quoted(incarnation)
     text = f'{{"v":{VERSION},"offset":{offset},"epoch":{epoch},"incarnation":{shown}'
+    text = f'{text},"time_ns":{time_ns}'
     if metadata:
-        return f'{text},"time_ns":{time_ns},"metadata":{_quoted(metadata)}}}'.encode("ascii")
-    return f'{text},"time_ns":{time_ns}}}'.encode("ascii")
+        text = f'{text},"metadata":{_quoted(metadata)}'
+    if owner:
+        text = f'{text},"owner":{_quoted(owner)}'
+    return f"{text}}}".encode("ascii")
 
 
 _quoted = json.encoder.encode_basestring_ascii  # building a map and encoding that takes 4 times it
@@ -72,6 +79,7 @@ def decode_value(raw: bytes) -> Stored:
             _text(content["incarnation"]),
             _whole(content["time_ns"], 0, _MAX_OFFSET),
             _text(content.get("metadata", "")),
+            _text(content.get("owner", "")),
         )
     except (ValueError, KeyError, RecursionError) as error:
         raise CorruptBatch(f"{raw[:200]!r} is not the value of a checkpoint: {error}") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from liftlog.server.checkpoints.layout import OFFSETS_STREAM
-from liftlog.server.checkpoints.over_nats import CheckpointIntake
+from liftlog.server.checkpoints.over_nats import OVER_NATS_OWNER, CheckpointIntake
 from liftlog.server.checkpoints.rebuilding import load_table
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.ingest.subscriptions import RunHandler
@@ -75,11 +75,16 @@ async def open_checkpoints(
         table,
         subject_prefix=subject_prefix(settings),
         max_count=settings.checkpoints.max_count,
+        max_count_per_principal=settings.checkpoints.max_count_per_principal,
         now_ns=wall_clock,
     )
     if is_open_to_nats(settings):
         intake = CheckpointIntake(
-            checkpoints, subject_prefix(settings), streams.send, lambda: streams.ack_subjects
+            checkpoints,
+            subject_prefix(settings),
+            streams.send,
+            lambda: streams.ack_subjects,
+            owner="" if settings.acl.file is None else OVER_NATS_OWNER,
         )
         # Where the settings do not ask for it, it is an offer: the daemon's NATS user need not have
         # the permission.

@@ -30,6 +30,9 @@ _MAX_SHOWN = 128
 """Of a name: as long as a valid one can be. Others are repeated in the answer, cut."""
 _MAX_DESCRIPTION = 1024
 
+OVER_NATS_OWNER = "(nats)"
+"""No principal of an ACL can have this name."""
+
 
 class CheckpointIntake:
     """The handler of the subscription."""
@@ -40,7 +43,11 @@ class CheckpointIntake:
         prefix: str,
         send: Callable[[bytes], None],
         ack_subjects: Callable[[], AckSubjects],
+        *,
+        owner: str = "",
     ) -> None:
+        """`owner`: against whose quota the checkpoints count; empty: against none."""
+        self._owner = owner
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
         self._send = send
@@ -58,7 +65,8 @@ class CheckpointIntake:
         answer = partial(self._answer, reply, stream, consumer)
         try:
             wish = parse_payload(payload)
-            self._checkpoints.commit(consumer, stream, told=partial(answer, wish["offset"]), **wish)
+            told = partial(answer, wish["offset"])
+            self._checkpoints.commit(consumer, stream, told=told, owner=self._owner, **wish)
         except LiftlogError as error:
             answer(0, error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,8 +38,12 @@ from liftlog.server.checkpoints.table import CheckpointTable
 logger = logging.getLogger("liftlog.server.checkpoints")
 
 _MAX_WAITING = 100_000
-_MAX_WAITING_CHARS = 16 * 1024 * 1024
+_MAX_WAITING_CHARS = 64 * 1024 * 1024
 """Of metadata in what waits."""
+_MAX_OWNER_WAITING = 10_000
+"""Of one principal: what is more would take the room of the others."""
+_MAX_FLIGHT = 5_000
+"""Changes judged in one turn of the event loop; the others wait for the next flight."""
 _MAX_LOOKED_AT = 10_000
 """Checkpoints looked at for one page, which is done on the event loop."""
 
@@ -82,6 +87,14 @@ class Change:
     only_if: Stored | None = None
     """Only while exactly this is stored."""
 
+    @property
+    def owner(self) -> str:
+        return "" if self.stored is None else self.stored.owner
+
+    @property
+    def chars(self) -> int:
+        return 0 if self.stored is None else len(self.stored.metadata)
+
 
 class Checkpoints:
     """Made by `opening.open_checkpoints`."""
@@ -94,6 +107,7 @@ class Checkpoints:
         *,
         subject_prefix: str,
         max_count: int,
+        max_count_per_principal: int = sys.maxsize,
         now_ns: Callable[[], int],
     ) -> None:
         self.table = table
@@ -103,9 +117,11 @@ class Checkpoints:
         self._offsets = offsets
         self._subject_prefix = subject_prefix
         self._max_count = max_count
+        self._max_owned = max_count_per_principal
         self._now_ns = now_ns
         self._waiting: list[Change] = []
         self._waiting_chars = 0
+        self._waiting_of: Counter[str] = Counter()  # by owner
         self._in_flight = False
         self._scheduled = False
 
@@ -122,8 +138,10 @@ class Checkpoints:
         metadata: str = "",
         incarnation: str | None = None,
         epoch: int | None = None,
+        owner: str = "",
     ) -> None:
-        """Store a checkpoint; `told` hears of it later, never within this call.
+        """Store a checkpoint; `told` hears of it later, never within this call. It counts against
+        the quota of `owner`, the principal that asks.
 
         Raises InvalidArgument, StreamNotFound, StreamUnavailable, OffsetOutOfRange,
         StaleIncarnation, Diverged, LimitExceeded; `told` may hear CheckpointMoved, LimitExceeded,
@@ -142,6 +160,7 @@ class Checkpoints:
                 log.incarnation,
                 0,
                 metadata,
+                owner,
             )
             self._add(Change((consumer, stream), stored, told, expected))
         except LiftlogError as error:
@@ -171,36 +190,45 @@ class Checkpoints:
     def _add(self, change: Change) -> None:
         if self._offsets.failure:
             raise StreamUnavailable(f"checkpoints cannot be stored: {self._offsets.failure}")
-        chars = self._waiting_chars + (len(change.stored.metadata) if change.stored else 0)
-        if len(self._waiting) >= _MAX_WAITING or chars > _MAX_WAITING_CHARS:
+        owner = change.owner
+        chars = self._waiting_chars + change.chars
+        if (
+            len(self._waiting) >= _MAX_WAITING
+            or chars > _MAX_WAITING_CHARS
+            or (owner and self._waiting_of[owner] >= _MAX_OWNER_WAITING)
+        ):
             raise LimitExceeded("too many checkpoints wait for the disk", hint="try again")
         self._waiting.append(change)
+        self._waiting_of[owner] += 1
         self._waiting_chars = chars
-        if not self._in_flight and not self._scheduled:
-            # Not at once: what else came with the same turn of the loop shares the flight.
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._begin_flight)
+        self._go_on()  # not at once: what else came with the same turn of the loop shares it
 
     # --- flights ---
 
     def _begin_flight(self) -> None:
         self._scheduled = False
-        changes, self._waiting, self._waiting_chars = self._waiting, [], 0
+        changes = self._take_waiting()
         now_ns = self._now_ns()
         found: dict[CheckpointKey, Stored | None] = {}
         verdicts: list[tuple[Told, LiftlogError | None]] = []
         count = len(self.table)
+        owned: Counter[str] = Counter()  # more than the table says
         for change in changes:
             key, stored = change.key, change.stored
             present = found[key] if key in found else self.table.get(key)
-            error = self._why_refused(change, present, count)
+            error = self._why_refused(change, present, count, owned)
             verdicts.append((change.told, error))
             nothing = stored is None and present is None and not self.table.is_uncertain(key)
             if error is None and not nothing:
                 found[key] = stored and stored._replace(time_ns=now_ns)
                 count += (present is None) - (stored is None)
+                if present is not None:
+                    owned[present.owner] -= 1
+                if stored is not None:
+                    owned[stored.owner] += 1
         if not found:
             self._tell(verdicts)
+            self._go_on()
             return
         self._in_flight = True
         self._offsets.store(
@@ -210,12 +238,27 @@ class Checkpoints:
             partial(self._landed, found, verdicts),
         )
 
+    def _take_waiting(self) -> list[Change]:
+        """The oldest; as many as one turn of the event loop is for."""
+        taken, self._waiting = self._waiting[:_MAX_FLIGHT], self._waiting[_MAX_FLIGHT:]
+        for change in taken:
+            self._waiting_chars -= change.chars
+            self._waiting_of[change.owner] -= 1
+        if not self._waiting:
+            self._waiting_of.clear()
+        return taken
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._in_flight and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin_flight)
+
     def _subject(self, key: CheckpointKey) -> bytes:
         consumer, stream = key
         return f"{self._subject_prefix}.{stream}.{consumer}".encode("ascii")
 
     def _why_refused(
-        self, change: Change, present: Stored | None, count: int
+        self, change: Change, present: Stored | None, count: int, owned: Counter[str]
     ) -> LiftlogError | None:
         offset = 0 if present is None else present.offset
         if change.expected not in (None, offset) or (
@@ -227,7 +270,16 @@ class Checkpoints:
                 f"not {change.expected or 'unset'}",
                 offset=offset,
             )
-        if present is None and change.stored is not None and count >= self._max_count:
+        if present is not None or change.stored is None:
+            return None
+        owner = change.owner
+        if owner and self.table.owned_count(owner) + owned[owner] >= self._max_owned:
+            return LimitExceeded(
+                f"{owner} has {self._max_owned} checkpoints already, as many as a principal may",
+                hint="delete some (liftlog offsets rm), or raise "
+                "checkpoints.max_count_per_principal",
+            )
+        if count >= self._max_count:
             return LimitExceeded(
                 f"there are {count} checkpoints already",
                 hint="delete some (liftlog offsets rm), or raise checkpoints.max_count",
@@ -293,8 +345,11 @@ class Checkpoints:
         consumer: str | None = None,
         stream: str | None = None,
         after: str | None = None,
+        limit: int = PAGE_CHECKPOINTS,
     ) -> tuple[list[Checkpoint], str | None]:
-        """Some checkpoints, and what to pass as `after` for more."""
+        """Some checkpoints, and what to pass as `after` for more: there may be more although fewer
+        than `limit` were found. `after` then names one that `may_read` may hide: do not tell it.
+        """
         behind: CheckpointKey | None = None
         if after is not None:
             first, _, second = after.partition("/")
@@ -308,7 +363,7 @@ class Checkpoints:
                     allowed[name] = may_read(name)
                 if allowed[name]:
                     found.append(self._describe(key, stored)[0])
-            if len(found) == PAGE_CHECKPOINTS or looked_at == _MAX_LOOKED_AT:
+            if len(found) == limit or looked_at == _MAX_LOOKED_AT:
                 return found, "/".join(key)
         return found, None
 

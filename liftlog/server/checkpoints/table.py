@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from liftlog.server.checkpoints.layout import CheckpointKey, Stored
@@ -28,6 +29,7 @@ class CheckpointTable:
         self._settled = set(settled)
         self._entries: dict[CheckpointKey, Stored] = dict(entries or {})
         self._order = sorted(self._entries)
+        self._owned = Counter([one.owner for one in self._entries.values()])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -42,12 +44,25 @@ class CheckpointTable:
             if len(self._settled) > len(self._entries) + _MAX_SETTLED:
                 self._settled &= self._entries.keys()  # of those that were deleted it is too many
         for key, stored in changes.items():
+            before = self._entries.get(key)
+            if before is not None:
+                self._disown(before.owner)
             if stored is not None:
-                if key not in self._entries:
+                if before is None:
                     insort(self._order, key)
                 self._entries[key] = stored
-            elif self._entries.pop(key, None) is not None:
+                self._owned[stored.owner] += 1
+            elif before is not None:
+                del self._entries[key]
                 del self._order[bisect_left(self._order, key)]
+
+    def owned_count(self, owner: str) -> int:
+        return self._owned[owner]
+
+    def _disown(self, owner: str) -> None:
+        self._owned[owner] -= 1
+        if not self._owned[owner]:
+            del self._owned[owner]
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
         """Whether damage may have cost a newer checkpoint of this key, or the word that it was

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from liftlog.protocol.checkpoints import (
+    PAGE_CHECKPOINTS,
+    Checkpoint,
     CheckpointAnswer,
     CheckpointsAnswer,
     CommitCheckpoint,
@@ -27,6 +30,7 @@ def _commit(caller: Caller, message: CommitCheckpoint, told: Told) -> None:
         metadata=message.metadata,
         incarnation=message.incarnation,
         epoch=message.epoch,
+        owner=caller.principal or "",
     )
 
 
@@ -47,10 +51,19 @@ async def _fetch(caller: Caller, message: FetchCheckpoint) -> Message:
 
 @handles(ListCheckpoints, None)
 async def _list(caller: Caller, message: ListCheckpoints) -> Message:
-    found, after = caller.broker.checkpoints.page(
-        partial(caller.may, "read"),
-        consumer=message.consumer,
-        stream=message.stream,
-        after=message.after,
-    )
-    return CheckpointsAnswer([one.to_wire() for one in found], after)
+    """A page is full, or the last: so it ends with a checkpoint that is in it, and `after` tells
+    nothing of those that the caller may not see."""
+    found: list[Checkpoint] = []
+    reached = message.after
+    while True:
+        some, reached = caller.broker.checkpoints.page(
+            partial(caller.may, "read"),
+            consumer=message.consumer,
+            stream=message.stream,
+            after=reached,
+            limit=PAGE_CHECKPOINTS - len(found),
+        )
+        found += some
+        if reached is None or len(found) == PAGE_CHECKPOINTS:
+            return CheckpointsAnswer([one.to_wire() for one in found], reached)
+        await asyncio.sleep(0)  # it looked at as many as one turn of the loop is for

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from liftlog.errors import LiftlogError
 from liftlog.protocol.administration import StreamUpdate
-from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
 from liftlog.protocol.described import DaemonInfo, LeaseInfo
 from liftlog.protocol.messages import StreamInfo
 
@@ -169,8 +169,10 @@ class Checkpoints(Protocol):
         metadata: str = "",
         incarnation: str | None = None,
         epoch: int | None = None,
+        owner: str = "",
     ) -> None:
-        """`told` hears later, on the loop, that it is durable or why it is not."""
+        """`told` hears later, on the loop, that it is durable or why it is not. It counts against
+        the quota of the principal `owner`."""
         ...
 
     def delete(
@@ -189,7 +191,11 @@ class Checkpoints(Protocol):
         consumer: str | None = None,
         stream: str | None = None,
         after: str | None = None,
-    ) -> tuple[list[Checkpoint], str | None]: ...
+        limit: int = PAGE_CHECKPOINTS,
+    ) -> tuple[list[Checkpoint], str | None]:
+        """Some, and where to go on; that may be one that `may_read` hides unless `limit` were
+        found."""
+        ...
 
 
 Operation = Literal["create", "delete", "read", "commit", "admin"]

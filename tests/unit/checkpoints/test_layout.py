@@ -46,6 +46,7 @@ def test_keys_come_back(consumer: str, stream: str) -> None:
         st.text(),
         st.integers(0, 2**63 - 1),
         st.text(),
+        st.text(),
     )
 )
 def test_values_come_back(stored: Stored) -> None:

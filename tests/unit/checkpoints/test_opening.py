@@ -263,6 +263,18 @@ async def test_it_belongs_to_the_daemon(tmp_path: Path) -> None:
         assert (info.origin, info.durability) == ("system", "fsync")
 
 
+async def test_owners_are_known_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=100) as one:
+        for n in range(5):
+            await one.commit(f"c{n}", n + 1, owner="shop")
+        await one.commit("c0", 7, owner="ops")
+        await one.commit("n", 7)
+        await one.checkpoints.deleted("c1", "orders")
+    async with opened(tmp_path) as one:
+        table = one.checkpoints.table
+        assert [table.owned_count(name) for name in ("shop", "ops", "")] == [3, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("acl", "over_nats", "open_to_nats"),
     [(False, None, True), (True, None, False), (True, True, True), (False, False, False)],

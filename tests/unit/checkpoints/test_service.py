@@ -67,7 +67,7 @@ def make_log(incarnation: str = "i1") -> Any:
 
 
 class Bench:
-    def __init__(self, max_count: int = 1000, entries: Any = None) -> None:
+    def __init__(self, max_count: int = 1000, entries: Any = None, quota: int = 1000) -> None:
         self.disk, self.streams = Disk(), Streams()
         self.now = 1000
         self.checkpoints = Checkpoints(
@@ -76,6 +76,7 @@ class Bench:
             CheckpointTable(entries),
             subject_prefix="liftlog.main.offsets",
             max_count=max_count,
+            max_count_per_principal=quota,
             now_ns=lambda: self.now,
         )
         self.told: list[tuple[str, LiftlogError | None]] = []
@@ -244,9 +245,83 @@ async def test_a_bound_on_what_waits() -> None:
     with pytest.raises(LimitExceeded):
         for _ in range(100_001):
             bench.commit("more", "c", 1)
-    bench.disk.land()
-    bench.disk.land()
+    while bench.disk.flights:
+        bench.disk.land()
     assert len(bench.told) == 100_001
+    assert not bench.checkpoints._waiting_of
+
+
+async def test_what_waits_is_judged_some_at_a_time() -> None:
+    """The event loop has more to do than to judge the checkpoints of one client."""
+    bench = Bench()
+    bench.commit("first", "c", 1)
+    await turn()
+    for _ in range(12_000):
+        bench.commit("more", "c", 1)
+    landed = []
+    while bench.disk.flights:
+        before = len(bench.told)
+        bench.disk.land()
+        landed.append(len(bench.told) - before)
+    assert landed == [1, 5000, 5000, 2000]
+
+
+async def test_what_waits_of_one_principal_leaves_room_for_others() -> None:
+    bench = Bench()
+    bench.commit("first", "c", 1)
+    await turn()
+    with pytest.raises(LimitExceeded):
+        for _ in range(100_000):
+            bench.commit("more", "c", 1, metadata="x" * 4096, owner="greedy")
+    bench.commit("modest", "d", 1, metadata="x" * 4096, owner="modest")
+    bench.commit("nobody's", "e", 1)
+    while bench.disk.flights:
+        bench.disk.land()
+    assert bench.outcomes()["modest"] == bench.outcomes()["nobody's"] == "ok"
+
+
+async def test_a_quota_for_each_principal() -> None:
+    old = {("old", "orders"): Stored(5, 1, "i1", 1)}
+    bench = Bench(entries=old, quota=2)
+    for label in ("a", "b", "c"):
+        bench.commit(label, label, 1, owner="greedy")
+    bench.commit("other", "d", 1, owner="modest")
+    bench.commit("nobody's", "e", 1)
+    await turn()
+    bench.disk.land()
+    assert bench.outcomes() == {
+        "a": "ok", "b": "ok", "c": "LIMIT_EXCEEDED", "other": "ok", "nobody's": "ok",
+    }  # fmt: skip
+    (refusal,) = [error for _, error in bench.told if error is not None]
+    assert "greedy has 2 checkpoints already" in refusal.message
+    assert "checkpoints.max_count_per_principal" in refusal.hint
+
+    bench.told.clear()
+    bench.commit("again", "a", 2, owner="greedy")  # one that is there always goes
+    bench.commit("taken over", "d", 2, owner="greedy")
+    bench.commit("old", "old", 6, owner="greedy")
+    bench.delete("rm", "b")
+    bench.commit("still too many", "c", 1, owner="greedy")
+    bench.delete("rm too", "a")
+    bench.delete("rm three", "old")
+    bench.commit("room", "c", 1, owner="greedy")
+    bench.commit("modest has room", "f", 1, owner="modest")
+    await turn()
+    bench.disk.land()
+    assert {label for label, error in bench.told if error is not None} == {"still too many"}
+    assert bench.checkpoints.table.owned_count("greedy") == 2
+    assert bench.checkpoints.table.owned_count("modest") == 1
+
+
+async def test_a_flight_that_fails_counts_against_nobody() -> None:
+    bench = Bench(quota=1)
+    bench.commit("lost", "a", 1, owner="p")
+    await turn()
+    bench.disk.land(StreamUnavailable("the disk is gone"))
+    bench.commit("again", "b", 1, owner="p")
+    await turn()
+    bench.disk.land()
+    assert bench.outcomes() == {"lost": "STREAM_UNAVAILABLE", "again": "ok"}
 
 
 async def test_a_bound_on_the_text_of_what_waits() -> None:
@@ -256,7 +331,7 @@ async def test_a_bound_on_the_text_of_what_waits() -> None:
     with pytest.raises(LimitExceeded):
         for _ in range(100_000):
             bench.commit("more", "c", 1, metadata="x" * 4096)
-    assert len(bench.checkpoints._waiting) == 16 * 1024 * 1024 // 4096
+    assert len(bench.checkpoints._waiting) == 64 * 1024 * 1024 // 4096
     bench.disk.land()
     bench.commit("again", "c", 1, metadata="x" * 4096)
 

@@ -8,14 +8,17 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
 from support.local_checkpoints import serve_checkpoints
 from support.logins import policy
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import AUTH, HELLO, RawPull, frame
 
+from acl.policy import Policy
 from liftlog.protocol.limits import MIB, WireLimits
 from liftlog.server.checkpoints import Checkpoints
+from liftlog.server.checkpoints.layout import Stored
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.pull.connection import PullConnection
 from liftlog.server.pull.limits import HELD_FRAMES_BYTES
@@ -218,6 +221,36 @@ async def test_an_answer_that_no_frame_holds_is_an_error_and_not_silence(
         peer.send({"k": "describe", "i": 1, "s": "orders"})  # its id is free again
         async with asyncio.timeout(5):
             assert (await peer.receive())["n"] == "INTERNAL"
+
+
+# --- checkpoints of others ---
+
+
+async def test_the_listing_of_checkpoints_tells_nothing_of_others(broker: LogBroker) -> None:
+    """Neither in what it lists nor in where it goes on."""
+    serve_checkpoints(broker)
+    table = broker.checkpoints.table  # type: ignore[attr-defined]
+    stored = Stored(5, 1, "i1", 1)
+    secret = {(f"secret-{n:05}", "payments"): stored for n in range(25_000)}
+    own = {(f"own-{n:05}", "orders"): stored for n in range(2_500)}
+    table.apply(secret | own | {("zzz", "orders"): stored, ("zzzz", "payments"): stored})
+    known = Policy.load(
+        "principals: {anonymous: {}}\n"
+        "roles: {own: [{allow: [read], streams: [orders]}]}\n"
+        "bindings: {anonymous: [own]}\n"
+    )
+    async with pull_server(broker, policy=known) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            found, after, pages = [], None, 0
+            while pages == 0 or after is not None:
+                peer.send({"k": "checkpoints", "i": 1, "a": after})
+                answer = await peer.receive()
+                assert b"secret" not in msgpack.packb(answer)
+                assert b"payments" not in msgpack.packb(answer)
+                found += [one["consumer"] for one in answer["d"]]
+                after, pages = answer.get("n"), pages + 1
+    assert found == [f"own-{n:05}" for n in range(2_500)] + ["zzz"]
+    assert pages == 3
 
 
 # --- requests that wait ---
