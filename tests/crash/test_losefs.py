@@ -143,3 +143,31 @@ def test_a_cut_at_a_chosen_operation(disk: LoseFsHandle) -> None:
     disk.cut("all", 0)
     disk.mount()
     assert (disk.path / "file").read_bytes() == b"1"
+
+
+def test_a_page_that_the_disk_does_not_give(disk: LoseFsHandle) -> None:
+    """As Linux has it: a short read up to the page, an error at it, and what lies behind it."""
+    path, page = disk.path / "file", 4096
+    with opened(path) as file:
+        raw = os.urandom(6 * page)
+        os.write(file, raw)
+        os.fsync(file)
+        sync_directory(disk.path)
+        assert os.pread(file, 6 * page, 0) == raw
+        disk.lose_pages(path, 2, 3)
+        assert os.pread(file, 6 * page, 100) == raw[100 : 2 * page]
+        for position in (2 * page, 2 * page + 7, 4 * page - 1):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                os.pread(file, page, position)
+        assert os.pread(file, 6 * page, 4 * page) == raw[4 * page :]
+        assert os.fstat(file).st_size == len(raw)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.pwrite(file, b"a part", 2 * page + 5)
+    lose_power(disk)
+    with opened(path) as file:
+        assert os.pread(file, 6 * page, 0) == raw[: 2 * page]
+        os.pwrite(file, raw[:page], 2 * page)
+        assert os.pread(file, 6 * page, 0) == raw[: 2 * page] + raw[:page]
+        disk.find_pages()
+        assert os.pread(file, 6 * page, 3 * page) == raw[3 * page :]
+    assert disk.status["unreadable"] > 0

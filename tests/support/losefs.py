@@ -71,6 +71,17 @@ class LoseFsHandle:
         """The operation on paths that contain `path` fails; a failed fsync drops dirty pages."""
         self._ask("fail", operation=operation, path=path, error=error, skip=skip, times=times)
 
+    def lose_pages(self, path: Path, *pages: int) -> None:
+        """From now on the disk does not give these pages (of 4 KiB) of a file: reads that begin on
+        one fail, those that reach one are short. They survive power cuts and can be written over.
+        """
+        place = str(path.relative_to(self.path))
+        self._ask("lose_pages", path=place, pages=list(pages))
+
+    def find_pages(self) -> None:
+        """All can be read again."""
+        self._ask("find_pages")
+
     def heal(self) -> None:
         self._ask("heal")
 

@@ -16,6 +16,7 @@ import random
 import select
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,7 @@ INIT_FLAGS = (1 << 5) | (1 << 22)  # big writes, max_pages
 _IN = struct.Struct("<IIQQIIIHH")
 _ATTR = struct.Struct("<6Q10I")
 _STAT_BLOCK = 512
+NOTIFY_INVAL_INODE = 2
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -72,6 +74,7 @@ class LoseFs:
         self.cut_at: int | None = None
         self.capacity: int | None = None
         self.faults: list[dict[str, Any]] = []
+        self.unreadable = 0
         self._forget_everything()
 
     def _forget_everything(self) -> None:
@@ -204,6 +207,37 @@ class LoseFs:
             mode, 1 if is_file else 2, 0, 0, 0, PAGE, 0,
         )  # fmt: skip
 
+    def lose_pages(self, path: str, pages: list[int], done: Callable[[], None]) -> None:
+        """The disk gives these pages of a file no more; the kernel forgets what it knows of them.
+
+        The kernel may wait with that for reads under way, which are answered by this thread. So
+        another one asks it, and calls `done`.
+        """
+        node: Node = self.root
+        for name in path.split("/"):
+            if not isinstance(node, LoseDirectory) or name not in node.entries:
+                raise OSError(errno.ENOENT, path)
+            node = node.entries[name]
+        assert isinstance(node, LoseFile)
+        node.bad_pages.update(pages)
+        number = self.numbers.get(id(node))
+        messages = []
+        if number is not None and self.fuse >= 0:
+            messages = [
+                struct.pack("<IiQQqq", 40, NOTIFY_INVAL_INODE, 0, number, page * PAGE, PAGE)
+                for page in pages
+            ]
+        threading.Thread(target=self._notify, args=(messages, done)).start()
+
+    def _notify(self, messages: list[bytes], done: Callable[[], None]) -> None:
+        for message in messages:
+            try:
+                os.write(self.fuse, message)
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # the kernel has forgotten the file already
+                    raise
+        done()
+
     def directory(self, number: int) -> LoseDirectory:
         node = self.nodes[number]
         if not isinstance(node, LoseDirectory):
@@ -255,6 +289,8 @@ def _setattr(fs: LoseFs, number: int, body: bytes) -> bytes:
         room = fs.room()
         if room is not None and size - len(file.data) > room:
             raise OSError(errno.ENOSPC, "")
+        if size % PAGE and size < len(file.data) and file.is_bad(size, 1):
+            raise OSError(errno.EIO, "")
         file.resize(size)
         if size == 0:
             fs.failed.discard(number)
@@ -318,13 +354,22 @@ def _rename2(fs: LoseFs, number: int, body: bytes) -> bytes:
 
 def _read(fs: LoseFs, number: int, body: bytes) -> bytes:
     _, offset, size = struct.unpack_from("<QQI", body)
-    return bytes(fs.file(number).data[offset : offset + size])
+    file = fs.file(number)
+    if file.bad_pages and file.is_bad(offset, min(size, len(file.data) - offset)):
+        # Of a request for several pages the kernel asks for each by itself then.
+        fs.unreadable += 1
+        raise OSError(errno.EIO, "")
+    return bytes(file.data[offset : offset + size])
 
 
 def _write(fs: LoseFs, number: int, body: bytes) -> bytes:
     _, offset, size = struct.unpack_from("<QQI", body)
     raw = body[40 : 40 + size]
     file = fs.file(number)
+    for border in (offset, offset + len(raw)):
+        # A kernel that adds to a page reads it first.
+        if border % PAGE and file.is_bad(border, 1) and border // PAGE * PAGE < len(file.data):
+            raise OSError(errno.EIO, "")
     room = fs.room()
     if room is not None and (excess := offset + size - max(len(file.data), offset) - room) > 0:
         raw = raw[: max(size - excess, 0)]
@@ -419,8 +464,15 @@ HANDLERS: dict[int, Callable[[LoseFs, int, bytes], bytes]] = {
 }
 
 
-def _command(fs: LoseFs, asked: dict[str, Any]) -> dict[str, Any]:
+def _command(fs: LoseFs, asked: dict[str, Any], later: Callable[[], None]) -> dict[str, Any] | None:
+    """The answer; None when `later` says so, in another thread."""
     match asked.pop("command"):
+        case "lose_pages":
+            fs.lose_pages(asked["path"], asked["pages"], later)
+            return None
+        case "find_pages":
+            for file in fs.root.files():
+                file.bad_pages.clear()
         case "mount":
             fs.mount()
         case "cut":
@@ -441,6 +493,7 @@ def _command(fs: LoseFs, asked: dict[str, Any]) -> dict[str, Any]:
         "retried": fs.retried,
         "used_bytes": sum(len(file.data) for file in fs.root.files()),
         "hits": sum(fault.get("hit", 0) for fault in fs.faults),
+        "unreadable": fs.unreadable,
     }
 
 
@@ -458,11 +511,13 @@ def main(mountpoint: str) -> None:
                     return  # the test is gone
                 *lines, received = (received + more).split(b"\n")
                 for line in lines:
+                    answer: dict[str, Any] | None
                     try:
-                        answer = _command(fs, json.loads(line))
+                        answer = _command(fs, json.loads(line), lambda: print("{}", flush=True))
                     except OSError as error:
                         answer = {"error": error.strerror, "errno": error.errno}
-                    print(json.dumps(answer), flush=True)
+                    if answer is not None:
+                        print(json.dumps(answer), flush=True)
             elif fs.fuse in ready:
                 try:
                     fs.serve_one()

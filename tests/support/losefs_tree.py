@@ -30,8 +30,17 @@ class LoseFile:
         self.stable = bytearray(stable)
         self.pending: list[Change] = []
         self.mode = mode
+        self.bad_pages: set[int] = set()  # the disk does not give them; a power cut changes nothing
+
+    def is_bad(self, position: int, length: int) -> bool:
+        """Whether a page of these bytes cannot be read."""
+        pages = range(position // PAGE, -(-(position + length) // PAGE))
+        return not self.bad_pages.isdisjoint(pages)
 
     def write(self, position: int, raw: bytes) -> None:
+        """A page that is written whole gets another place on the disk, and can be read again."""
+        whole = range(-(-position // PAGE), (position + len(raw)) // PAGE)
+        self.bad_pages.difference_update(whole)
         if position > len(self.data):
             self.data.extend(bytes(position - len(self.data)))
         self.data[position : position + len(raw)] = raw
@@ -40,6 +49,7 @@ class LoseFile:
     def resize(self, size: int) -> None:
         """Longer (zeros) or shorter."""
         old = len(self.data)
+        self.bad_pages = {page for page in self.bad_pages if page * PAGE < size}
         if size < old:
             del self.data[size:]
             # Whatever grows there again is zeros, also where the page reaches the disk.
@@ -60,6 +70,11 @@ class LoseFile:
         self.pending.clear()
 
     def after_power_cut(self, keep: Keep, rng: random.Random) -> LoseFile:
+        found = self._after_power_cut(keep, rng)
+        found.bad_pages = {page for page in self.bad_pages if page * PAGE < len(found.data)}
+        return found
+
+    def _after_power_cut(self, keep: Keep, rng: random.Random) -> LoseFile:
         if keep == "all":
             return LoseFile(bytes(self.data), self.mode)
         if keep == "none" or not self.pending:
