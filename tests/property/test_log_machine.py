@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
+from support import simfs
 from support.background_job import BackgroundJob, check_files
-from support.log_model import POLICY, Group, LogModel, feeds, fractions, readable
+from support.log_model import POLICY, Group, LogModel, feeds, fractions, offsets_on, readable
 from support.logs import SMALL, reopen
 from support.rewriting import (
     MINUTE_NS,
@@ -22,10 +23,21 @@ from support.rewriting import (
 from support.simfs import Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import OffsetOutOfRange
+from liftlog.log import unreadable
 from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.segment import Segment
 from liftlog.records import iter_batches
 
 keeps: st.SearchStrategy[Keep] = st.sampled_from(["none", "all", "last", "some", "some", "some"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_pages() -> Iterator[None]:
+    """Several in each of the small segments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unreadable, "PAGE_BYTES", 256)
+        patch.setattr(simfs, "PAGE", 256)
+        yield
 
 
 class LogMachine(LogModel):
@@ -149,7 +161,56 @@ class LogMachine(LogModel):
         for offset in [o for o in self.rows if header.base_offset <= o < header.next_offset]:
             self.damaged[offset] = self.rows.pop(offset)
 
+    @rule(where=fractions, page=fractions)
+    def a_page_is_lost(self, where: float, page: float) -> None:
+        """Of what is on the disk. Whoever reads it next finds out."""
+        log = self.log
+        number = int(where * log.segment_count)
+        segment = log.segments[number]
+        size = segment.size_bytes
+        if not segment.sealed:
+            size = log.active_state().position // simfs.PAGE * simfs.PAGE  # the rest is in memory
+        if not size or segment.path.name in log.damaged_files:
+            return
+        raw = self.fs.read(segment.path)[: segment.size_bytes]
+        self._lose(offsets_on(raw, self.fs.lose_page(segment.path, int(page * size))))
+        self._scrub_hidden(segment)
+
+    def _scrub_hidden(self, segment: Segment) -> None:
+        """Readers do not look below the log start; the scrubber does."""
+        if segment.base_offset < self.log.log_start_offset:
+            self.log.quarantine_damage(segment.base_offset, segment.next_offset)
+
+    def _lose(self, offsets: set[int]) -> None:
+        for offset in offsets & self.rows.keys():
+            self.damaged[offset] = self.rows.pop(offset)
+
     # --- stopping ---
+
+    @rule(
+        keep=keeps,
+        seed=st.integers(0, 2**16),
+        killed=st.booleans(),
+        pages=st.lists(fractions, min_size=1, max_size=2),
+        where=fractions,
+    )
+    def pages_are_lost_with_the_power(
+        self, keep: Keep, seed: int, killed: bool, pages: list[float], where: float
+    ) -> None:
+        """Above the recovery point too, and together with torn writes."""
+        image = self.fs.power_cut("all" if killed else keep, seed)
+        log, files = self.log, [path for path in image.files() if path.suffix == ".log"]
+        active = log.segments[-1].path
+        path = active if where < 0.7 and active in files else files[int(where * len(files))]
+        raw = image.read(path)
+        lost: set[int] = set()
+        listed = {segment.path for segment in log.segments}
+        if raw and path in listed and path.name not in log.damaged_files:
+            for page in pages:
+                lost |= offsets_on(raw, image.lose_page(path, int(page * len(raw))))
+        self._lose(lost)
+        self._start_again(image, reboot=not killed, lost=lost)
+        self._scrub_hidden(self.log.segments[0])
 
     @rule()
     def clean_stop(self) -> None:
@@ -243,6 +304,7 @@ class LogMachine(LogModel):
         reboot: bool,
         compacted: bool = False,
         truncated: bool = False,
+        lost: Set[int] = frozenset(),
     ) -> None:
         self.boots += reboot
         before = self.log.leader_epoch
@@ -263,6 +325,7 @@ class LogMachine(LogModel):
         tail = {o: r for o, r in found.items() if o not in committed}
         assert all(r in self.written.get(o, ()) for o, r in tail.items())
         assert all(o > max(committed, default=0) for o in tail), "something came back"
+        assert all(log.is_quarantined(o, o + 1) for o in lost if o in self.damaged)
         kept = {o: r for o, r in found.items() if o in committed}
         if compacted:
             self._compacted(kept, committed)

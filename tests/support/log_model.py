@@ -19,9 +19,9 @@ from support.rewriting import (
 from support.simfs import Fault, SimFileSystem
 
 from compaction import CompactionPolicy
-from liftlog.errors import CorruptRange, DiskFull, StorageError, SyncFailed
+from liftlog.errors import CorruptBatch, CorruptRange, DiskFull, StorageError, SyncFailed
 from liftlog.log import ActiveState, Log
-from liftlog.records import iter_batches
+from liftlog.records import decode_batch, parse_header
 
 records = st.tuples(st.sampled_from([None, b"a", b"b", b"c", b"d"]), st.booleans())
 groups = st.lists(st.lists(records, min_size=1, max_size=5), min_size=1, max_size=3)
@@ -45,15 +45,43 @@ def readable(log: Log) -> Rows:
             told = None
         if told is not None:
             assert offset <= told.first_offset < told.next_offset
+            if not log.is_quarantined(told.first_offset, told.next_offset):
+                log.quarantine_damage(told.first_offset, told.next_offset)  # as the daemon does
             offset = told.next_offset
             continue
         if piece is None:
             return found
         with piece:
-            for batch in iter_batches(piece.pread()):
+            raw, position, reached = piece.pread(), 0, offset
+            while position < len(raw):
+                try:
+                    batch = decode_batch(raw, position)
+                except CorruptBatch:
+                    # A page that the disk did not give; it is quarantined by now.
+                    assert log.quarantined, "damage that nobody was told of"
+                    break
                 found.update((o, r) for o, r in rows_of(batch).items() if o >= offset)
-            assert offset < piece.next_offset <= log.high_watermark
-            offset = piece.next_offset
+                position += batch.header.length
+                reached = batch.next_offset
+            else:
+                assert offset < piece.next_offset <= log.high_watermark
+                reached = piece.next_offset
+            offset = reached
+
+
+def offsets_on(raw: bytes, page: range) -> set[int]:
+    """Those of the batches of a segment file that lie on these bytes, in part at least."""
+    found: set[int] = set()
+    position = 0
+    while position < len(raw):
+        try:
+            header = parse_header(raw, position)
+        except CorruptBatch:
+            break
+        if position < page.stop and page.start < position + header.length:
+            found |= set(range(header.base_offset, header.next_offset))
+        position += header.length
+    return found
 
 
 def view(rows: Rows) -> dict[bytes, Row]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from liftlog.log.backup.layout import BackedUpFile
 from liftlog.log.filesystem import FileSystem, write_all
+from liftlog.log.unreadable import add_hole, read_around
 
 _PIECE_BYTES = 4 * 1024 * 1024
 
@@ -20,10 +21,12 @@ def copy_file(
     target: tuple[FileSystem, Path],
     size_bytes: int | None = None,
     copied: Copied = lambda size: None,
+    holes: list[range] | None = None,
 ) -> BackedUpFile:
     """Copy the first `size_bytes` (fewer if there are no more; None: all); fdatasynced on return.
 
-    Raises OSError.
+    Pages that the source's disk does not give are zeros in the copy, if `holes` is there to be told
+    of them; else they are an error like any other. Raises OSError.
     """
     file = source[0].open(source[1], writable=False)
     try:
@@ -32,7 +35,13 @@ def copy_file(
             digest, position = hashlib.sha256(), 0
             end = file.size() if size_bytes is None else size_bytes
             while position < end:
-                piece = file.pread(min(_PIECE_BYTES, end - position), position)
+                length = min(_PIECE_BYTES, end - position)
+                if holes is None:
+                    piece = file.pread(length, position)
+                else:
+                    piece, found = read_around(file, length, position)
+                    for hole in found:
+                        add_hole(holes, hole.start, hole.stop)
                 if not piece:
                     break
                 digest.update(piece)

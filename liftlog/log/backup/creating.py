@@ -18,15 +18,17 @@ from pathlib import Path
 from liftlog import __version__
 from liftlog.errors import InvalidArgument, StreamUnavailable
 from liftlog.log.backup.copying import copy_file, describe_file
+from liftlog.log.backup.holes import lost_in_holes
 from liftlog.log.backup.layout import BackedUpFile, BackedUpStream, Backup
-from liftlog.log.backup.sealing import seal_active
+from liftlog.log.backup.sealing import loss_in_words, seal_active
 from liftlog.log.backup.source import Source, look
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.index import index_path
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry
+from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 from liftlog.log.repair.damage import is_covered
+from liftlog.log.unreadable import is_unreadable
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log.backup")
@@ -98,6 +100,7 @@ class _StreamCopy:
     copied: dict[str, tuple[SegmentEntry, list[BackedUpFile]]] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    unreadable: dict[str, tuple[QuarantinedRange, ...]] = field(default_factory=dict)
     incarnation: str = ""
     done_bytes: int = 0
 
@@ -163,8 +166,9 @@ class _StreamCopy:
 
         path = self.from_directory / entry.file_name
         new = self.directory / entry.file_name
+        holes: list[range] = []
         try:
-            files = [copy_file((self.source, path), (self.fs, new), entry.size_bytes, tell)]
+            files = [copy_file((self.source, path), (self.fs, new), entry.size_bytes, tell, holes)]
         except FileNotFoundError:
             self.done_bytes = begun
             if not entry.size_bytes:
@@ -173,9 +177,16 @@ class _StreamCopy:
         try:
             pair = (self.source, index_path(path)), (self.fs, index_path(new))
             files.append(copy_file(*pair))
-        except FileNotFoundError:
-            pass  # it is made anew when it is needed
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and not is_unreadable(error):
+                raise
+            self._forget_index(index_path(new))  # it is made anew when it is needed
+        self.unreadable[entry.file_name] = lost_in_holes(self.fs, new, entry, holes)
         return files
+
+    def _forget_index(self, path: Path) -> None:
+        if self.fs.exists(path):
+            self.fs.unlink(path)
 
     def _finish(self, found: Source) -> BackedUpStream | None:
         """Seal what was acked of the active segment, and write the stream's manifest; None when
@@ -187,6 +198,12 @@ class _StreamCopy:
         if active is None:
             return None
         self._forget_unlisted(manifest)
+        unreadable = [
+            bad
+            for found_bad in self.unreadable.values()
+            for bad in found_bad
+            if not is_covered(bad.first_offset, bad.next_offset, manifest.quarantined)
+        ]
         fresh = SegmentEntry(end, manifest.unclaimed_generation)
         segments = [*found.sealed, *([active.entry] if active.entry else []), fresh]
         self.fs.open(self.directory / fresh.file_name, create=True).close()
@@ -196,7 +213,7 @@ class _StreamCopy:
             high_watermark=end,
             reserved_offset=max(manifest.reserved_offset, end),
             epochs=tuple(one for one in manifest.epochs if one[1] <= end),
-            quarantined=active.quarantined,
+            quarantined=(*active.quarantined, *unreadable),
             cleaned_below=min(manifest.cleaned_below, end),
             tombstones_removed_below=min(manifest.tombstones_removed_below, end),
             acks_before_sync=False,
@@ -215,7 +232,12 @@ class _StreamCopy:
             manifest.log_start_offset,
             end,
             tuple(sorted(written, key=lambda file: file.name)),
-            (*_known_losses(found), *self._missing_segments(found), *active.damaged),
+            (
+                *_known_losses(found),
+                *self._missing_segments(found),
+                *map(loss_in_words, unreadable),
+                *active.damaged,
+            ),
         )
 
     def _missing_segments(self, found: Source) -> list[str]:
@@ -232,6 +254,7 @@ class _StreamCopy:
         listed = {entry.file_name for entry in manifest.segments[:-1]}
         for name in [name for name in self.copied if name not in listed]:
             _, files = self.copied.pop(name)
+            self.unreadable.pop(name, None)
             for file in files:
                 self.fs.unlink(self.directory / file.name)
 
@@ -239,6 +262,7 @@ class _StreamCopy:
         self.copied.clear()
         self.missing.clear()
         self.lost.clear()
+        self.unreadable.clear()
         self.done_bytes = 0
         if self.fs.exists(self.directory):
             for name in self.fs.list_directory(self.directory):

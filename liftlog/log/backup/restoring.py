@@ -25,6 +25,7 @@ from liftlog.log.lock import LOCK_NAME
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, epochs_from, read_manifest
 from liftlog.log.recovery import ActiveState
 from liftlog.log.shared_states import CLEAN_NAME, write_states
+from liftlog.log.unreadable import is_unreadable
 
 _HARMLESS = {LOCK_NAME, "lost+found"}
 _MAX_EPOCH = 2**32 - 1
@@ -124,10 +125,14 @@ def _copy_stream(
     for file in stream.files:
         try:
             there = copy_file((source, old / file.name), (fs, new / file.name), copied=copied)
+            problem = "is damaged in"
         except FileNotFoundError:
-            there = None
+            there, problem = None, "is missing in"
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            there, problem = None, "cannot be read from the disk in"
         if there != file:
-            problem = "is missing in" if there is None else "is damaged in"
             raise CorruptMetadata(
                 f"{file.name} of stream {stream.name} {problem} the backup",
                 hint="`liftlog backup verify` lists all that is damaged",

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from liftlog.log.backup.copying import copy_file
+from liftlog.log.backup.holes import lost_in_holes
 from liftlog.log.backup.source import Source
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import find_data_end
+from liftlog.log.repair.damage import is_covered
 from liftlog.log.resync import is_whole
 from liftlog.log.segment import SteppedOver, walk_batches
 
@@ -47,13 +49,15 @@ def seal_active(
     if end <= active.base_offset:
         return SealedActive(None, (), quarantined, ())
     path, walked = directory / active.file_name, None
+    holes: list[range] = []
     try:
         file = source.open(from_directory / active.file_name, writable=False)
         try:
             walked = _Walk(file, active, end, quarantined)
         finally:
             file.close()
-        copy_file((source, from_directory / active.file_name), (fs, path), walked.position)
+        origin = source, from_directory / active.file_name
+        copy_file(origin, (fs, path), walked.position, holes=holes)
     except FileNotFoundError:
         if active.file_name not in missing:
             missing.add(active.file_name)
@@ -68,8 +72,15 @@ def seal_active(
         record_count=walked.record_count,
         max_timestamp_ns=walked.max_timestamp_ns,
     )
-    lost = _behind(quarantined, active, walked.next_offset, walked.position, end)
-    damaged = (*walked.damaged, *map(_words, lost))
+    lost = (
+        *_behind(quarantined, active, walked.next_offset, walked.position, end),
+        *(
+            bad
+            for bad in lost_in_holes(fs, path, entry, holes)
+            if not is_covered(bad.first_offset, bad.next_offset, quarantined)
+        ),
+    )
+    damaged = (*walked.damaged, *map(loss_in_words, lost))
     names = (active.file_name, index_path(path).name)
     return SealedActive(entry, names, (*quarantined, *lost), damaged)
 
@@ -144,5 +155,5 @@ def _behind(
     return (QuarantinedRange(offset, end, active.file_name, position, position, reason),)
 
 
-def _words(bad: QuarantinedRange) -> str:
+def loss_in_words(bad: QuarantinedRange) -> str:
     return f"offsets {bad.first_offset} to {bad.next_offset - 1} are {bad.reason}"

@@ -10,6 +10,7 @@ from liftlog.log.backup.copying import describe_file
 from liftlog.log.backup.layout import BackedUpFile, Backup, read_backup
 from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import FileSystem, OsFileSystem
+from liftlog.log.unreadable import is_unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ def _problem(fs: FileSystem, path: Path, file: BackedUpFile, read: Callable[[int
         there = describe_file(fs, path, read)
     except FileNotFoundError:
         return "the file is missing"
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return f"it cannot be read from the disk: {error.strerror or error}"
     if there.size_bytes != file.size_bytes:
         return f"it has {there.size_bytes:,} bytes instead of {file.size_bytes:,}"
     if there.sha256 != file.sha256:
