@@ -190,7 +190,8 @@ class LogStructure(LogWriting):
                 merged = replace(bad, segment=file_name)
                 for other in [one for one in known if _overlap(one, merged)]:
                     known.remove(other)
-                    merged = other.widened(merged)
+                    # Offsets that were only skipped must not make a loss look like one of them.
+                    merged = other.widened(merged) if other.is_loss else merged.widened(other)
                 known.append(merged)
             if set(known) == set(self._manifest.quarantined):
                 return
