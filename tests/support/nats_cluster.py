@@ -18,16 +18,18 @@ class NatsCluster:
 
     def __init__(self, size: int, **config: Any) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="nats-cluster-")
-        ports = _free_ports(size)
+        free = _free_ports(2 * size)
+        ports, monitors = free[:size], free[size:]
         routes = [f"nats://127.0.0.1:{port}" for port in ports]
         self.servers = [
             NatsServer(
                 Path(self._temporary.name) / f"n{number}",
                 server_name=f"n{number}",
                 cluster={"name": "c", "listen": f"127.0.0.1:{port}", "routes": routes},
+                http=f"127.0.0.1:{monitor}",
                 **config,
             )
-            for number, port in enumerate(ports)
+            for number, (port, monitor) in enumerate(zip(ports, monitors, strict=True))
         ]
 
     def wait_formed(self) -> None:
@@ -65,7 +67,8 @@ def _free_ports(count: int) -> list[int]:
 def _wait_route(first: NatsServer, second: NatsServer) -> None:
     deadline = time.monotonic() + 20
     with RawNats(first.port) as sender, RawNats(second.port) as receiver:
-        receiver.subscribe("probe.route")
+        receiver.sub("probe.route")
+        receiver.ping()
         while True:
             sender.send(b"PUB probe.route 1\r\nx\r\n")
             try:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.request
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -149,6 +150,12 @@ class NatsServer:
         are closed after `lame_duck_grace_period`, in `lame_duck_duration`."""
         os.kill(self.pid, signal.SIGUSR2)
         self._await_log(lambda log: "Entering lame duck mode" in log, "has no lame duck mode")
+
+    def connections(self) -> int:
+        """How many clients are connected; the configuration needs `http`."""
+        url = f"http://127.0.0.1:{self._config['http'].rpartition(':')[2]}/varz"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(json.load(answer)["connections"])
 
     def wait_ended(self, timeout: float = 60.0) -> None:
         """Until the server has ended by itself."""

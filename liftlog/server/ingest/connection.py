@@ -15,7 +15,7 @@ from typing import Any
 import nats.errors
 
 from liftlog.errors import NatsUnavailable
-from liftlog.server.ingest.endings import Cause, Ending, Refusal, ending_of, refusal_of
+from liftlog.server.ingest.endings import Cause, Ending, Refusal, ending_of, error_words, refusal_of
 from liftlog.server.ingest.login import login_options
 from liftlog.server.ingest.seam import make_client
 from liftlog.server.ingest.servers import NatsServerAddress
@@ -81,19 +81,25 @@ class NatsConnection:
         if "tls" in options and self.address.tls_name:
             options.setdefault("tls_hostname", self.address.tls_name)
         seconds = settings.connect_timeout_seconds
-        # Each step has this time: TCP, INFO, TLS, login.
-        async with asyncio.timeout(4 * seconds):
-            await self._client.connect(
-                servers=[self.address.url],
-                name=settings.name,
-                no_echo=True,
-                allow_reconnect=False,
-                connect_timeout=seconds,  # type: ignore[arg-type]
-                ping_interval=settings.ping_interval_seconds,  # type: ignore[arg-type]
-                max_outstanding_pings=settings.max_outstanding_pings,
-                error_cb=_say_nothing,
-                **options,
-            )
+        try:
+            # Each step has this time: TCP, INFO, TLS, login.
+            async with asyncio.timeout(4 * seconds):
+                await self._client.connect(
+                    servers=[self.address.url],
+                    name=settings.name,
+                    no_echo=True,
+                    allow_reconnect=False,
+                    connect_timeout=seconds,  # type: ignore[arg-type]
+                    ping_interval=settings.ping_interval_seconds,  # type: ignore[arg-type]
+                    max_outstanding_pings=settings.max_outstanding_pings,
+                    error_cb=_say_nothing,
+                    **options,
+                )
+        except OSError as error:
+            words = error_words(await self._transport.unread())
+            if words is not None:  # the server had said why before it closed the connection
+                raise NatsUnavailable(words) from error
+            raise
         if not self._client.is_connected:
             raise NatsUnavailable("the server did not confirm the login")
         self.on_info(self._client._server_info)

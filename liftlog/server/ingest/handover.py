@@ -26,9 +26,9 @@ _OVERLAP_SECONDS = 1.5
 """So long both are subscribed: more than a cluster needs to learn of a subscription. NATS waits
 10 s by default before it closes the first connection."""
 _PAIR_SECONDS = 1.0
-"""The copies of a message come within this time; shorter than the overlap, see `overlap`."""
+"""The copies of a message come within this time."""
 _DRAIN_SECONDS = 3.0
-_MAX_UNPAIRED = 500_000
+_MAX_MESSAGES = 500_000
 _MAX_HELD_BYTES = 64 * 1024 * 1024
 
 
@@ -52,7 +52,7 @@ class Handover:
         self._overlap = Overlap(
             time.monotonic,
             pair_seconds=_PAIR_SECONDS,
-            max_unpaired=_MAX_UNPAIRED,
+            max_messages=_MAX_MESSAGES,
             max_held_bytes=_MAX_HELD_BYTES,
         )
         self.refused: dict[LinkSubscription, str] = {}

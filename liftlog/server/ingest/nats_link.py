@@ -169,7 +169,7 @@ class NatsLink:
                 connection = await self._connect(ending)
                 ending = await self._serve(connection)
             except Exception as error:  # noqa: BLE001  # a supervisor: nats-py may raise anything
-                self._tell_failure("nats-link-failed", repr(error))
+                self._warn("nats-link-failed error=%r", error)
                 await self._abandon()
                 await asyncio.sleep(self._settings.reconnect_wait_seconds)
 
@@ -225,15 +225,15 @@ class NatsLink:
     def _failed(self, address: NatsServerAddress, error: Exception) -> None:
         text = (str(error) or type(error).__name__).removeprefix("nats: ")
         self.problem = f"{address.shown}: {text}"
-        self._tell_failure("nats-connect-failed", f"server={address.shown} error={text}")
+        self._warn("nats-connect-failed server=%s error=%s", address.shown, text)
 
-    def _tell_failure(self, what: str, text: str) -> None:
+    def _warn(self, event: str, *values: object) -> None:
         """In the log, but not twice a second for as long as it lasts."""
-        line, now = f"{what} {text}", time.monotonic()
+        line, now = event % values, time.monotonic()
         self._told = {one: at for one, at in self._told.items() if now - at < _TOLD_AGAIN_SECONDS}
         if line not in self._told:
             self._told[line] = now
-            logger.warning("%s", line)
+            logger.warning(event, *values)
 
     def _connected(self, connection: NatsConnection, ending: Ending | None) -> None:
         self.counters.connects += 1
@@ -297,7 +297,7 @@ class NatsLink:
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
         """Returns the connection that serves from now on: `old` if there is no other server."""
-        self._tell_failure("nats-lame-duck", f"server={old.address.shown} action=go-elsewhere")
+        self._warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
         # The same address last: behind it may be another server, if it is that of a balancer.
         for address in sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown):
             if old.ending is not None:
@@ -324,7 +324,7 @@ class NatsLink:
                 self._connection, self._handover = new, None
                 self._settle(handover.wanted, handover.refused)
         except NatsUnavailable as error:
-            self._tell_failure("nats-handover-failed", f"to={new.address.shown} error={error}")
+            self._warn("nats-handover-failed to=%s error=%s", new.address.shown, error)
             await new.close()
             return False
         except BaseException:
@@ -375,7 +375,7 @@ class NatsLink:
     def _publish_refused(self, refusal: Refusal) -> None:
         self.counters.acks_refused += 1
         self.refused_ack = RefusedAck(refusal.subject, refusal.text, time.monotonic())
-        self._tell_failure("nats-ack-refused", f"subject={refusal.subject} reason={refusal.text}")
+        self._warn("nats-ack-refused subject=%s reason=%s", refusal.subject, refusal.text)
 
     async def _attach_missing(self, now: float) -> None:
         """Ask for what is not confirmed: wanted while there was no connection, or refused."""

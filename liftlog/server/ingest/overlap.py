@@ -11,10 +11,13 @@ consist of: subject, reply, headers and payload.
                         subscribed    the old one is drained: f is delivered, then g
 
 So the order of a publisher's messages stays, and each is counted: two equal messages that came
-over both connections are two, not one and not four. A publisher that sends equal messages all the
-time could have one from before the new subscription taken for the copy of one from after the old
-one ended; therefore the youngest equal message is taken first, and none that is older than
-`pair_seconds`.
+over both connections are two, not one and not four.
+
+Equal messages need more care. Those that the old connection brought before the new subscription
+was known have no copies, and must not be taken for the copies of equal ones that came after the
+old one had ended. How many they are shows while both connections are quiet: then that is by how
+many the old one is ahead. Where equal messages come so fast that it is never quiet, this is
+estimated, rather too high: a few may then be stored twice, none is lost.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from hashlib import blake2b
 from typing import Protocol
 
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES, MessageRun
+
+_CLEARLY = 2
+_HIGH_PART = 0.9
 
 
 class Receiver(Protocol):
@@ -41,18 +47,16 @@ class Overlap:
         now: Callable[[], float],
         *,
         pair_seconds: float,
-        max_unpaired: int,
+        max_messages: int,
         max_held_bytes: int,
     ) -> None:
+        """The copies of a message come within `pair_seconds`."""
         self._now = now
         self._pair_seconds = pair_seconds
-        self._max_unpaired = max_unpaired
+        self._max_messages = max_messages
         self._max_held_bytes = max_held_bytes
-        self._old: dict[bytes, list[float]] = {}
-        """When the old connection brought messages whose copies have not come; oldest first."""
-        self._old_count = 0
+        self._seen: dict[bytes, _Seen] = {}
         self._held: dict[int, _Held] = {}
-        self._held_by_digest: dict[bytes, list[int]] = {}
         self._next_number = 0
         self.held_bytes = 0
         self.copies = 0
@@ -61,7 +65,7 @@ class Overlap:
     @property
     def is_full(self) -> bool:
         """Whether it should end soon, since it takes too much memory."""
-        return self._old_count > self._max_unpaired or self.held_bytes > self._max_held_bytes
+        return len(self._seen) > self._max_messages or self.held_bytes > self._max_held_bytes
 
     # --- while both are subscribed ---
 
@@ -72,37 +76,40 @@ class Overlap:
     def note(self, receiver: Receiver, parts: Sequence[_Parts]) -> None:
         """These have been dealt with: drop their copies."""
         now = self._now()
-        self._expire(now)
         for one in parts:
-            digest = _digest(receiver, one)
-            numbers = self._held_by_digest.get(digest)
-            if numbers:
-                self._drop(numbers.pop(0))
-                if not numbers:
-                    del self._held_by_digest[digest]
-            else:
-                times = self._old.pop(digest, None) or []
-                times.append(now)
-                self._old[digest] = times
-                self._old_count += 1
+            seen = self._seen_of(receiver, one)
+            seen.pass_time(now)
+            seen.old += 1
+            seen.old_at = now
+            if seen.held:
+                number = seen.held.pop(0)
+                self.held_bytes -= self._held.pop(number).size_bytes
+                seen.copies += 1
+                self.copies += 1
 
     def from_new(self, receiver: Receiver, run: MessageRun) -> None:
         """Hold back what has not come over the old one."""
+        now = self._now()
         for row, one in enumerate(_parts(run)):
-            digest = _digest(receiver, one)
-            if self._is_copy(digest):
+            seen = self._seen_of(receiver, one)
+            seen.pass_time(now)
+            if seen.old > seen.copies and now - seen.old_at <= self._pair_seconds:
+                seen.copies += 1
+                self.copies += 1
+                if seen.old > 1:
+                    seen.example = (receiver, run, row)
                 continue
-            number = self._next_number
             self._next_number += 1
             held = _Held(receiver, run, row, sum(map(len, one)) + MESSAGE_OVERHEAD_BYTES)
-            self._held[number] = held
-            self._held_by_digest.setdefault(digest, []).append(number)
+            self._held[self._next_number] = held
+            seen.held.append(self._next_number)
             self.held_bytes += held.size_bytes
 
     # --- after the old one is drained ---
 
     def release(self) -> list[tuple[Receiver, MessageRun]]:
         """What was held back, in the order in which it came."""
+        now = self._now()
         found: list[tuple[Receiver, MessageRun]] = []
         rows: list[int] = []
         last: _Held | None = None
@@ -114,44 +121,84 @@ class Overlap:
             last = held
         if last is not None:
             found.append((last.receiver, select(last.run, rows)))
+        for seen in self._seen.values():
+            seen.pass_time(now)
+            too_many = seen.copies - seen.expected_copies
+            if too_many > 0 and seen.example is not None:
+                receiver, run, row = seen.example
+                found += [(receiver, select(run, [row]))] * too_many
+                seen.copies -= too_many
+                self.copies -= too_many
         self._held.clear()
-        self._held_by_digest.clear()
         self.held_bytes = 0
         return found
 
     def late(self, receiver: Receiver, run: MessageRun) -> MessageRun | None:
         """What of a run over the new connection is no late copy."""
-        rows = [
-            row for row, one in enumerate(_parts(run)) if not self._is_copy(_digest(receiver, one))
-        ]
+        rows = []
+        now = self._now()
+        for row, one in enumerate(_parts(run)):
+            seen = self._seen.get(_digest(receiver, one))
+            if (
+                seen is not None
+                and seen.copies < seen.expected_copies
+                and now - seen.old_at <= self._pair_seconds
+            ):
+                seen.copies += 1
+                self.copies += 1
+            else:
+                rows.append(row)
         return select(run, rows) if rows else None
 
-    # --- inner ---
+    def _seen_of(self, receiver: Receiver, parts: _Parts) -> _Seen:
+        digest = _digest(receiver, parts)
+        seen = self._seen.get(digest)
+        if seen is None:
+            seen = self._seen[digest] = _Seen()
+        return seen
 
-    def _is_copy(self, digest: bytes) -> bool:
-        times = self._old.get(digest)
-        if not times or self._now() - times[-1] > self._pair_seconds:
-            return False
-        times.pop()
-        if not times:
-            del self._old[digest]
-        self._old_count -= 1
-        self.copies += 1
-        return True
 
-    def _drop(self, number: int) -> None:
-        self.held_bytes -= self._held.pop(number).size_bytes
-        self.copies += 1
+class _Seen:
+    """Equal messages."""
 
-    def _expire(self, now: float) -> None:
-        """Forget what is too old to have a copy. The order of the dict is by the youngest."""
-        while self._old:
-            digest = next(iter(self._old))
-            times = self._old[digest]
-            if now - times[-1] <= self._pair_seconds:
-                return
-            self._old_count -= len(times)
-            del self._old[digest]
+    __slots__ = ("at", "copies", "example", "held", "old", "old_at", "seconds")
+
+    def __init__(self) -> None:
+        self.old = 0
+        """How many the old connection brought."""
+        self.old_at = 0.0
+        self.copies = 0
+        """How many of those that the new one brought were taken for copies."""
+        self.held: list[int] = []
+        self.example: tuple[Receiver, MessageRun, int] | None = None
+        self.seconds: dict[int, float] = {}
+        """How long the old one was ahead by so many."""
+        self.at = 0.0
+
+    def pass_time(self, now: float) -> None:
+        """Call it before a change. One message alone tells nothing."""
+        if self.old > 1:
+            ahead = self.old - self.copies - len(self.held)
+            self.seconds[ahead] = self.seconds.get(ahead, 0.0) + now - self.at
+        self.at = now
+
+    @property
+    def expected_copies(self) -> int:
+        """How many of the old connection's messages come over the new one too."""
+        return self.old - min(max(self._without_copy(), 0), self.old)
+
+    def _without_copy(self) -> int:
+        if self.old < 2 or not self.seconds:
+            return 0
+        most, *others = sorted(self.seconds, key=self.seconds.__getitem__, reverse=True)
+        if not others or self.seconds[most] >= self.seconds[others[0]] * _CLEARLY:
+            return most
+        wanted = sum(self.seconds.values()) * _HIGH_PART
+        for ahead in sorted(self.seconds):
+            wanted -= self.seconds[ahead]
+            if wanted <= 0:
+                return ahead
+        return most
 
 
 class _Held:

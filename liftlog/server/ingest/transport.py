@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -83,6 +84,14 @@ class DirectReader(asyncio.StreamReader):
         return data
 
 
+class _TlsProtocol(asyncio.StreamReaderProtocol):
+    """asyncio's own does not know that it came to a connection that was encrypted later."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+
 class WideTransport(TcpTransport):
     """nats-py's TCP transport with reads of 1 MiB instead of 32 KiB, and a DirectReader."""
 
@@ -111,7 +120,7 @@ class WideTransport(TcpTransport):
         assert self._io_writer is not None, "connect comes first"
         loop = asyncio.get_running_loop()
         reader = DirectReader(READ_BYTES, self._feed)
-        protocol = asyncio.StreamReaderProtocol(reader)
+        protocol = _TlsProtocol(reader)
         hostname = uri if isinstance(uri, str) else uri.hostname
         async with asyncio.timeout(connect_timeout):
             transport = await loop.start_tls(
@@ -158,6 +167,14 @@ class WideTransport(TcpTransport):
         """How much was read at a stretch, without the socket being empty once."""
         reader = self._io_reader
         return reader.behind_bytes if isinstance(reader, DirectReader) else 0
+
+    async def unread(self) -> bytes:
+        """What has come and was not read, after the connection has failed."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_JUST_NOW_SECONDS):
+                if self._io_reader is not None:
+                    return await self._io_reader.read(READ_BYTES)
+        return b""
 
     def abort(self) -> None:
         """Close without waiting for unsent bytes."""

@@ -100,6 +100,11 @@ class WebSocketTransport(Transport):
     def at_eof(self) -> bool:
         return not self._received and (self._socket is None or self._socket.closed)
 
+    async def unread(self) -> bytes:
+        """What has come and was not read, after the connection has failed."""
+        data, self._received = self._received, b""
+        return data
+
     def behind_bytes(self) -> int:
         """Not known here."""
         return 0
