@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from support.ingesting import (
     values_of,
 )
 from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.raw_nats import RawNats, ServerError
 
 pytestmark = pytest.mark.integration
 
@@ -241,7 +242,16 @@ def test_a_user_that_is_removed() -> None:
 
 
 def test_too_many_connections() -> None:
-    with NatsServer(max_connections=1) as server, RawNats(server.port):
+    with NatsServer(max_connections=1) as server:
+        others: list[RawNats] = []
+
+        def is_full() -> bool:
+            with contextlib.suppress(OSError, ServerError):
+                others.append(RawNats(server.port))
+            return bool(others)
+
+        until(is_full)  # the probe of the start may take the place for a moment
         with serving(server.url).spawn() as daemon:
             daemon.wait_listening()
             until(lambda: "maximum connections" in daemon.get("/readyz")[1].lower())
+        others[0].close()
