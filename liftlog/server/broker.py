@@ -404,8 +404,9 @@ class Broker:
         for host in hosts:
             try:
                 write_dedupe_snapshot(host.log, host.sequencer.dedupe)
+                host.subjects.save()
             except OSError as error:
-                logger.warning("dedupe-snapshot-failed stream=%s error=%s", host.name, error)
+                logger.warning("snapshot-failed stream=%s error=%s", host.name, error)
             state = None if host.failure else host.log.close()
             if state is not None:
                 states[host.name] = state

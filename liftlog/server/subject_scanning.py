@@ -18,6 +18,7 @@ from typing import Protocol
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
 from liftlog.records import decode_batch, parse_header
+from liftlog.server.subject_snapshot import restore_subject_snapshot, write_subject_snapshot
 from liftlog.settings import StreamSettings
 from liftlog.stream import Sequencer
 from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences
@@ -55,6 +56,8 @@ def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSeq
 
 def restore_subjects(log: Log, table: SubjectSequences) -> None:
     """Fill the table of a log that is being opened, unless that would take long. Blocking."""
+    if restore_subject_snapshot(log, table):
+        return
     if sum(segment.size_bytes for segment in log.segments) <= _AT_ONCE_BYTES:
         table.adopt(scan_subjects(log, table.new_scan()))
 
@@ -132,6 +135,8 @@ class SubjectUpkeep:
     def __init__(self, host: SubjectHost) -> None:
         self._host = host
         self._wanted = False
+        self._is_current = True
+        self._damage_seen = host.log.quarantined
         self._task: asyncio.Task[None] | None = None
         self._closed = threading.Event()
 
@@ -144,7 +149,7 @@ class SubjectUpkeep:
                 table.resize(wanted.max_subjects)
         else:
             sequencer.subjects = new_table(settings, self._host.log, sequencer.next_offset)
-        if sequencer.subjects is not None and not sequencer.subjects.is_complete:
+        if sequencer.subjects is not None and sequencer.subjects.needs_scan:
             self.request()
 
     def lost_from(self, offset: int) -> None:
@@ -158,7 +163,7 @@ class SubjectUpkeep:
         """Records went: scan what is left. Does nothing where no table is kept."""
         if self._host.sequencer.subjects is None or self._closed.is_set():
             return
-        self._wanted = True
+        self._wanted, self._is_current = True, False
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -184,13 +189,14 @@ class SubjectUpkeep:
             # The group may fail, and offsets go back.
             await asyncio.wait({committed}, timeout=_LOOK_AGAIN_SECONDS)
             committed.cancel()
-        began = time.monotonic()
+        began, damage = time.monotonic(), host.log.quarantined
         scan = await asyncio.to_thread(scan_subjects, host.log, table.new_scan(), self._go_on)
         if self._closed.is_set() or host.sequencer.subjects is not table:
             return
         if not table.adopt(scan):
             self._wanted = True
             return
+        self._is_current, self._damage_seen = not self._wanted, damage
         logger.info(
             "subjects-scanned stream=%s subjects=%d complete=%s seconds=%.2f",
             host.name,
@@ -206,3 +212,10 @@ class SubjectUpkeep:
     def close(self) -> None:
         """A scan that is under way ends soon, and changes nothing."""
         self._closed.set()
+
+    def save(self) -> None:
+        """Write a snapshot for the next start, if the table says what the log does. Call it when
+        the stream is closed; blocking. Raises OSError."""
+        table, log = self._host.sequencer.subjects, self._host.log
+        if table is not None and self._is_current and self._damage_seen == log.quarantined:
+            write_subject_snapshot(log, table)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from operator import itemgetter
+from typing import Any
 
 from liftlog.stream.marks import Marks
 
@@ -45,6 +46,8 @@ class SubjectSequences:
         self._log_start_offset = log_start_offset
         # A subject that is not in the table has no record at or above this offset.
         self._unknown_below = known_from
+        self.needs_scan = not self.is_complete
+        """Whether a scan would make it know more."""
         self._committed: dict[bytes, int] = {}  # in the order of their offsets
         self._pending: dict[bytes, int] = {}
 
@@ -67,6 +70,7 @@ class SubjectSequences:
 
     def resize(self, max_subjects: int) -> None:
         """Another bound from now on. What a smaller one had let go needs a scan."""
+        self.needs_scan |= max_subjects > self.max_subjects and not self.is_complete
         self.max_subjects = max_subjects
         self._let_go()
 
@@ -115,6 +119,7 @@ class SubjectSequences:
         while table and next(reversed(table.values())) >= offset:
             table.popitem()
         self._unknown_below = self.known_from = next_offset
+        self.needs_scan = True
 
     # --- scans ---
 
@@ -135,8 +140,31 @@ class SubjectSequences:
         # What was let go at or above its end the scan cannot know of.
         own = self._unknown_below if self._unknown_below > scan.end else 0
         self._unknown_below = max(scan.unknown_below, own)
+        self.needs_scan = False
         self._let_go()
         return True
+
+    # --- snapshots ---
+
+    def snapshot(self, end: int) -> dict[str, Any]:
+        """What is committed below offset `end`, as JSON can hold it: `key` of the hash, `last` as
+        [mark, offset] in the order of the offsets, `unknown_below`; key and marks in hexadecimal
+        digits."""
+        last = [[mark.hex(), offset] for mark, offset in self._committed.items() if offset < end]
+        return {"key": self.marks.key.hex(), "last": last, "unknown_below": self._unknown_below}
+
+    def restore(self, content: Mapping[str, Any], end: int) -> bool:
+        """Fill a table that has noted nothing yet with a snapshot of everything below `end`. Raises
+        KeyError, TypeError, ValueError."""
+        marks = Marks(bytes.fromhex(content["key"]))
+        scan = SubjectScan(marks, self.max_subjects)
+        scan.last = {bytes.fromhex(mark): int(offset) for mark, offset in content["last"]}
+        scan.unknown_below = int(content["unknown_below"])
+        scan.end = end
+        if list(scan.last.values()) != sorted(scan.last.values()):
+            raise ValueError("the offsets do not ascend")
+        self.marks = marks
+        return self.adopt(scan)
 
 
 class SubjectScan:

@@ -14,7 +14,8 @@ from support.local_broker import Running
 from support.local_cleaning import Cleaning
 
 from liftlog.errors import CorruptRange, StorageError, SyncFailed
-from liftlog.log import LogSlice
+from liftlog.log import LogSlice, OsFileSystem
+from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.records import parse_header
 from liftlog.server import subject_scanning
 from liftlog.server.stream_host import StreamHost
@@ -57,16 +58,23 @@ def known(host: StreamHost, subjects: list[bytes]) -> list[int | None]:
     return [table_of(host).last_offset(subject) for subject in subjects]
 
 
-async def reopened(running: Running, tmp_path: Path) -> tuple[Running, StreamHost]:
+async def reopened(
+    running: Running, tmp_path: Path, *, snapshot: bool = False
+) -> tuple[Running, StreamHost]:
+    """After a clean stop, whose snapshot is used or removed."""
+    path = running.broker.hosts["s"].log.directory / "subjects"
     await running.broker.close()
+    assert path.exists()
+    if not snapshot:
+        path.unlink()
     again = Running(tmp_path)
     await again.start()
     return again, again.broker.hosts["s"]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", ["snapshot", "scan at once", "scan beside"])
 async def test_after_a_restart(
-    at_once: bool, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of subjects that are not UTF-8, or look as if they had been escaped."""
     await running.broker.create_stream("s", SETTINGS | SMALL)
@@ -76,10 +84,10 @@ async def test_after_a_restart(
     await store(host, [b"in.b"])
     expected = [25, 31, 27, 28, 29, 30, 0]
     assert known(host, [*SUBJECTS, b"in.new"]) == expected
-    if not at_once:
+    if way != "scan at once":
         monkeypatch.setattr(subject_scanning, "_AT_ONCE_BYTES", 0)
-    again, host = await reopened(running, tmp_path)
-    if not at_once:
+    again, host = await reopened(running, tmp_path, snapshot=way == "snapshot")
+    if way == "scan beside":
         assert known(host, SUBJECTS) == [None] * 6
         await until(lambda: table_of(host).is_complete)
     assert known(host, [*SUBJECTS, b"in.new"]) == expected
@@ -325,3 +333,74 @@ async def test_a_damaged_batch_is_quarantined_and_counts_as_removed(
     assert known(host, [b"in.b", b"in.c", b"in.d"]) == [2, 4, 5]
     assert table_of(host).is_complete
     assert [(bad.first_offset, bad.next_offset) for bad in host.log.quarantined] == [(3, 4)]
+
+
+# --- snapshots ---
+
+
+@pytest.mark.parametrize(
+    "what", ["appended", "segments", "quarantined", "lineage", "damaged", "cut", "empty", "other"]
+)
+async def test_a_snapshot_of_another_state_is_not_used(
+    what: str, running: Running, tmp_path: Path, caplog: Any
+) -> None:
+    await running.broker.create_stream("s", SETTINGS | SMALL)
+    host = running.broker.hosts["s"]
+    for name in (b"in.a", b"in.b", b"in.a"):
+        await store(host, [name], 9000)
+    again, host = await reopened(running, tmp_path, snapshot=True)
+    path = host.log.directory / "subjects"
+    kept = path.read_bytes()
+    if what == "appended":
+        await store(host, [b"in.b"])
+    elif what in ("segments", "quarantined", "lineage"):
+        content = json.loads(kept.partition(b"\n")[2])
+        content |= {what: None, "last": [[content["last"][0][0], 1], [content["last"][1][0], 1]]}
+        write_checkpoint_file(OsFileSystem(), path, "subjects", content)
+        kept = path.read_bytes()
+    elif what == "damaged":
+        kept = kept[:-5] + b"9" + kept[-4:]
+    elif what == "cut":
+        kept = kept[:40]
+    elif what == "empty":
+        kept = b""
+    else:
+        kept = kept.replace(b"subjects 1", b"subjects 2", 1)
+    await again.broker.close()
+    path.write_bytes(kept)
+    last = Running(tmp_path)
+    await last.start()
+    host = last.broker.hosts["s"]
+    assert known(host, [b"in.a", b"in.b"]) == [3, 4 if what == "appended" else 2]
+    assert table_of(host).is_complete
+    is_broken = what in ("damaged", "cut", "empty", "other")
+    assert ("subjects-snapshot-ignored stream=s" in caplog.text) == is_broken
+    await last.broker.close()
+
+
+async def test_no_snapshot_while_a_scan_is_due(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    await store(host, [b"in.a"])
+    monkeypatch.setattr(subject_scanning.SubjectUpkeep, "_run", _nothing)
+    host.subjects.request()
+    await running.broker.close()
+    assert not (host.log.directory / "subjects").exists()
+
+
+async def _nothing(_: Any) -> None: ...
+
+
+async def test_a_snapshot_knows_what_had_to_be_let_go(running: Running, tmp_path: Path) -> None:
+    few = {"subject_sequences": {"max_subjects": 2}}
+    await running.broker.create_stream("s", SETTINGS | few)
+    await store(running.broker.hosts["s"], [b"in.a", b"in.b", b"in.c"])
+    again, host = await reopened(running, tmp_path, snapshot=True)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [None, 2, 3]
+    assert host.subjects._task is None, "no scan would know more"
+    await again.broker.administration.update_stream("s", {"subject_sequences": {"max_subjects": 3}})
+    await until(lambda: table_of(host).is_complete)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [1, 2, 3]
+    await again.broker.close()
