@@ -22,7 +22,7 @@ from liftlog.client.resets import OnReset, Reset
 from liftlog.client.selecting import Column, Filter
 from liftlog.client.sync_consumer import SyncConsumer
 from liftlog.client.synchronous import SyncClient, connect_sync
-from liftlog.protocol.administration import StreamUpdate
+from liftlog.protocol.administration import StreamExtent, StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
 from liftlog.protocol.messages import StreamInfo
@@ -47,6 +47,7 @@ __all__ = [
     "Removal",
     "Reset",
     "Start",
+    "StreamExtent",
     "StreamInfo",
     "StreamUpdate",
     "SyncBatchReader",

@@ -10,8 +10,10 @@ from liftlog.errors import InvalidArgument
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
+    ExtentsAnswer,
     LeaseAnswer,
     LeasesAnswer,
+    ListExtents,
     ListLeases,
     Metadata,
     PauseStream,
@@ -19,6 +21,7 @@ from liftlog.protocol.administration import (
     RenewLease,
     ResumeStream,
     SetReadOnly,
+    StreamExtent,
     StreamsFor,
     StreamUpdate,
     TruncateStream,
@@ -30,6 +33,7 @@ from liftlog.protocol.messages import EARLIEST, Done, Message, StreamAnswer, Str
 from liftlog.protocol.stream_info import StreamInfo
 
 DEFAULT_TTL_SECONDS = 60.0
+DEFAULT_STEP_BYTES = 4 * 1024 * 1024
 
 
 def _update_request(
@@ -169,6 +173,18 @@ class AsyncAdministration:
         """The leases on a stream; their ids are shown to those who may administer it."""
         return (await self._call(ListLeases(stream), LeasesAnswer)).infos
 
+    async def stream_extents(
+        self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
+    ) -> list[StreamExtent]:
+        """How the bytes of the stream lie over its offsets, from the segment of offset `start` to
+        the high watermark: pieces of about `step_bytes`, larger ones where there would be more than
+        4096. For readers that share a stream out by size. Sizes are as stored: compressed ones.
+
+        Raises UnknownRequest from an older daemon.
+        """
+        request = ListExtents(stream, start, step_bytes)
+        return (await self._call(request, ExtentsAnswer)).extents
+
     async def streams_for(self, subject: str) -> list[StreamInfo]:
         """The streams that record `subject`; for a pattern, those that record any part of it."""
         return (await self._call(StreamsFor(subject), StreamsAnswer)).infos
@@ -251,6 +267,12 @@ class SyncAdministration:
     def list_leases(self, stream: str) -> list[LeaseInfo]:
         """As `Client.list_leases`."""
         return self._call(ListLeases(stream), LeasesAnswer).infos
+
+    def stream_extents(
+        self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
+    ) -> list[StreamExtent]:
+        """As `Client.stream_extents`."""
+        return self._call(ListExtents(stream, start, step_bytes), ExtentsAnswer).extents
 
     def streams_for(self, subject: str) -> list[StreamInfo]:
         """As `Client.streams_for`."""

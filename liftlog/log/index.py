@@ -23,13 +23,14 @@ from typing import NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from liftlog.log.filesystem import FileSystem, write_all
+from liftlog.log.filesystem import File, FileSystem, write_all
 from liftlog.log.unreadable import is_unreadable
 
 INTERVAL_BYTES = 4096
 ENTRY_SIZE = 16
 _FOOTER = struct.Struct("<4sIII")
 _FOOTER_MAGIC = b"LLIX"
+_ENTRY_START = struct.Struct("<II")
 _ENTRY_TYPE = np.dtype([("relative", "<u4"), ("position", "<u4"), ("stamp", "<i8")])
 
 
@@ -141,6 +142,21 @@ class SparseIndex:
         index._positions.frombytes(entries["position"].tobytes())
         index._stamps.frombytes(entries["stamp"].tobytes())
         return index
+
+
+def count_entries(file: File) -> int:
+    """How many entries an index file of this size has. Raises OSError."""
+    return max(0, file.size() - _FOOTER.size) // ENTRY_SIZE
+
+
+def read_entry(file: File, number: int, base_offset: int) -> IndexEntry:
+    """One entry of an index file, unchecked; that of the segment's start where the file has become
+    shorter. Raises OSError."""
+    raw = file.pread(_ENTRY_START.size, number * ENTRY_SIZE)
+    if len(raw) < _ENTRY_START.size:
+        return IndexEntry(base_offset, 0)
+    relative, position = _ENTRY_START.unpack(raw)
+    return IndexEntry(base_offset + relative, position)
 
 
 def index_path(log_path: Path) -> Path:

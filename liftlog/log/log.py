@@ -14,6 +14,7 @@ from typing import Any
 
 from liftlog.errors import DiskFull, OffsetOutOfRange, SegmentsChanged, StorageError
 from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.extents import Extent, measure
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import SparseIndex, write_index
 from liftlog.log.manifest import Manifest, SegmentEntry, epoch_before
@@ -186,6 +187,20 @@ class Log(LogTruncation):
                 except FileNotFoundError:
                     if view.segments is self._segments:
                         raise
+
+    def extents(self, first_offset: int, step_bytes: int) -> list[Extent]:
+        """How the bytes from the segment of `first_offset` to the high watermark lie over the
+        offsets, about `step_bytes` a piece. Reads some index entries. Raises StorageError."""
+        with storage_errors(f"measuring {self.name}"):
+            view = self._view()
+            segments = [
+                segment
+                for segment in view.segments
+                if segment.next_offset > first_offset
+                and view.readable_end(segment).offset > segment.base_offset
+            ]
+            fs, index = self.environment.fs, self._index
+            return measure(fs, segments, index, view.readable_end, step_bytes)
 
     def epoch_end(self, epoch: int) -> int:
         """The first offset behind that leader epoch: where the next known one begins.

@@ -6,7 +6,8 @@ Registered in `messages.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
 from liftlog.protocol.stream_info import StreamInfo
@@ -14,6 +15,7 @@ from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, one
 from liftlog.protocol.wire import wire as key
 
 _MAX_LEASES = 1000
+MAX_EXTENTS = 4096
 
 
 # --- requests -------------------------------------------------------------------
@@ -119,6 +121,17 @@ class StreamsFor(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ListExtents(Message):
+    """How the bytes from `start` on lie over the offsets, in pieces of about `step_bytes`."""
+
+    KIND: ClassVar[str] = "extents"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    start: int = key("o", uint())
+    step_bytes: int = key("z", uint())
+
+
+@dataclass(frozen=True, slots=True)
 class Metadata(Message):
     KIND: ClassVar[str] = "metadata"
     REPEATABLE: ClassVar[bool] = True
@@ -163,6 +176,20 @@ class LeasesAnswer(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ExtentsAnswer(Message):
+    """Answer to extents. `offsets` are the borders, one more than there are sizes."""
+
+    KIND: ClassVar[str] = "measured"
+    offsets: list[int] = key("o", array_of(uint(), MAX_EXTENTS + 1))
+    sizes: list[int] = key("z", array_of(uint(), MAX_EXTENTS))
+
+    @property
+    def extents(self) -> list[StreamExtent]:
+        pairs = zip(pairwise(self.offsets), self.sizes, strict=False)
+        return [StreamExtent(first, following, size) for (first, following), size in pairs]
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonAnswer(Message):
     """Answer to metadata."""
 
@@ -172,6 +199,14 @@ class DaemonAnswer(Message):
     @property
     def info(self) -> DaemonInfo:
         return DaemonInfo.from_wire(self.daemon)
+
+
+class StreamExtent(NamedTuple):
+    """The records [first_offset, next_offset) take up about `size_bytes` of the log."""
+
+    first_offset: int
+    next_offset: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +241,14 @@ REQUESTS: tuple[type[Message], ...] = (
     ReleaseLease,
     ListLeases,
     StreamsFor,
+    ListExtents,
     Metadata,
 )
 
-ANSWERS: tuple[type[Message], ...] = (Updated, LeaseAnswer, LeasesAnswer, DaemonAnswer)
+ANSWERS: tuple[type[Message], ...] = (
+    Updated,
+    LeaseAnswer,
+    LeasesAnswer,
+    ExtentsAnswer,
+    DaemonAnswer,
+)

@@ -21,6 +21,7 @@ from liftlog.errors import (
     LimitExceeded,
     OffsetOutOfRange,
     StreamNotFound,
+    UnknownRequest,
 )
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.losses import Losses
@@ -118,6 +119,13 @@ class DaemonTransport:
             extents = (*extents[:-1], replace(extents[-1], next_offset=end))
         start = max(state.log_start_offset, self._lease.low if first_offset is None else 0)
         return replace(state, log_start_offset=start, end_offset=end, extents=extents)
+
+    def measure(
+        self, state: StreamState, first_offset: int, end_offset: int, step_bytes: int
+    ) -> StreamState:
+        if first_offset >= end_offset:
+            return state
+        return measured(self._client, state, first_offset, step_bytes)
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
         cleaned_below = None if self._compacted else self._cleaned_below
@@ -231,6 +239,17 @@ def connect(options: ReadOptions, *, patience_seconds: float = PLANNING_SECONDS)
                 raise
             logger.warning("connecting-again address=%s reason=%s", options.server, error)
             time.sleep(pause)
+
+
+def measured(
+    client: SyncClient, state: StreamState, first_offset: int, step_bytes: int
+) -> StreamState:
+    """`state` with the extents from `first_offset` on that its daemon tells."""
+    try:
+        found = client.stream_extents(state.stream, first_offset, step_bytes=step_bytes)
+    except UnknownRequest:  # an older daemon; how large the whole is stands in `state`
+        return state
+    return replace(state, extents=tuple([Extent(*one) for one in found]))
 
 
 def read_token(path: str | None) -> str | None:

@@ -21,10 +21,12 @@ from liftlog.errors import (
     StaleIncarnation,
     StorageError,
 )
+from liftlog.log.extents import measure
 from liftlog.log.filesystem import OsFile, OsFileSystem, storage_errors
-from liftlog.log.index import SparseIndex, read_index
+from liftlog.log.index import IndexEntry, SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
 from liftlog.log.repair.walk import Found, walk
+from liftlog.log.segment import Segment
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions
@@ -104,6 +106,18 @@ class FileTransport:
                 "segment)",
             )
         return state
+
+    def measure(
+        self, state: StreamState, first_offset: int, end_offset: int, step_bytes: int
+    ) -> StreamState:
+        segments = [
+            Segment(self._directory, entry, sealed=True)
+            for entry in _sealed(self._manifest())
+            if entry.next_offset > first_offset and entry.base_offset < end_offset
+        ]
+        with storage_errors(f"measuring {self._directory}"):
+            found = measure(_fs, segments, SparseIndex(0), _whole, step_bytes)
+        return replace(state, extents=tuple([Extent(*one) for one in found]))
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
         """Nobody can be asked to leave the files alone; so each task looks whether they are the
@@ -214,6 +228,10 @@ def _find_directory(path: Path, stream: str) -> Path:
         hint="give a stream's directory, or a data directory and the option stream; "
         "the driver's host and every executor need it",
     )
+
+
+def _whole(segment: Segment) -> IndexEntry:
+    return IndexEntry(segment.next_offset, segment.size_bytes)
 
 
 def _sealed(manifest: Manifest) -> tuple[SegmentEntry, ...]:

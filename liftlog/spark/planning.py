@@ -7,6 +7,8 @@ from itertools import pairwise
 
 from liftlog.spark.transport import Extent, ScanRange, StreamState
 
+_STEPS_PER_PART = 16
+
 
 def split(
     state: StreamState, first_offset: int, end_offset: int, target_bytes: int
@@ -27,6 +29,11 @@ def split(
         for first, end in pairwise(borders)
         if first_offset <= first < end <= end_offset
     ]
+
+
+def step_of(target_bytes: int) -> int:
+    """How finely to measure what is shared out in parts of `target_bytes`."""
+    return max(1, target_bytes // _STEPS_PER_PART)
 
 
 def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_bytes: int) -> int:

@@ -13,7 +13,7 @@ from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.losses import Losses, OnLoss
 from liftlog.spark.options import EARLIEST, LATEST, Narrowing, Position, ReadOptions
-from liftlog.spark.planning import split
+from liftlog.spark.planning import split, step_of
 from liftlog.spark.transport import ScanRange, StreamState, Transport
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,7 +37,9 @@ def plan(options: ReadOptions) -> list[ScanRange]:
         if isinstance(options.start, int) and isinstance(options.end, int) and first > end:
             raise InvalidArgument(f"startingOffset={first} lies after endingOffset={end}")
         first, end = _narrow(transport, options.narrowing, first, end)
-        return transport.held(split(state, first, end, options.target_partition_bytes))
+        target = options.target_partition_bytes
+        state = transport.measure(state, first, end, step_of(target))
+        return transport.held(split(state, first, end, target))
 
 
 def _held(transport: Transport, options: ReadOptions) -> tuple[StreamState, int]:

@@ -28,7 +28,7 @@ from liftlog.errors import Diverged, LiftlogError, StaleIncarnation
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import EARLIEST, ReadOptions
 from liftlog.spark.partitions import RangePartition, read_partition
-from liftlog.spark.planning import limit_bytes, split
+from liftlog.spark.planning import limit_bytes, split, step_of
 from liftlog.spark.scan import first_offset, open_transport
 from liftlog.spark.transport import StreamState, Transport
 
@@ -100,6 +100,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if most_offsets is not None:
             end = min(end, max(first, state.log_start_offset) + most_offsets)
         if most_bytes is not None:
+            assert self._transport is not None
+            state = self._transport.measure(state, first, end, step_of(most_bytes))
             end = limit_bytes(state, first, end, most_bytes)
         return end
 
@@ -152,7 +154,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             losses = Losses(state.stream, fail=self._options.fail_on_data_loss)
             losses.removed(first, min(state.log_start_offset, stop))
             first = min(state.log_start_offset, stop)
-        planned = split(state, first, stop, self._options.target_partition_bytes)
+        target = self._options.target_partition_bytes
+        assert self._transport is not None
+        state = self._transport.measure(state, first, stop, step_of(target))
+        planned = split(state, first, stop, target)
         return [RangePartition(wanted) for wanted in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

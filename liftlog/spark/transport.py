@@ -98,6 +98,13 @@ class Transport(Protocol):
         is the one to plan with. Raises OffsetOutOfRange when retention was quicker."""
         ...
 
+    def measure(
+        self, state: StreamState, first_offset: int, end_offset: int, step_bytes: int
+    ) -> StreamState:
+        """The same, with `extents` of about `step_bytes` each for [first_offset, end_offset), so
+        that it can be shared out by size."""
+        ...
+
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
         """The ranges with what their tasks have to know of that."""
         ...

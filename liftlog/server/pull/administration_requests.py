@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
+    ExtentsAnswer,
     LeaseAnswer,
     LeasesAnswer,
+    ListExtents,
     ListLeases,
     Metadata,
     PauseStream,
@@ -102,6 +105,14 @@ async def _leases(caller: Caller, message: ListLeases) -> Message:
     if not caller.may("admin", message.stream):
         leases = [replace(lease, lease_id="") for lease in leases]
     return LeasesAnswer([lease.to_wire() for lease in leases])
+
+
+@handles(ListExtents, "read")
+async def _extents(caller: Caller, message: ListExtents) -> Message:
+    log = caller.broker.stream(message.stream).log
+    found = await asyncio.to_thread(log.extents, message.start, message.step_bytes)
+    borders = [first for first, _, _ in found] + [end for _, end, _ in found[-1:]]
+    return ExtentsAnswer(borders, [size for _, _, size in found])
 
 
 @handles(StreamsFor, None)

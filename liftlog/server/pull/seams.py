@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from liftlog.errors import LiftlogError
@@ -61,6 +61,10 @@ class ReadableLog(Protocol):
 
     def offset_for_timestamp(self, timestamp_ns: int, /) -> int:
         """May wait for the disk, so it is called in a thread."""
+        ...
+
+    def extents(self, first_offset: int, step_bytes: int, /) -> Sequence[tuple[int, int, int]]:
+        """(first offset, next offset, bytes) of each piece. May wait for the disk, as above."""
         ...
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:

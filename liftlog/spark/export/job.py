@@ -237,7 +237,7 @@ class ExportJob:
         range_bytes = request.partition_bytes or default
         bucket_bytes = request.partition_bytes or BUCKET_BYTES
         old = [] if previous is None or beginning.full else list(previous.files)
-        ranges = plan.ranges(range_bytes)
+        ranges = plan.ranges(client, range_bytes)
         buckets = buckets_to_stage(old, len(ranges) * range_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
         where = self._table.store.uri  # absolute: tasks have a working directory of their own

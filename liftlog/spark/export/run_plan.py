@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from liftlog.client import LeaseInfo, StreamInfo, SyncClient
 from liftlog.errors import CorruptRange, Diverged, Forbidden, OffsetOutOfRange
+from liftlog.spark.daemon_transport import measured
 from liftlog.spark.export.planning import Beginning, StreamView, decide
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.snapshot import Lost, Snapshot, merged_losses
-from liftlog.spark.planning import split
+from liftlog.spark.planning import split, step_of
 from liftlog.spark.transport import Extent, ScanRange, StreamState
 
 
@@ -26,8 +27,8 @@ class RunPlan:
     def end_offset(self) -> int:
         return self.lease.high
 
-    def ranges(self, target_bytes: int) -> list[ScanRange]:
-        """What is to be read, in parts; each task renews the lease."""
+    def ranges(self, client: SyncClient, target_bytes: int) -> list[ScanRange]:
+        """What is to be read, in parts; each task renews the lease. Raises LiftlogError."""
         info, lease = self.info, self.lease
         whole = Extent(info.log_start_offset, max(info.log_end_offset, lease.high), info.size_bytes)
         state = StreamState(
@@ -38,7 +39,9 @@ class RunPlan:
             end_offset=lease.high,
             extents=(whole,) if whole.next_offset > whole.first_offset else (),
         )
-        planned = split(state, self.beginning.from_offset, lease.high, target_bytes)
+        first = self.beginning.from_offset
+        state = measured(client, state, first, step_of(target_bytes))
+        planned = split(state, first, lease.high, target_bytes)
         return [replace(one, lease_id=lease.lease_id) for one in planned]
 
     def known_losses(self) -> tuple[Lost, ...]:

@@ -39,10 +39,12 @@ EXAMPLES: list[Message] = [
     a.ReleaseLease("orders", "1d"),
     a.ListLeases("orders"),
     a.StreamsFor("orders.eu"),
+    a.ListExtents("orders", 5, 4096),
     a.Metadata(),
     a.Updated({"name": "orders"}, [DIFFERENCE], Removal(5, 4, 1, 400, ["max"]).to_wire(), True),
     a.LeaseAnswer(LEASE.to_wire()),
     a.LeasesAnswer([LEASE.to_wire()]),
+    a.ExtentsAnswer([1, 9, 81], [4000, 300]),
     a.DaemonAnswer(DAEMON.to_wire()),
 ]
 

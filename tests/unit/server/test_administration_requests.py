@@ -161,7 +161,7 @@ NEEDS_ADMIN: list[tuple[str, tuple[Any, ...]]] = [
 def test_every_request_is_answered_behind_the_gate() -> None:
     operations = {kind.KIND: HANDLERS[kind].operation for kind in messages.REQUESTS}
     admin = ("update", "pause", "resume", "readonly", "truncate")
-    read = ("lease", "renew", "release", "leases")
+    read = ("lease", "renew", "release", "leases", "extents")
     assert operations == {
         **dict.fromkeys(admin, "admin"),
         **dict.fromkeys(read, "read"),

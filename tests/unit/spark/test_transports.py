@@ -29,11 +29,13 @@ from liftlog.errors import (
     StreamNotFound,
     Unauthenticated,
 )
+from liftlog.log import LogConfig
 from liftlog.log.manifest import SKIPPED, QuarantinedRange
 from liftlog.records import RecordBatch
 from liftlog.spark import daemon_transport
 from liftlog.spark.options import ReadOptions, parse_options
-from liftlog.spark.scan import plan, read
+from liftlog.spark.planning import limit_bytes, step_of
+from liftlog.spark.scan import open_transport, plan, read
 
 NS = 1_700_000_000_000_000_000
 Options = Callable[..., ReadOptions]
@@ -388,3 +390,47 @@ def test_files_of_which_nothing_is_sealed(logs: ServedLogs) -> None:
     logs.call(stream.real_log.roll)
     (wanted,) = plan(options)
     assert (wanted.first_offset, wanted.end_offset) == (1, 3)
+
+
+def test_parts_are_as_large_as_asked_for_whatever_the_density(
+    logs: ServedLogs, options: Options
+) -> None:
+    """Small records first, then large ones: by offsets alone one part would hold nearly all."""
+    logs.broker.config = LogConfig(segment_max_bytes=1 << 22, segment_max_age_ns=None)
+    stream = logs.add("orders")
+    for i in range(600):
+        logs.append("orders", [b"x" * (10 if i < 500 else 20_000)] * 5)
+    logs.call(stream.real_log.roll)
+    target = 1 << 20
+    planned = plan(options(targetPartitionBytes=str(target)))
+    sizes = [
+        sum(
+            len(value)
+            for rows in read(options(), one)
+            for value in rows.column("value").to_pylist()
+        )
+        for one in planned
+    ]
+    assert sum(sizes) == 500 * 5 * 10 + 100 * 5 * 20_000
+    assert max(sizes) < 1.3 * target
+    assert len(planned) <= 12
+
+
+def test_a_trigger_takes_as_many_bytes_as_asked_for(logs: ServedLogs, options: Options) -> None:
+    logs.broker.config = LogConfig(segment_max_bytes=1 << 22, segment_max_age_ns=None)
+    stream = logs.add("orders")
+    for i in range(600):
+        logs.append("orders", [b"x" * (10 if i < 500 else 20_000)] * 5)
+    logs.call(stream.real_log.roll)
+    most = 1 << 20
+    with open_transport(options()) as transport:
+        state = transport.state()
+        first, taken = 1, []
+        while first < state.end_offset:
+            measured = transport.measure(state, first, state.end_offset, step_of(most))
+            end = limit_bytes(measured, first, state.end_offset, most)
+            small, large = max(min(end, 2501) - first, 0), max(end - max(first, 2501), 0)
+            taken.append(small * 10 + large * 20_000)
+            first = end
+    assert max(taken) < 1.3 * most
+    assert len(taken) <= 14
