@@ -30,6 +30,7 @@ from liftlog.spark.export.snapshot import (
     DataFile,
     Snapshot,
     from_content,
+    is_safe_path,
     parse_file_name,
     to_content,
 )
@@ -45,7 +46,9 @@ from liftlog.spark.export.table import (
 _RUNS = "runs"
 _METADATA = "liftlog"
 _UNKNOWN_OFFSET = 2**63 - 1
-_HISTORY_STEPS = (8, 256, None)
+_RECENT_COMMITS = 8
+_HISTORY_STEPS = (_RECENT_COMMITS, 256, None)
+_RUNS_BETWEEN_SWEEPS = 128
 
 # So long the last export can lie back, however many others write to the table. Delta's own default
 # is a month.
@@ -61,18 +64,20 @@ class DeltaLakeTable:
         self._where = where
         self._transaction = f"liftlog:{stream}"
         self._columns = columns
+        self._table: DeltaTable | None = None  # opening it again would read its whole log again
 
     def prepare(self) -> None:
         if self.store.names(MANIFESTS):
             raise Conflict(f"{self._where} is a Parquet table", hint="say --format parquet")
         self.store.make_directory(_RUNS)
-        with _storage_errors(self._where):
-            DeltaTable.create(
-                self.store.uri,
-                schema_of(self._columns),
-                mode="ignore",
-                configuration=_CONFIGURATION,
-            )
+        if self._open() is None:
+            with _storage_errors(self._where):
+                DeltaTable.create(
+                    self.store.uri,
+                    schema_of(self._columns),
+                    mode="ignore",
+                    configuration=_CONFIGURATION,
+                )
         if self.next_sequence() == 1:  # so that the first export finds what it is built on
             self._make_durable(-1)
             self.store.sync(DELTA_LOG)
@@ -147,26 +152,45 @@ class DeltaLakeTable:
         )
 
     def vacuum(self, now_ns: int, keep_seconds: float) -> int:
-        """Only what no version of the table has ever named. Superseded files are for VACUUM."""
+        """Files of this exporter that were superseded for as long as the table's property
+        `delta.deletedFileRetentionDuration` says, and those that no version has ever named.
+
+        Which runs were committed is told by the last commits only, as a rule: what is older was
+        looked at by the runs before this one. Now and then all of it is.
+        """
         table = self._open()
         newest = self._sequence(table)
         if table is None or not newest:
             return 0
+        whole = newest % _RUNS_BETWEEN_SWEEPS == 0
         with _storage_errors(self._where):
-            history, tracked = table.history(), {file.path for file in _files(table)}
-        committed = {str(one[_METADATA].get("run")) for one in history if _METADATA in one}
+            history = table.history(None if whole else _RECENT_COMMITS)
+            tracked = {file.path for file in _files(table)}
+            expired = set(table.vacuum(dry_run=True, full=whole)) - tracked
+        runs = [one[_METADATA] for one in history if _METADATA in one]
+        committed = {str(one.get("run")) for one in runs}
+        oldest = 0 if whole else min([one.get("sequence", 0) for one in runs], default=newest + 1)
+        removed = 0
+        for path in expired:
+            number = re.match(rf"{_RUNS}/(\d{{20}})-[0-9a-f]{{32}}/", path)
+            if number is not None and int(number[1]) <= newest and is_safe_path(path):
+                self.store.remove(path)
+                removed += 1
 
         def is_needed(run: str, path: str) -> bool:
             return path in tracked or (run in committed and path.endswith(".parquet"))
 
-        return clear_runs(self.store, _RUNS, newest, is_needed)
+        return removed + clear_runs(self.store, _RUNS, newest, is_needed, oldest)
 
     # --- inner ---
 
     def _open(self) -> DeltaTable | None:
         with _storage_errors(self._where):
-            there = DeltaTable.is_deltatable(self.store.uri)
-            return DeltaTable(self.store.uri) if there else None
+            if self._table is not None:
+                self._table.update_incremental()
+            elif DeltaTable.is_deltatable(self.store.uri):
+                self._table = DeltaTable(self.store.uri)
+            return self._table
 
     def _sequence(self, table: DeltaTable | None) -> int:
         """The number of the last run that was committed; 0: none was."""

@@ -19,8 +19,8 @@ from liftlog.spark.export.table import DELTA_LOG
 def newest(directory: str) -> Snapshot | None:
     """The newest snapshot of the table in `directory`; None before the first export.
 
-    Its files stay for an hour after the next snapshot (`--keep`), those of a Delta table until
-    somebody vacuums it. Raises CorruptMetadata.
+    Its files stay for an hour after the next snapshot (`--keep`), those of a Delta table as
+    long as that table says. Raises CorruptMetadata.
     """
     store = open_store(directory)
     if not isinstance(store, LocalStore) or store.names(DELTA_LOG):

@@ -48,8 +48,14 @@ def run_name(sequence: int, run: str) -> str:
     return f"{sequence:020d}-{run}"
 
 
-def clear_runs(store: Store, runs: str, newest: int, is_needed: Callable[[str, str], bool]) -> int:
-    """Remove what the runs up to the number `newest` have left behind; how many entries.
+def clear_runs(
+    store: Store,
+    runs: str,
+    newest: int,
+    is_needed: Callable[[str, str], bool],
+    oldest: int = 0,
+) -> int:
+    """Remove what the runs from the number `oldest` to `newest` have left behind; how many entries.
 
     Only one run gets a number. So what no snapshot names of a number that is taken can never become
     real, whoever may still be writing to it; and those after it may be under way, and are left.
@@ -58,7 +64,7 @@ def clear_runs(store: Store, runs: str, newest: int, is_needed: Callable[[str, s
     removed = 0
     for name in store.names(runs):
         match = _RUN.fullmatch(name)
-        if match is None or int(match[1]) > newest:
+        if match is None or not oldest <= int(match[1]) <= newest:
             continue
         directory = join(runs, name)
         entries = [join(directory, entry) for entry in store.names(directory)]

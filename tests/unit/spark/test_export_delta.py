@@ -293,3 +293,84 @@ def test_a_url_of_a_file_is_not_cut_short(streams: ExportedStreams, tmp_path: Pa
 def test_s3a_is_s3() -> None:
     """Spark's spelling; nothing is connected to yet."""
     assert RemoteStore("s3a://lake/orders?region=us-east-1").uri.startswith("s3://lake/orders")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read of the whole log of a Delta table."""
+    asked: list[str] = []
+    init, history = DeltaTable.__init__, DeltaTable.history
+
+    def noting_init(self: DeltaTable, *args: Any, **kwargs: Any) -> None:
+        asked.append("open")
+        init(self, *args, **kwargs)
+
+    def noting_history(self: DeltaTable, limit: int | None = None) -> Any:
+        if limit is None:
+            asked.append("history")
+        return history(self, limit)
+
+    monkeypatch.setattr(DeltaTable, "__init__", noting_init)
+    monkeypatch.setattr(DeltaTable, "history", noting_history)
+    return asked
+
+
+def test_a_run_does_not_read_the_whole_log_again_and_again(
+    streams: ExportedStreams, export: Export, opened: list[str]
+) -> None:
+    for n in range(10):
+        streams.put("in", [Put("a", b"%d" % n)])
+        opened.clear()
+        export()
+    assert opened == ["open"]
+    opened.clear()
+    assert not export().committed
+    assert opened == ["open"]
+
+
+def test_superseded_files_go_when_delta_says_so(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    def files() -> int:
+        return len(list(Path(lake).rglob("keyed*.parquet")))
+
+    for n in range(5):
+        streams.put("in", [Put("a", b"%d" % n)])
+        export()
+    assert files() == 5  # for a week, as Delta does it
+    other = Path(lake, "part-of-another-tool.parquet")
+    other.touch()
+    os.utime(other, (0, 0))
+    retention = {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    DeltaTable(lake).alter.set_table_properties(retention)
+    streams.put("in", [Put("b", b"1"), Put(None, b"2")])
+    export()
+    assert files() == 1
+    assert other.exists()
+    assert rows(lake) == table(lake) == [(5, b"a", b"4"), (6, b"b", b"1"), (7, None, b"2")]
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_leftovers_of_runs_that_were_killed_long_ago(
+    streams: ExportedStreams,
+    export: Export,
+    lake: str,
+    sweep: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from liftlog.spark.export import delta
+
+    for n in range(12):
+        streams.put("in", [Put("a", b"%d" % n), Put(None, b"%d" % n)])
+        export()
+    stray = [Path(lake, "runs", f"{number:020d}-{'0' * 32}") for number in (1, 12, 13, 14)]
+    for one in stray:
+        one.mkdir()
+        (one / f"keyed-{'1' * 32}.parquet").write_bytes(b"half")
+    if sweep:
+        monkeypatch.setattr(delta, "_RUNS_BETWEEN_SWEEPS", 13)
+    streams.put("in", [Put("a", b"last")])
+    export()
+    # That of the next run may be under way; an old one waits until all are looked at.
+    assert [one.exists() for one in stray] == [not sweep, False, False, True]
+    assert len(rows(lake)) == 13
