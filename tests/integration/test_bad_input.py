@@ -364,3 +364,65 @@ def test_headers_on_one_stream_do_not_delay_another(
     if size > 65_535:
         assert end_of(daemon, "attacked") == before
         assert refused(daemon, "attacked", "headers_too_large") > 0
+
+
+NAMES = [
+    b"Nats-Msg-Id",
+    b"nats-msg-id",
+    b"NATS-MSG-ID",
+    b"Nats-Msg-Id ",
+    b"Nats-Expected-Last-Msg-Id",
+    b"Nats-Expected-Last-Sequence",
+    b"Nats-Expected-Last-Subject-Sequence",
+    b"Liftlog-Key",
+    b"liftlog-key",
+    b"Liftlog-Tombstone",
+    b"A",
+    b"\xff\xfe",
+    b"",
+]
+VALUES = [
+    b"",
+    b" ",
+    b"a",
+    b"A",
+    b"x" * 255,
+    b"x" * 256,
+    b'"\\\x01',
+    "ü\u2028".encode(),
+    b"\xff",
+    b"1",
+]
+ENDS = [b"\r\n"] * 8 + [b"\r", b"\n", b"\r\r\n", b":\r\n"]
+
+
+def random_block(chance: random.Random) -> bytes:
+    lines = []
+    for _ in range(chance.choice([1, 2, 3, 5, 400])):
+        value = chance.choice(VALUES) * chance.choice([1, 1, 1, 3])
+        colon = chance.choice([b":", b": ", b":\t", b" : ", b""])
+        lines.append(chance.choice(NAMES) + colon + value + chance.choice(ENDS))
+    head = chance.choice([b"NATS/1.0\r\n", b"NATS/1.0\r\n", b"NATS/1.0 100 x\r\n", b"\r\n", b""])
+    return head + b"".join(lines) + chance.choice([b"\r\n", b""])
+
+
+def test_random_header_blocks(raw: RawNats, daemon: Daemon) -> None:
+    """Each is stored verbatim or refused with a short answer; the witness has them all."""
+    chance = random.Random(23)
+    blocks = [random_block(chance) for _ in range(400)]
+    start, witness = end_of(daemon), end_of(daemon, "witness")
+    stored = {}
+    for number, block in enumerate(blocks):
+        message = raw.request("in.random", b"%d" % number, headers=block)
+        assert len(message.payload) < 2000
+        answer = message.json()
+        if "error" in answer:
+            assert answer["error"]["err_code"] in (10003, 10070, 10071)
+        elif not answer.get("duplicate"):
+            stored[answer["seq"]] = block
+    assert list(stored) == list(range(start, end_of(daemon)))
+    found = stored_since(daemon, start, len(stored))
+    assert [record.headers.raw for record in found] == list(stored.values())
+    seen = stored_since(daemon, witness, len(blocks), "witness")
+    assert [record.headers.raw for record in seen] == blocks
+    assert len(stored) > 100
