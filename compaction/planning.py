@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
@@ -74,12 +75,24 @@ class CompactionPolicy:
         return -(-(now_ns + self.tombstone_retention_ns) // step) * step
 
 
+class StoppedBy(Enum):
+    """Why a segment, and all after it, cannot be compacted yet."""
+
+    BOUND = "it is active, or reaches past the bound"
+    PROTECTED = "it is younger than protect_newer_than"
+    MIN_LAG = "it is younger than min_lag"
+
+
 @dataclass(frozen=True, slots=True)
 class CompactionBacklog:
-    """How much could be compacted now; what `stream info` and metrics show."""
+    """How much could be compacted now; what `stream info` and metrics show.
+
+    `stopped_by` says why the segment after those does not take part, if there is one.
+    """
 
     dirty_bytes: int
     total_bytes: int
+    stopped_by: StoppedBy | None = None
 
     @property
     def dirty_ratio(self) -> float:
@@ -132,10 +145,10 @@ def plan_compaction(
     record of a segment, by its place; without it `max_lag` goes by the newest one. Takes time
     linear in the number of segments.
     """
-    sources = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
+    sources, stopped_by = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
     taken = segments[:sources]
     live = _live(taken, log_start_offset, quarantined)
-    dirt = _backlog(taken, live, cleaned_below)
+    dirt = _backlog(taken, live, cleaned_below, stopped_by)
     drop = _tombstones_to_drop(
         taken, live, cleaned_below, log_start_offset, keep_tombstones_from, now_ns
     )
@@ -170,9 +183,10 @@ def backlog(
     quarantined: Collection[int] = (),
 ) -> CompactionBacklog:
     """How dirty a stream is, whether or not a pass is due. Arguments as for `plan_compaction`."""
-    sources = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
+    sources, stopped_by = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
     taken = segments[:sources]
-    return _backlog(taken, _live(taken, log_start_offset, quarantined), cleaned_below)
+    live = _live(taken, log_start_offset, quarantined)
+    return _backlog(taken, live, cleaned_below, stopped_by)
 
 
 def _live(
@@ -186,7 +200,10 @@ def _live(
 
 
 def _backlog(
-    taken: Sequence[CompactableSegment], live: Sequence[bool], cleaned_below: int
+    taken: Sequence[CompactableSegment],
+    live: Sequence[bool],
+    cleaned_below: int,
+    stopped_by: StoppedBy | None,
 ) -> CompactionBacklog:
     dirty_bytes = total_bytes = 0
     for segment, is_live in zip(taken, live, strict=True):
@@ -194,7 +211,7 @@ def _backlog(
             total_bytes += segment.size_bytes
             if segment.next_offset > cleaned_below:
                 dirty_bytes += segment.size_bytes
-    return CompactionBacklog(dirty_bytes, total_bytes)
+    return CompactionBacklog(dirty_bytes, total_bytes, stopped_by)
 
 
 def _eligible(
@@ -203,20 +220,20 @@ def _eligible(
     cleaned_below: int,
     bound_offset: int,
     now_ns: int,
-) -> int:
-    """How many of the oldest segments may take part in a pass."""
+) -> tuple[int, StoppedBy | None]:
+    """How many of the oldest segments may take part in a pass, and why not more."""
     protected_from = now_ns - policy.protect_newer_than_ns if policy.protect_newer_than_ns else None
     too_young_from = now_ns - policy.min_lag_ns if policy.min_lag_ns else None
     for i, segment in enumerate(segments):
         newest = segment.max_timestamp_ns
         if not segment.sealed or segment.next_offset > bound_offset:
-            return i
+            return i, StoppedBy.BOUND
         if protected_from is not None and newest > protected_from:
-            return i
+            return i, StoppedBy.PROTECTED
         dirty = segment.next_offset > cleaned_below
         if dirty and too_young_from is not None and newest > too_young_from:
-            return i
-    return len(segments)
+            return i, StoppedBy.MIN_LAG
+    return len(segments), None
 
 
 def _reasons(

@@ -16,6 +16,8 @@ def describe_compaction(found: Mapping[str, Any]) -> list[str]:
     if state != "off":
         ratio = 100 * found.get("dirty_ratio", 0.0)
         lines.append(f"{state}, {ratio:.0f} % dirty ({show_size(found.get('dirty_bytes', 0))})")
+        if found.get("reason"):
+            lines[-1] += f": {found['reason']}"
     progress = found.get("progress")
     if progress:
         done, total = progress.get("done_bytes", 0), progress.get("total_bytes", 0)

@@ -40,7 +40,8 @@ def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
 
     Exit code 0 if so, 11 if it answers that it is not, 4 if it does not answer. Over the pull
     address, which may need a token, ready means that it answers, is connected to NATS, and NATS
-    allows what the streams need; over HTTP it is what /readyz says, with every check.
+    allows what the streams need; over HTTP it is what /readyz says, with every check. Warnings
+    (lost records, compaction that fails) are shown and do not change the exit code.
 
     \b
     Examples:
@@ -72,7 +73,12 @@ def _ask_pull(timeout: float) -> tuple[bool, dict[str, Any]]:
     # As /readyz has it: with a connection it is the streams that lack something.
     problems = {"streams" if connected else "nats": problem} if problem else {}
     status = "not ready" if problem else "ok"
-    return not problem, {"status": status, "problems": problems, "name": found.name}
+    return not problem, {
+        "status": status,
+        "problems": problems,
+        "warnings": found.warnings,
+        "name": found.name,
+    }
 
 
 def _ask_http(address: str, path: str, timeout: float) -> tuple[bool, dict[str, Any]]:

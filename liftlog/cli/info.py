@@ -40,6 +40,7 @@ def info() -> None:
         ("limits", "\n".join(f"{name}: {value}" for name, value in found.limits.items())),
         ("features", " ".join(found.features)),
     ]
+    pairs += [(f"warning: {name}", str(text)) for name, text in found.warnings.items()]
     print_pairs([(label, printable(text, keep_newlines=True)) for label, text in pairs])
 
 

@@ -84,7 +84,7 @@ class DaemonInfo(Described):
     """What a daemon says of itself. `nats` holds `connected` and `server_version`; `limits` are
     those of its connections; `features` are the kinds of request that it answers and what else a
     client may want to know before it asks. `stream_count` counts what the principal may read,
-    failed streams too."""
+    failed streams too; `warnings` say in words what is wrong with these, by kind."""
 
     name: str = ""
     version: str = ""
@@ -95,3 +95,4 @@ class DaemonInfo(Described):
     limits: dict[str, Any] = field(default_factory=dict)
     stream_count: int = 0
     features: list[str] = field(default_factory=list)
+    warnings: dict[str, Any] = field(default_factory=dict)

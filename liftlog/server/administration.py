@@ -73,6 +73,7 @@ class Streams(Protocol):
     def hosts(self) -> Mapping[str, StreamHost]: ...
     @property
     def compactor(self) -> Compactor | None: ...
+    def troubles(self, may_read: Callable[[str], bool] = ...) -> dict[str, str]: ...
     @property
     def nats_connected(self) -> bool: ...
     @property
@@ -304,6 +305,7 @@ class Administration:
             },
             stream_count=sum(map(may_read, streams.stream_names())),
             features=sorted(REQUESTS),
+            warnings=streams.troubles(may_read),
         )
 
     # --- inner ---

@@ -44,6 +44,7 @@ from liftlog.server.stream_host import SYSTEM, StreamHost
 from liftlog.server.stream_maker import StreamMaker
 from liftlog.server.stream_metadata import save_metadata
 from liftlog.server.stream_settings import check_same
+from liftlog.server.troubles import stream_troubles
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects
 
@@ -63,6 +64,7 @@ class Compactor(Protocol):
     async def forget(self, host: StreamHost) -> None: ...
     async def interrupt(self, host: StreamHost) -> None: ...
     def history(self, host: StreamHost) -> list[dict[str, Any]]: ...
+    def failures(self) -> dict[str, str]: ...
 
 
 class Broker:
@@ -351,6 +353,11 @@ class Broker:
     def failed_streams(self) -> list[str]:
         """Those that cannot be written, or could not be opened."""
         return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
+
+    def troubles(self, may_read: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
+        """What is wrong with streams that are served all the same; see `stream_troubles`."""
+        failures = {} if self.compactor is None else self.compactor.failures()
+        return stream_troubles(self.hosts, failures, may_read)
 
     def stalled_streams(self, seconds: float) -> list[str]:
         """Those whose disk has not answered for so long."""

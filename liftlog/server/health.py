@@ -141,6 +141,7 @@ class Health:
             found["failed_streams"] = _named(failed)
         if self.is_serving and not self._broker.has_checkpoints:
             found["checkpoints"] = "consumers cannot store where they are: the log has the cause"
+        found |= self._broker.troubles()
         found |= self._nats_warnings()
         if self._reloads.problems:
             found["reload"] = "; ".join(

@@ -16,7 +16,12 @@ from typing import Any, Protocol
 from liftlog.errors import InvalidArgument, LiftlogError, SegmentsChanged, StorageError
 from liftlog.log import DataDir
 from liftlog.log.segment import Segment
-from liftlog.server.cleaning.compaction import compaction_of, measure_backlog, plan_pass
+from liftlog.server.cleaning.compaction import (
+    compaction_of,
+    measure_backlog,
+    plan_pass,
+    why_idle,
+)
 from liftlog.server.cleaning.jobs import JobRunner
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.rebatching import SmallBatches
@@ -84,9 +89,35 @@ class Cleaner:
         """The `compaction` of `StreamInfo`."""
         state = self.state_of(host)
         enabled = compaction_of(host.settings) is not None
+        reason = ""
         if enabled:
-            state.backlog = measure_backlog(host.log, host.settings, self._streams.now_ns())
-        return state.to_info(host.log, enabled=enabled, now=time.monotonic())
+            now_ns = self._streams.now_ns()
+            state.backlog = measure_backlog(host.log, host.settings, now_ns)
+            reason = self._why_idle(host, state, now_ns)
+        return state.to_info(host.log, enabled=enabled, now=time.monotonic(), reason=reason)
+
+    def _why_idle(self, host: StreamHost, state: StreamCleaning, now_ns: int) -> str:
+        if host.failure:
+            return "the stream has failed"
+        if not self._clock_is_trusted():
+            return "the clock has jumped, so ages are not judged until it is trusted again"
+        try:
+            return why_idle(host.log, host.settings, state.backlog, now_ns)
+        except StorageError as error:
+            return f"the leases of the stream cannot be read: {error.message}"
+
+    def failures(self) -> dict[str, str]:
+        """Of the streams whose last job failed: what failed, and how often in a row."""
+        found = {}
+        for host, state in self._states.items():
+            if state.failures_in_a_row and self._streams.hosts.get(host.name) is host:
+                times = state.failures_in_a_row
+                again = max(0.0, state.not_before - time.monotonic())
+                found[host.name] = (
+                    f"{state.failed_kind} failed {'once' if times == 1 else f'{times} times'}, is "
+                    f"tried again in {again:.0f} s: {state.error}"
+                )
+        return found
 
     def history(self, host: StreamHost) -> list[dict[str, Any]]:
         """What the last passes since the start did, the newest first."""
@@ -224,7 +255,8 @@ class Cleaner:
         state.note_success()
 
     def _note_failure(self, host: StreamHost, state: StreamCleaning, kind: str, error: str) -> None:
-        seconds = state.note_failure(error, time.monotonic(), self._settings.interval_seconds)
+        now = time.monotonic()
+        seconds = state.note_failure(kind, error, now, self._settings.interval_seconds)
         logger.error(
             "cleaning-failed stream=%s kind=%s again_in_seconds=%.0f error=%s",
             host.name,

@@ -9,6 +9,7 @@ from compaction.planning import (
     CompactionBacklog,
     CompactionPlan,
     CompactionPolicy,
+    StoppedBy,
     backlog,
     plan_compaction,
 )
@@ -91,16 +92,46 @@ def _first_stamp_ns(log: Log, segment: Segment) -> int:
         return segment.max_timestamp_ns
 
 
-def measure_backlog(log: Log, settings: StreamSettings, now_ns: int) -> CompactionBacklog:
+def measure_backlog(
+    log: Log, settings: StreamSettings, now_ns: int, *, bound_offset: int | None = None
+) -> CompactionBacklog:
+    """What could be compacted below `bound_offset`; None: below the high watermark, as if there
+    were no leases."""
     return backlog(
         log.segments,
         policy_of(settings),
         cleaned_below=log.cleaned_below,
         log_start_offset=log.log_start_offset,
-        bound_offset=log.high_watermark,
+        bound_offset=log.high_watermark if bound_offset is None else bound_offset,
         now_ns=now_ns,
         quarantined=_damaged(log),
     )
+
+
+def why_idle(log: Log, settings: StreamSettings, could_be: CompactionBacklog, now_ns: int) -> str:
+    """Why nothing of the stream is compacted at the moment; empty when a pass is due, or there is
+    nothing to say. `could_be` is `measure_backlog` of this moment."""
+    policy = policy_of(settings)
+    now = could_be
+    held = min(log.leases.live(now_ns), key=lambda lease: lease.high, default=None)
+    if held is not None:
+        now = measure_backlog(log, settings, now_ns, bound_offset=held.high)
+        if now.dirty_bytes < could_be.dirty_bytes and now.dirty_ratio < policy.min_dirty_ratio:
+            seconds = max(0, held.expires_ns - now_ns) // _SECOND_NS
+            return (
+                f"a lease of {held.holder or 'an unnamed reader'} holds what was written from "
+                f"offset {held.high:,} on, for {seconds:,} s more unless it is renewed"
+            )
+    if now.dirty_bytes:
+        if now.dirty_ratio >= policy.min_dirty_ratio:
+            return ""
+        return f"less than min_dirty_ratio, {policy.min_dirty_ratio:.0%}, is dirty"
+    if now.stopped_by is StoppedBy.PROTECTED:
+        window = policy.protect_newer_than_ns / 1e9
+        return f"what is dirty is younger than dedupe_window, {window:g} s"
+    if now.stopped_by is StoppedBy.MIN_LAG:
+        return f"what is dirty is younger than compaction.min_lag, {policy.min_lag_ns / 1e9:g} s"
+    return ""
 
 
 def damaged_files(log: Log) -> frozenset[str]:

@@ -27,6 +27,8 @@ class StreamCleaning:
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
     """Of the last passes, the newest first."""
     error: str = ""
+    failed_kind: str = ""
+    """Of the job that failed with `error`."""
     failures_in_a_row: int = 0
     not_before: float = 0.0
     look_again_at: float = 0.0
@@ -56,9 +58,11 @@ class StreamCleaning:
     def note_progress(self, phase: str, done_bytes: int, total_bytes: int) -> None:
         self.progress = {"phase": phase, "done_bytes": done_bytes, "total_bytes": total_bytes}
 
-    def note_failure(self, error: str, now: float, first_backoff_seconds: float) -> float:
+    def note_failure(
+        self, kind: str, error: str, now: float, first_backoff_seconds: float
+    ) -> float:
         """Leave the stream alone for a while; returns how long."""
-        self.error = error
+        self.error, self.failed_kind = error, kind
         self.failures += 1
         doubled: float = first_backoff_seconds * 2 ** min(self.failures_in_a_row, 20)
         self.failures_in_a_row += 1
@@ -71,10 +75,12 @@ class StreamCleaning:
         self.failures_in_a_row = 0
         self.not_before = 0.0
 
-    def to_info(self, log: Log, *, enabled: bool, now: float) -> dict[str, Any]:
-        """The `compaction` of `StreamInfo`."""
+    def to_info(self, log: Log, *, enabled: bool, now: float, reason: str = "") -> dict[str, Any]:
+        """The `compaction` of `StreamInfo`. `reason` says why it is idle."""
+        state = self._state(enabled=enabled, now=now)
         return {
-            "state": self._state(enabled=enabled, now=now),
+            "state": state,
+            "reason": reason if state in ("idle", "waiting") else "",
             "dirty_ratio": round(self.backlog.dirty_ratio, 4),
             "dirty_bytes": self.backlog.dirty_bytes,
             "cleaned_below": log.cleaned_below,

@@ -44,6 +44,7 @@ STREAM_HISTOGRAMS: dict[str, Callable[[StreamHost], Histogram]] = {
 CLEANING_VALUES: dict[str, Callable[[StreamCleaning], float]] = {
     "liftlog_compaction_dirty_ratio": lambda state: state.backlog.dirty_ratio,
     "liftlog_compaction_dirty_bytes": lambda state: state.backlog.dirty_bytes,
+    "liftlog_cleaning_failing": lambda state: 1 if state.failures_in_a_row else 0,
     "liftlog_compaction_running": lambda state: 1 if state.running == "compact" else 0,
     "liftlog_compaction_progress_ratio": lambda state: state.progress_ratio,
     "liftlog_compaction_passes_total": lambda state: state.passes,

@@ -102,6 +102,9 @@ CLEANING = _per(
     _counter("rebatched_segments", "Segments rewritten with larger batches"),
     _counter("scrubbed_segments", "Sealed segments that were verified again"),
     _counter("scrubbed_bytes", "Bytes that were verified again"),
+    _gauge(
+        "cleaning_failing", "1 while the last job of compaction, re-batching or scrubbing failed"
+    ),
     _counter("cleaning_failures", "Jobs of compaction, re-batching or scrubbing that failed"),
 )
 

@@ -124,6 +124,9 @@ async def test_a_failure_concerns_one_stream_which_is_left_alone_for_a_while(
     assert f"cleaning-failed stream=a kind=compact again_in_seconds=15 error={error}" in caplog.text
     info = cleaning.cleaner.describe(cleaning.running.broker.hosts["a"])
     assert (info["state"], info["error"]) == ("backing off", str(error))
+    assert cleaning.cleaner.failures() == {
+        "a": f"compact failed once, is tried again in 15 s: {error}"
+    }
     await cleaning.stream("b", 100, 3)
     await cleaning.cleaner._round()
     assert cleaning.worker.jobs == [("compact", "a"), ("compact", "b")]
@@ -131,17 +134,18 @@ async def test_a_failure_concerns_one_stream_which_is_left_alone_for_a_while(
     await cleaning.cleaner._round()
     info = cleaning.cleaner.describe(cleaning.running.broker.hosts["a"])
     assert (info["state"], info["error"], info["passes"]) == ("idle", "", 1)
+    assert cleaning.cleaner.failures() == {}
 
 
 async def test_failures_in_a_row_wait_longer_and_longer(cleaning: Cleaning) -> None:
     await cleaning.stream("a", 10, 1)
     state = cleaning.state("a")
-    assert [state.note_failure("x", 0.0, 15.0) for _ in range(4)] == [15, 30, 60, 120]
+    assert [state.note_failure("scrub", "x", 0.0, 15.0) for _ in range(4)] == [15, 30, 60, 120]
     for _ in range(20):
-        state.note_failure("x", 0.0, 15.0)
+        state.note_failure("scrub", "x", 0.0, 15.0)
     assert state.not_before == 3600
     state.note_success()
-    assert state.note_failure("x", 0.0, 15.0) == 15
+    assert state.note_failure("scrub", "x", 0.0, 15.0) == 15
 
 
 async def test_what_a_killed_worker_wrote_is_removed(

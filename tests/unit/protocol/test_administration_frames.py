@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ DAEMON = DaemonInfo(
     {"max_in_flight": 64},
     2,
     ["fetch", "ping"],
+    {"lost_records": "orders: 5 offsets cannot be read: [1, 6) rot"},
 )
 
 EXAMPLES: list[Message] = [
@@ -59,6 +61,17 @@ def test_the_golden_frames_are_what_the_code_writes_and_reads(message: Message) 
     received = frames.next_event()
     assert isinstance(received, dict)
     assert {**REQUESTS, **ANSWERS}[received["k"]].from_map(received) == message
+
+
+def test_a_daemon_that_knows_no_warnings_yet_is_understood() -> None:
+    golden = (GOLDEN / "daemon-without-warnings.bin").read_bytes()
+    frames = FrameReader(max_frame_bytes=4096, max_body_bytes=0)
+    frames.get_buffer()[: len(golden)] = golden
+    frames.buffer_updated(len(golden))
+    received = frames.next_event()
+    assert isinstance(received, dict)
+    answer = a.DaemonAnswer.from_map(received)
+    assert DaemonInfo.from_wire(answer.daemon) == replace(DAEMON, warnings={})
 
 
 def test_every_kind_has_a_golden_frame() -> None:

@@ -30,6 +30,7 @@ class Parts:
         )
         self.refused: list[RefusedSubject] = []
         self.failed: list[str] = []
+        self.troubles: dict[str, str] = {}
         self.stalled: list[str] = []
         self.broker: Any = SimpleNamespace(
             hosts={"a": None, "b": None, "_offsets": None},
@@ -38,6 +39,7 @@ class Parts:
             refused_subjects=lambda: self.refused,
             has_checkpoints=True,
             failed_streams=lambda: self.failed,
+            troubles=lambda: self.troubles,
             stalled_streams=lambda seconds: self.stalled,
         )
         self.reloads = Reloads()
@@ -129,8 +131,10 @@ async def test_warnings_do_not_take_it_out_of_service(parts: Parts) -> None:
     parts.failed = [f"stream-{number}" for number in range(30)]
     parts.reloads.problems = {"acl": "line 3"}
     parts.broker.has_checkpoints = False
+    parts.troubles = {"lost_records": "orders: 5 offsets cannot be read: [1, 6) rot"}
     ready, body = await parts.health.readiness()
     assert ready
     assert body["warnings"]["failed_streams"].endswith("and 10 more")
     assert "cannot store" in body["warnings"]["checkpoints"]
+    assert body["warnings"]["lost_records"] == parts.troubles["lost_records"]
     assert body["warnings"]["reload"] == "acl is older than its file: line 3"

@@ -51,6 +51,7 @@ async def stream(asked: Asked) -> Shown:
         described.state,
         described.compaction.get("state"),
         described.compaction.get("passes"),
+        (described.compaction.get("reason") or "").partition(",")[0],
         [one["file"] for one in segments[:-1]],
         [one["consumer"] for one in consumers],
         len(described.quarantined),
