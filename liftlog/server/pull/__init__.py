@@ -16,6 +16,7 @@ page_cache       whether sending a slice would wait for the disk
 fetches          the fetches of one connection on one stream, in order, with long poll
 positions        where a fetch begins, and whether it means this stream
 tailing          those who wait at the end of a stream: woken together
+turns            the thread for filtered answers, in which everybody has a turn
 filtering        the answer to a fetch with a filter or a choice of columns
 building         ... and the batches made for it
 read_share       what all of them may cost the event loop

@@ -49,7 +49,6 @@ class ClientRequests:
     ) -> None:
         self.loop = server.loop
         self.cold_readers: Executor = server.cold_readers
-        self.scanners: Executor = server.scanners
         self.share = server.read_share
         self._server = server
         self._client = client
@@ -188,6 +187,11 @@ class ClientRequests:
     @property
     def may_encode(self) -> bool:
         return self._outbox.unsent_bytes < ENCODED_UNSENT_BYTES
+
+    @property
+    def scanners(self) -> Executor:
+        """Principals take turns, and so do the connections of each; who has none is alone."""
+        return self._server.scanners.of(self._client.principal or self, self)
 
     def open_stream(self, name: str) -> ReadableStream:
         return self._server.broker.stream(name)

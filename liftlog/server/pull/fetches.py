@@ -33,8 +33,10 @@ class FetchHost(Protocol):
 
     loop: asyncio.AbstractEventLoop
     cold_readers: Executor
-    scanners: Executor
     share: ReadShare
+
+    @property
+    def scanners(self) -> Executor: ...
 
     @property
     def may_produce(self) -> bool:

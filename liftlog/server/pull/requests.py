@@ -23,6 +23,7 @@ from liftlog.protocol.messages import (
     StreamAnswer,
     StreamsAnswer,
 )
+from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.seams import Broker, Operation
 
@@ -144,6 +145,9 @@ async def _create(caller: Caller, message: CreateStream) -> Message:
             f"there is a stream {message.stream!r} already, with other settings",
             hint="choose another name",
         ) from None
+    if not caller.may("read", message.stream):
+        # It may have been there before; then the rest is what others recorded.
+        created = StreamInfo(name=created.name, subject=created.subject, state=created.state)
     return StreamAnswer(created.to_wire())
 
 

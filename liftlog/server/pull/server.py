@@ -30,6 +30,7 @@ from liftlog.server.pull.read_share import Ingested, ReadShare, ThreadUsage
 from liftlog.server.pull.seams import Broker, Policy, ReadableStream
 from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
+from liftlog.server.pull.turns import Turns
 from liftlog.tls.contexts import own_certificate
 
 logger = logging.getLogger("liftlog.server.pull")
@@ -69,7 +70,7 @@ class PullServer:
         self.counters = PullCounters()
         self.loop: asyncio.AbstractEventLoop
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
-        self.scanners = ThreadPoolExecutor(_SCANNERS, "liftlog-scan")
+        self.scanners = Turns(_SCANNERS, "liftlog-scan")
         self._tails: WeakKeyDictionary[ReadableStream, TailGroup] = WeakKeyDictionary()
         self.authenticator = Authenticator(self.audit, max_pending=self.limits.max_pending_auths)
         self._uses: dict[str, PrincipalUse] = {}

@@ -77,7 +77,8 @@ class Asked:
         """In the thread in which scans take turns. Raises ShuttingDown."""
         loop = asyncio.get_running_loop()
         try:
-            waiting = loop.run_in_executor(self.parts.door.scanners, look, *arguments)
+            turns = self.parts.door.scanners.of(self.viewer.principal or self.peer)
+            waiting = loop.run_in_executor(turns, look, *arguments)
         except RuntimeError:  # the pull server, whose thread it is, has closed
             raise ShuttingDown("the daemon is stopping") from None
         return await waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ from liftlog.protocol.described import DaemonInfo, LeaseInfo
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.http.access import Doorkeeper
 from liftlog.server.pull.seams import Checkpoints, ReadableLog
+from liftlog.server.pull.turns import Turns
 
 
 class ShownSegment(Protocol):
@@ -77,4 +77,4 @@ class Door(Doorkeeper, Protocol):
     """The pull server: its gate, and its thread for scans, in which they take turns."""
 
     @property
-    def scanners(self) -> Executor: ...
+    def scanners(self) -> Turns: ...

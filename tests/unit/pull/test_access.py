@@ -14,6 +14,7 @@ from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.client import connect
 from liftlog.errors import Conflict, Forbidden, Unauthenticated
+from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.pull import PullLimits
 
 
@@ -208,6 +209,10 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
             with pytest.raises(Conflict) as caught:
                 await shop.create_stream("theirs", subject="shop.a")
             assert not caught.value.details
+            # Nor does a create that changes nothing describe it.
+            broker.streams["theirs"].append([b"secret"] * 7)
+            told = await shop.create_stream("theirs", subject="shop.secret", compression="zstd")
+            assert told == StreamInfo(name="theirs", subject="shop.secret", state=told.state)
             with pytest.raises(Conflict) as caught:
                 await shop.create_stream("orders", subject="shop.a")
             assert caught.value.details, "which it may read"
