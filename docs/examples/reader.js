@@ -172,17 +172,25 @@ const ESCAPED_SUBJECTS = 0x0400;
 const KNOWN_ATTRIBUTES = 0x07f7;
 const MAX_RAW_BYTES = 2 ** 27;
 
-/** All batches that a fetch answered, or that a segment file holds. */
-function* decodeBatches(bytes) {
+/**
+ * All batches that a fetch answered, or that a segment file holds.
+ *
+ * `place` says what they have to tile: from the offset `next` on up to `end`. A disk that puts a
+ * write in the wrong place leaves good batches where others belong; only this comparison tells.
+ */
+function* decodeBatches(bytes, place = null) {
   for (let at = 0; at < bytes.length; ) {
-    const batch = decodeBatch(bytes.subarray(at));
+    const batch = decodeBatch(bytes.subarray(at), place);
     yield batch;
     at += batch.sizeBytes;
+  }
+  if (place !== null && place.next !== place.end) {
+    throw new CorruptBatch(`the batches end at offset ${place.next}, not at ${place.end}`);
   }
 }
 
 /** The batch that `bytes` begin with. Offsets and times are BigInt; nulls are null. */
-function decodeBatch(bytes) {
+function decodeBatch(bytes, place = null) {
   if (bytes.length < HEADER_BYTES) throw new CorruptBatch('shorter than a batch header');
   if (bytes.readUInt32LE(0) !== MAGIC) throw new CorruptBatch('no record batch of version 1');
   if (crc32c(bytes.subarray(0, 60)) !== bytes.readUInt32LE(60)) {
@@ -192,6 +200,7 @@ function decodeBatch(bytes) {
   const baseOffset = bytes.readBigUInt64LE(8);
   const nextOffset = baseOffset + BigInt(bytes.readUInt32LE(16)) + 1n;
   if (size < HEADER_BYTES || size > bytes.length) throw new CorruptBatch('the batch is cut off');
+  if (place !== null) continuePlace(place, baseOffset, nextOffset, bytes.readUInt32LE(40));
   const batch = bytes.subarray(0, size);
   if (crc32c(batch.subarray(HEADER_BYTES)) !== batch.readUInt32LE(56)) {
     const what = `the checksum of the batch [${baseOffset}, ${nextOffset}) is wrong`;
@@ -244,6 +253,15 @@ function inflate(batch, codec) {
   else if (codec === 2) raw = inflateZstd(packed, rawLength);
   else throw new CorruptBatch(`codec ${codec} is not known`);
   return Buffer.concat([batch.subarray(0, HEADER_BYTES), raw]);
+}
+
+/** Throws unless this is the batch that belongs in `place`; then the next one follows it. */
+function continuePlace(place, baseOffset, nextOffset, epoch) {
+  if (baseOffset !== place.next || nextOffset > place.end || epoch < (place.epoch ?? 0)) {
+    const due = `where [${place.next}, ${place.end}) is due`;
+    throw new CorruptBatch(`the batch [${baseOffset}, ${nextOffset}) of epoch ${epoch} stands ${due}`);
+  }
+  Object.assign(place, { next: nextOffset, epoch });
 }
 
 /** An LZ4 block: literals, then a copy of bytes further up, again and again. */
@@ -435,20 +453,34 @@ class Connection {
       if (stop === null || BigInt(head.n) < stop) current.next = ask({ o: head.n });
     };
     let current = ask(typeof from === 'object' ? { t: from.timeNs } : { o: from });
+    let suspect = null; // the offset that was asked for again, since something else was there
     try {
       while (current !== null) {
+        let [first, place] = [0n, null];
         try {
           const { head, body } = await current.answer;
           const [wanted, start] = [BigInt(head.o), BigInt(head.l)];
-          const first = wanted > start ? wanted : start;
-          for (const batch of decodeBatches(body)) {
+          first = wanted > start ? wanted : start;
+          place = { next: BigInt(head.f), end: BigInt(head.n) };
+          for (const batch of body.length ? decodeBatches(body, place) : []) {
             for (const record of batch.records) {
               // Batches are whole: records that were not asked for may lead and follow.
               if (record.offset >= first && (stop === null || record.offset < stop)) yield record;
             }
           }
         } catch (error) {
-          const next = offsetBehind(error);
+          let next = offsetBehind(error);
+          if (next === null && error instanceof CorruptBatch) {
+            // The daemon has an index: asked for this very offset it says how far the damage goes.
+            const at = place.next > first ? place.next : first;
+            if (suspect !== at) {
+              suspect = at;
+              this.cancel(current.next);
+              current = stop === null || at < stop ? ask({ o: at, m: 1 }) : null;
+              continue;
+            }
+            next = place.end > at ? place.end : at + 1n;
+          }
           if (next === null || onCorrupt === null) throw error;
           onCorrupt(error);
           this.cancel(current.next); // what follows may begin in the midst of this answer

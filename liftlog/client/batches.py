@@ -11,13 +11,15 @@ from liftlog.protocol.messages import FetchHeader
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE, LENGTH_POSITION
 from liftlog.records.header import BatchHeader, parse_header
+from liftlog.records.place import Place
 
 _LENGTH = struct.Struct("<I")
 
 
 class DamagedHeader(Exception):
     """The batch of `offset` cannot be told from what follows: its header is damaged, and with it
-    the word on how far it reaches. The answer ends at `next_offset`. For this package's own use."""
+    the word on how far it reaches; or another batch stands in its place. The answer ends at
+    `next_offset`. For this package's own use."""
 
     def __init__(self, offset: int, position: int, next_offset: int) -> None:
         super().__init__(offset, position, next_offset)
@@ -29,13 +31,14 @@ class DamagedHeader(Exception):
 class ArrivingBatches:
     """The batches of a body that may still be on its way.
 
-    Every checksum is verified before its batch is handed out. Records below the asked offset
+    Every checksum is verified before its batch is handed out, and that it continues the one before:
+    the batches of an answer tile the offsets that its header names. Records below the asked offset
     and the log start, and at or above `stop_offset`, are dropped, and batches left without
     records are skipped. A batch is looked at as soon as it is whole: its bytes have just been
     copied then and are still in the processor's cache.
     """
 
-    __slots__ = ("_body", "_first_wanted", "_header", "_position", "_reached", "_stop", "_stream",
+    __slots__ = ("_body", "_first_wanted", "_header", "_place", "_position", "_stop", "_stream",
                  "needed_bytes")  # fmt: skip
 
     def __init__(
@@ -46,7 +49,7 @@ class ArrivingBatches:
         self._body = body
         self._stop = stop_offset
         self._first_wanted = max(header.offset, header.log_start_offset)
-        self._reached = header.first_offset
+        self._place = Place(header.first_offset, header.next_offset)
         self._position = 0
         self.needed_bytes = 0
         """How many bytes of the body must be here before `next` has more to say."""
@@ -54,7 +57,7 @@ class ArrivingBatches:
     @property
     def next_offset(self) -> int:
         """What follows the batches that were handed out."""
-        return max(self._reached, self._first_wanted)
+        return max(self._place.offset, self._first_wanted)
 
     @property
     def exhausted(self) -> bool:
@@ -64,16 +67,17 @@ class ArrivingBatches:
         """The next batch, or None: exhausted, or the bytes of the next one are not here.
 
         Raises CorruptRange for a batch whose body fails its check (the next call goes on behind
-        it), DamagedHeader for one whose header does (this answer is over then). What came before
-        has been handed out.
+        it), DamagedHeader for one whose header does or that belongs somewhere else (this answer is
+        over then). What came before has been handed out.
         """
-        body = self._body
+        body, place = self._body, self._place
         end = len(body)
         while (position := self._position) < end:
             if arrived_bytes < end and not self._is_whole(position, arrived_bytes):
                 return None
             try:
                 batch = decode_batch(body, position)
+                place.take(batch.header)
             except CorruptBatch as error:
                 reached = self.next_offset
                 bad = self._header_at(position)
@@ -84,17 +88,23 @@ class ArrivingBatches:
                     self._position = end
                     raise DamagedHeader(reached, position, self._header.next_offset) from error
                 self._position = position + bad.length
-                self._reached = bad.next_offset
+                place.pass_by(bad)
                 if bad.next_offset <= reached:
                     continue  # all of it lies below what was asked for
                 raise corrupt_range(self._stream, reached, bad.next_offset) from error
-            header = batch.header
-            self._position = position + header.length
-            self._reached = header.base_offset + header.last_offset_delta + 1
+            self._position = position + batch.header.length
             batch = batch.trim(self._first_wanted, self._stop)
             if len(batch):
                 return batch
+        self._check_end()
         return None
+
+    def _check_end(self) -> None:
+        """Raises DamagedHeader when the last batch does not reach to where the answer ends."""
+        reached = self.next_offset
+        end = self._header.next_offset
+        if reached < end and (self._stop is None or reached < self._stop):
+            raise DamagedHeader(reached, len(self._body), end)
 
     def _is_whole(self, position: int, arrived_bytes: int) -> bool:
         """Whether the batch at `position` has arrived; what it says of itself is not checked yet,
@@ -113,7 +123,7 @@ class ArrivingBatches:
         except CorruptBatch:
             return None
         whole = position + header.length <= len(self._body)
-        return header if whole and header.base_offset == self._reached else None
+        return header if whole and self._place.holds(header) else None
 
 
 def checked_batches(stream: str, header: FetchHeader, body: memoryview) -> Iterator[RecordBatch]:

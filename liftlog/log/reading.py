@@ -119,6 +119,7 @@ def _next_slice(
                 end=end,
                 max_bytes=max_bytes,
                 max_records=max_records,
+                epochs=view.manifest.epochs,
             )
             if found is not None:
                 return found

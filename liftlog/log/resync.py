@@ -113,6 +113,15 @@ def find_resync(
     return None
 
 
+def leads_to(
+    file: File, position: int, header: BatchHeader, end: int, end_offset: int | None = None
+) -> bool:
+    """Whether a chain of headers leads from the batch at `position`, whose header this is, to
+    `end`, and reaches `end_offset` there. Raises OSError."""
+    reached = _follow(Headers(file), position, end, header, set())
+    return reached is not None and end_offset in (None, reached)
+
+
 def _follow(
     headers: Headers, position: int, end: int, header: BatchHeader, broken: set[int]
 ) -> int | None:

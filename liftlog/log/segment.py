@@ -14,6 +14,7 @@ from liftlog.log.resync import find_resync
 from liftlog.log.unreadable import read_zeroed
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
+from liftlog.records.place import Epochs, Place
 
 MAX_POSITION = 0xFFFF_0000  # positions in the index are u32; leave room for one last group
 _WALK_BYTES = 64 * 1024
@@ -82,6 +83,7 @@ def walk_batches(
     stepped_over: list[SteppedOver] | None = None,
     window: int = _WALK_BYTES,
     size_bytes: int | None = None,
+    epochs: Epochs = (),
 ) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of each batch from `start` to `end`, reading ahead in windows.
 
@@ -90,12 +92,14 @@ def walk_batches(
     and which offset the log has reached there is not known.
 
     Damage is stepped over, to the next batch that provably continues the log, and told to
-    `stepped_over`; so it costs readers what it hit and no more. Bodies are not checked. Raises
-    OSError and UnsupportedFormat.
+    `stepped_over`; so it costs readers what it hit and no more. A batch that belongs somewhere else
+    is damage; `epochs` of the manifest help to tell. Bodies are not checked. Raises OSError and
+    UnsupportedFormat.
     """
-    offset, position = start
+    position = start.position
     limit = end.position if size_bytes is None else max(size_bytes, end.position)
     known_end = end.offset if size_bytes is None else None
+    place = Place(start.offset, known_end, epochs=epochs)
     buffer = b""
     read_from = position
     while position < end.position:
@@ -105,20 +109,22 @@ def walk_batches(
             buffer = read_zeroed(file, min(window, limit - position), position)
         try:
             header = parse_header(buffer, at)
-            whole = header.base_offset == offset and position + header.length <= limit
+            whole = position + header.length <= limit and place.holds(header)
         except CorruptBatch:
             whole = False
         if whole:
             yield position, header
             position += header.length
-            offset += header.last_offset_delta + 1
+            place.pass_by(header)
             continue
+        offset = place.offset
         hit = SteppedOver(position, offset, 0, known=False)
         known = _covering(quarantined, position)
         if known is not None:
             offset, position = known.next_offset, known.end_position
         else:
             offset, position = _behind_damage(file, position, offset, end, known_end, index)
+        place.go_on_at(offset)
         if stepped_over is not None:
             stepped_over.append(hit._replace(next_offset=offset, known=known is not None))
 

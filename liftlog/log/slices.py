@@ -3,6 +3,7 @@ batches. `reading.py` goes across segments."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
@@ -14,6 +15,7 @@ from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, SteppedOver, walk_batches
 from liftlog.log.unreadable import read_around, read_zeroed
 from liftlog.records.decode import decode_batch
+from liftlog.records.place import Epochs
 
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
@@ -109,10 +111,13 @@ def slice_segment(
     end: IndexEntry,
     max_bytes: int,
     max_records: int | None,
+    epochs: Epochs = (),
 ) -> LogSlice | None:
     """The slice that begins with the batch holding `offset` (or what follows it).
 
-    `end` is the place that readers may not pass. None when nothing readable is left in this
+    `end` is the place that readers may not pass. A slice ends where one of `epochs` begins: the
+    first batch of a slice is compared with them, those behind it only with each other, by whoever
+    gets the slice. None when nothing readable is left in this
     segment. Raises CorruptRange at damage that is not known yet.
     """
     pooled = pool.acquire(segment.path)
@@ -121,19 +126,24 @@ def slice_segment(
         file = pooled.file
         index = index_of(segment, file)
         if not quarantined:
-            found = _find_start(file, index, index.floor(offset), end, offset)
+            found = _find_start(file, index, index.floor(offset), end, offset, epochs)
         else:
             for start, end in _stretches(index, quarantined, offset, end):  # noqa: B020
-                found = _find_start(file, index, start, end, offset)
+                found = _find_start(file, index, start, end, offset, epochs)
                 if found is not None:
                     break
         if found is None:
             return None
         position, first_offset, first_end = found
+        stop_offset = None if max_records is None else offset + max_records
+        following = bisect_right(epochs, first_offset, key=lambda entry: entry[1])
+        if following < len(epochs):
+            epoch_end = epochs[following][1]
+            stop_offset = epoch_end if stop_offset is None else min(stop_offset, epoch_end)
         stop = _find_end(
             file, index, first_end, end,
             stop_position=position + max_bytes,
-            stop_offset=None if max_records is None else offset + max_records,
+            stop_offset=stop_offset,
         )  # fmt: skip
         taken = True
         length = stop.position - position
@@ -158,11 +168,24 @@ def _stretches(
 
 
 def _find_start(
-    file: File, index: SparseIndex, start: IndexEntry, end: IndexEntry, offset: int
+    file: File,
+    index: SparseIndex,
+    start: IndexEntry,
+    end: IndexEntry,
+    offset: int,
+    epochs: Epochs,
 ) -> tuple[int, int, IndexEntry] | None:
     """Position and base offset of the first batch that ends after `offset`, and its end."""
     stepped: list[SteppedOver] = []
-    walk = walk_batches(file, start, end, index=index, stepped_over=stepped, window=_WALK_WINDOW)
+    walk = walk_batches(
+        file,
+        start,
+        end,
+        index=index,
+        stepped_over=stepped,
+        window=_WALK_WINDOW,
+        epochs=epochs,
+    )
     for position, header in walk:
         following = header.next_offset
         if following > offset and header.record_count:

@@ -4,6 +4,7 @@
     layout           where the columns lie; every length in the bytes is checked here
     encode, decode   lists to the bytes of a batch; a lazy view over its bytes
     codecs           compressed bodies
+    place            whether a batch stands where it belongs
     subjects, message_headers, json_form   escaped subjects, header blocks, a record as JSON
 
 With numpy, for those who work on many records at a time:
@@ -19,11 +20,13 @@ from liftlog.records.encode import encode_batch
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header, verify_body
 from liftlog.records.message_headers import MessageHeaders
+from liftlog.records.place import Place
 
 __all__ = [
     "HEADER_SIZE",
     "BatchHeader",
     "MessageHeaders",
+    "Place",
     "Record",
     "RecordBatch",
     "decode_batch",

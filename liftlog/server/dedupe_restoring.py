@@ -11,8 +11,12 @@ from typing import Any
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
 from liftlog.log import Log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+<<<<<<< HEAD
 from liftlog.records import decode_batch, iter_batches, parse_header
 from liftlog.server.damage import quarantine_found
+=======
+from liftlog.records import Place, decode_batch, iter_batches, parse_header
+>>>>>>> 543f33f (A batch that does not continue the one before is damage wherever batches are walked)
 from liftlog.stream import DedupeWindow
 from liftlog.stream.dedupe import message_ids
 
@@ -44,7 +48,8 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
             if found is None:
                 return
             with found:
-                reached = _learn(log.name, found.pread(), offset, dedupe, since_ns)
+                place = Place(found.first_offset, found.next_offset)
+                reached = _learn(log.name, found.pread(), offset, place, dedupe, since_ns)
         except CorruptRange as error:
             with suppress(StorageError):  # whoever reads it next tries again
                 quarantine_found(log, error)
@@ -63,7 +68,9 @@ def _note_loss(name: str, offset: int, error: object) -> None:
     logger.warning("dedupe-ids-lost stream=%s offset=%d error=%s", name, offset, error)
 
 
-def _learn(name: str, raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: int) -> int:
+def _learn(
+    name: str, raw: bytes, offset: int, place: Place, dedupe: DedupeWindow, since_ns: int
+) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to read on at.
 
     A damaged body costs its batch. At a damaged header this stops: reading on from there tells
@@ -73,6 +80,7 @@ def _learn(name: str, raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: i
     while position < len(raw):
         try:
             header = parse_header(raw, position)
+            place.take(header)
         except CorruptBatch:
             break
         if header.max_timestamp_ns >= since_ns:
@@ -81,7 +89,7 @@ def _learn(name: str, raw: bytes, offset: int, dedupe: DedupeWindow, since_ns: i
             except CorruptBatch as error:
                 _note_loss(name, header.base_offset, error)
         position += header.length
-        reached = header.next_offset
+        reached = max(offset, header.next_offset)
     return reached
 
 

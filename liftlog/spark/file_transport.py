@@ -270,13 +270,13 @@ def _batches(
         for bad in manifest.quarantined
         if bad.segment == entry.file_name and bad.end_position > max(position, bad.position)
     ]
-    stretches: list[tuple[int, int, int]] = []
+    stretches: list[tuple[int, int, int, int]] = []
     for bad_position, bad_end, bad_first, bad_next in sorted(known):
         if bad_position > position and bad_first > base:
-            stretches.append((position, base, bad_position))
+            stretches.append((position, base, bad_position, bad_first))
         position, base = bad_end, bad_next
-    stretches.append((position, base, entry.size_bytes))
-    for position, base, data_end in stretches:
+    stretches.append((position, base, entry.size_bytes, entry.next_offset))
+    for position, base, data_end, stretch_end in stretches:
         for found in walk(
             file,
             base,
@@ -285,6 +285,8 @@ def _batches(
             index,
             position=position,
             window_bytes=_WINDOW_BYTES,
+            end_offset=stretch_end,
+            epochs=manifest.epochs,
         ):
             if not isinstance(found, Found):
                 continue

@@ -49,7 +49,8 @@ class BackgroundJob:
 
     @classmethod
     def rebatching(cls, log: Log, number: int, *, target: int = 4096) -> BackgroundJob:
-        return cls(log, RebatchJob(str(DIRECTORY), log.segments[number].entry(), target))
+        entry = log.segments[number].entry()
+        return cls(log, RebatchJob(str(DIRECTORY), entry, target, epochs=log.epochs))
 
     @property
     def is_compaction(self) -> bool:

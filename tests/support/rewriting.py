@@ -179,6 +179,7 @@ def plan(
         log_start_offset=log.log_start_offset,
         memory_bytes=memory,
         compression=compression,
+        epochs=log.epochs,
     )
     assert CompactJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     return job
@@ -207,7 +208,8 @@ def compact_fully(log: Log, fs: Any, **how: Any) -> int:
 def rebatch_file(
     log: Log, fs: Any, number: int, *, target: int = 4096, compression: str = "none"
 ) -> RebatchResult:
-    job = RebatchJob(str(DIRECTORY), log.segments[number].entry(), target, compression)
+    entry = log.segments[number].entry()
+    job = RebatchJob(str(DIRECTORY), entry, target, compression, log.epochs)
     assert RebatchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     result = rebatch(job, fs)
     assert RebatchResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result

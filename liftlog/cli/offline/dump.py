@@ -70,14 +70,25 @@ def dump_stream(stream: StreamDirectory, first_offset: int = 0) -> Iterator[Dump
             continue
         try:
             with opened(stream.path / entry.file_name) as file:
-                size = file.size()
+                size, end_offset = file.size(), None
                 if manifest is not None and not is_last:
-                    size = data_end = min(size, entry.size_bytes)
+                    if size >= entry.size_bytes:
+                        size, end_offset = entry.size_bytes, entry.next_offset
+                    data_end = size
                     index = sealed_index(stream.path, entry)
                 else:
                     data_end, index = find_data_end(file, 0), None
                 yield SegmentStart(stream.name, entry, data_end, is_last)
-                for item in walk(file, entry.base_offset, size, data_end, index):
+                items = walk(
+                    file,
+                    entry.base_offset,
+                    size,
+                    data_end,
+                    index,
+                    end_offset=end_offset,
+                    epochs=manifest.epochs if manifest is not None else (),
+                )
+                for item in items:
                     dumped = _dumped(stream.name, entry.file_name, item, is_last, first_offset)
                     if dumped is not None:
                         yield dumped

@@ -196,7 +196,16 @@ class _Verification:
             self._add(NOTE, text, name)
         end, records, epoch, used = entry.base_offset, 0, 0, 0
         index = self._index(entry) if knows_end else None
-        for item in walk(file, entry.base_offset, size, data_end, index):
+        items = walk(
+            file,
+            entry.base_offset,
+            size,
+            data_end,
+            index,
+            end_offset=entry.next_offset if knows_end and size == entry.size_bytes else None,
+            epochs=self.facts.manifest.epochs if self.facts.manifest is not None else (),
+        )
+        for item in items:
             if not isinstance(item, Missing):
                 header = item.batch.header
                 self.report.batch_count += 1

@@ -15,6 +15,7 @@ from liftlog.log.recovery import find_data_end
 from liftlog.log.repair.damage import is_covered
 from liftlog.log.resync import is_whole
 from liftlog.log.segment import SteppedOver, walk_batches
+from liftlog.records.place import Epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def seal_active(
     try:
         file = source.open(from_directory / active.file_name, writable=False)
         try:
-            walked = _Walk(file, active, end, quarantined)
+            walked = _Walk(file, active, end, quarantined, manifest.epochs)
         finally:
             file.close()
         origin = source, from_directory / active.file_name
@@ -62,7 +63,7 @@ def seal_active(
         if active.file_name not in missing:
             missing.add(active.file_name)
             return None
-        walked = _Walk(None, active, end, quarantined)
+        walked = _Walk(None, active, end, quarantined, ())
         fs.open(path, create=True).close()
     write_index(fs, path, walked.index)
     entry = replace(
@@ -94,6 +95,7 @@ class _Walk:
         active: SegmentEntry,
         end: int,
         quarantined: tuple[QuarantinedRange, ...],
+        epochs: Epochs,
     ) -> None:
         self.position = 0
         self.next_offset = active.base_offset
@@ -103,9 +105,11 @@ class _Walk:
         self.damaged: tuple[str, ...] = ()
         if file is not None:
             here = [bad for bad in quarantined if bad.segment == active.file_name]
-            self._run(file, end, here)
+            self._run(file, end, here, epochs)
 
-    def _run(self, file: File, end: int, quarantined: list[QuarantinedRange]) -> None:
+    def _run(
+        self, file: File, end: int, quarantined: list[QuarantinedRange], epochs: Epochs
+    ) -> None:
         start = IndexEntry(self.next_offset, 0)
         limit = IndexEntry(end, find_data_end(file, 0))
         stepped: list[SteppedOver] = []
@@ -117,6 +121,7 @@ class _Walk:
             quarantined=quarantined,
             stepped_over=stepped,
             size_bytes=file.size(),
+            epochs=epochs,
         )
         for position, header in batches:
             if header.next_offset > end:

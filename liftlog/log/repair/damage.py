@@ -10,6 +10,7 @@ from liftlog.log.index import read_index
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
 from liftlog.log.repair.walk import Found, Missing, walk
+from liftlog.records.place import Epochs
 
 
 def is_covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> bool:
@@ -33,9 +34,9 @@ def find_new_damage(
         path = directory / entry.file_name
         if number == len(manifest.segments) - 1:
             if trusted is not None:
-                found += _in_active(fs, path, trusted)
+                found += _in_active(fs, path, trusted, manifest.epochs)
             continue
-        found += _in_sealed(fs, path, entry)
+        found += _in_sealed(fs, path, entry, manifest.epochs)
         following = manifest.segments[number + 1].base_offset
         if following > entry.next_offset:
             found.append(
@@ -77,21 +78,34 @@ def _no_bytes(entry: SegmentEntry, first: int, following: int, reason: str) -> Q
     return QuarantinedRange(first, following, entry.file_name, end, end, reason)
 
 
-def _in_sealed(fs: FileSystem, path: Path, entry: SegmentEntry) -> list[QuarantinedRange]:
+def _in_sealed(
+    fs: FileSystem, path: Path, entry: SegmentEntry, epochs: Epochs
+) -> list[QuarantinedRange]:
     if not fs.exists(path):
         lost = (entry.base_offset, entry.next_offset)
         return [QuarantinedRange(*lost, path.name, 0, 0, "the file is missing")]
     file = fs.open(path, writable=False)
     try:
-        return _in_file(fs, file, entry)
+        return _in_file(fs, file, entry, epochs)
     finally:
         file.close()
 
 
-def _in_file(fs: FileSystem, file: File, entry: SegmentEntry) -> list[QuarantinedRange]:
+def _in_file(
+    fs: FileSystem, file: File, entry: SegmentEntry, epochs: Epochs
+) -> list[QuarantinedRange]:
     size = min(file.size(), entry.size_bytes)
     index = read_index(fs, file.path, entry.base_offset)
-    return damage_in_walk(walk(file, entry.base_offset, size, size, index), entry)
+    items = walk(
+        file,
+        entry.base_offset,
+        size,
+        size,
+        index,
+        end_offset=entry.next_offset if size == entry.size_bytes else None,
+        epochs=epochs,
+    )
+    return damage_in_walk(items, entry)
 
 
 def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> list[QuarantinedRange]:
@@ -123,7 +137,9 @@ def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> lis
     return found
 
 
-def _in_active(fs: FileSystem, path: Path, trusted: ActiveState) -> list[QuarantinedRange]:
+def _in_active(
+    fs: FileSystem, path: Path, trusted: ActiveState, epochs: Epochs
+) -> list[QuarantinedRange]:
     if not fs.exists(path):
         return []
     file = fs.open(path, writable=False)
@@ -132,7 +148,8 @@ def _in_active(fs: FileSystem, path: Path, trusted: ActiveState) -> list[Quarant
             return []
         found = []
         size, border = file.size(), trusted.position
-        for item in walk(file, trusted.base_offset, size, max(find_data_end(file, 0), border)):
+        data_end = max(find_data_end(file, 0), border)
+        for item in walk(file, trusted.base_offset, size, data_end, epochs=epochs):
             if item.position >= border:
                 break
             if not isinstance(item, Missing):

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from liftlog.errors import CorruptBatch
 from liftlog.log.filesystem import File
 from liftlog.log.index import SparseIndex
-from liftlog.log.resync import find_resync
+from liftlog.log.resync import find_resync, leads_to
 from liftlog.log.window import WINDOW_BYTES, FileWindow
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
+from liftlog.records.place import Epochs, Place
 
 
 class Found(NamedTuple):
@@ -54,75 +55,87 @@ def walk(
     *,
     position: int = 0,
     window_bytes: int = WINDOW_BYTES,
+    end_offset: int | None = None,
+    epochs: Epochs = (),
 ) -> Iterator[Found | Missing]:
     """Every batch and every gap from `position`, where the batch of `base_offset` begins, to
     `data_end`, in order of position.
 
     No batch reaches past `size`; between the two lie zeros allocated ahead. `index` is the one of
-    a sealed segment. Raises OSError, and UnsupportedFormat for what a newer liftlog wrote.
+    a sealed segment, `end_offset` the offset at which the log goes on at `data_end`, where that is
+    known; `epochs` are those of the manifest. Raises OSError, and UnsupportedFormat for what a
+    newer liftlog wrote.
     """
     window = FileWindow(file, size, window_bytes)
-    expected, epoch = base_offset, 0
+    place = Place(base_offset, end_offset, epochs=epochs)
     while position < data_end:
-        header, batch, reason = _read_batch(window, position, expected, epoch)
-        if header is not None and header.base_offset > expected:
-            # Offsets tile without gaps, also after compaction.
-            hole = f"the next batch begins at offset {header.base_offset}"
-            yield Missing(position, position, expected, header.base_offset, hole)
-            expected = header.base_offset
+        expected = place.offset
+        border = _border(index, position, expected, data_end, end_offset)
+        header, batch, reason = _read_batch(window, position)
+        if header is not None and not place.holds(header):
+            reason = place.problem(header)
+            if header.base_offset > expected and leads_to(file, position, header, *border):
+                # The batches between are gone, and their bytes as well.
+                yield Missing(position, position, expected, header.base_offset, reason)
+                place.go_on_at(header.base_offset)
+            if not place.holds(header):
+                header = batch = None
         if header is not None and batch is not None:
             yield Found(position, batch)
             position += header.length
-            expected, epoch = header.next_offset, header.leader_epoch
+            place.pass_by(header)
             continue
-        end, following = _behind(file, data_end, index, position, expected, epoch, header)
+        expected = place.offset
+        end, following = _behind(file, position, place, border, header)
         yield Missing(position, end, expected, following, reason, header)
         position = end
-        expected = expected if following is None else following
+        place.go_on_at(expected if following is None else following)
 
 
 def _read_batch(
-    window: FileWindow, position: int, expected: int, epoch: int
+    window: FileWindow, position: int
 ) -> tuple[BatchHeader | None, RecordBatch | None, str]:
-    """The header if it is good and can continue the log, the batch if its body is good too, and
-    what is wrong."""
+    """The header if it is good, the batch if its body is good too, and what is wrong."""
     header = None
     try:
         header = parse_header(window.view(position, HEADER_SIZE))
-        if header.base_offset < expected or header.leader_epoch < epoch:
-            reason = (
-                f"a batch of offset {header.base_offset}, epoch {header.leader_epoch} stands where "
-                f"offset {expected}, epoch {epoch} goes on"
-            )
-            return None, None, reason
         return header, decode_batch(window.view(position, header.length)), ""
     except CorruptBatch as error:
         length = HEADER_SIZE if header is None else header.length
         return header, None, window.unreadable(position, length) or error.message
 
 
-def _behind(
-    file: File,
-    data_end: int,
+def _border(
     index: SparseIndex | None,
     position: int,
     expected: int,
-    epoch: int,
+    data_end: int,
+    end_offset: int | None,
+) -> tuple[int, int | None]:
+    """The next place behind `position` at which a batch begins for sure, or the data end, and the
+    offset there if that is known."""
+    border = index.after_position(position) if index is not None else None
+    if border is None or border.position >= data_end or border.offset <= expected:
+        return data_end, end_offset
+    return border.position, border.offset
+
+
+def _behind(
+    file: File,
+    position: int,
+    place: Place,
+    border: tuple[int, int | None],
     header: BatchHeader | None,
 ) -> tuple[int, int | None]:
     """Where to go on behind a bad batch, and the offset there; None at the end of the data."""
-    border = index.after_position(position) if index is not None else None
-    if border is not None and (border.position >= data_end or border.offset <= expected):
-        border = None
+    end, end_offset = border
     found = find_resync(
         file,
         position,
-        data_end if border is None else border.position,
-        offset=expected,
-        epoch=epoch,
+        end,
+        offset=place.offset,
+        epoch=place.sure_epoch,
         header=header,
-        end_offset=None if border is None else border.offset,
+        end_offset=end_offset,
     )
-    if found is not None:
-        return found.position, found.offset
-    return (data_end, None) if border is None else (border.position, border.offset)
+    return border if found is None else (found.position, found.offset)

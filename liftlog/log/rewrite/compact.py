@@ -127,6 +127,9 @@ class _Pass:
             map_bytes=self._map.memory_used_bytes + self._superseded.memory_used_bytes,
         )
 
+    def _windows(self, source: SegmentEntry) -> Iterator[list[RecordBatch]]:
+        return read_windows(self._fs, self._directory, source, self._throttle, self._job.epochs)
+
     # --- the map ---
 
     def _map_dirty_part(self) -> None:
@@ -139,7 +142,7 @@ class _Pass:
     def _map_source(self, source: SegmentEntry) -> bool:
         """False when memory is used up; `_mapped_end` then says where."""
         job = self._job
-        for window in read_windows(self._fs, self._directory, source, self._throttle):
+        for window in self._windows(source):
             self._progress.advance("map", window)
             keyed = [found for one in chunks_of(window) if (found := one.keyed()) is not None]
             if not keyed:
@@ -196,7 +199,7 @@ class _Pass:
 
     def _copy_source(self, number: int, tally: _Tally, merger: BatchMerger, writing: bool) -> bool:
         source = self._job.sources[number]
-        for window in read_windows(self._fs, self._directory, source, self._throttle):
+        for window in self._windows(source):
             self._progress.advance("rewrite", window)
             chunks = chunks_of(window)
             keeps = self._judge(chunks, number, tally)
@@ -212,7 +215,7 @@ class _Pass:
     def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
         """Hand over the batches before `end_offset`, of which everything stays."""
         if end_offset > source.base_offset:
-            for window in read_windows(self._fs, self._directory, source, self._throttle):
+            for window in self._windows(source):
                 if window[0].header.base_offset >= end_offset:
                     break
                 for chunk in chunks_of(window):

@@ -1,6 +1,7 @@
 """What a rewriting job is told and what it answers: plain values that cross a process border.
 
 Jobs read sealed segments and write new files beside them; they change nothing that is there.
+`epochs` are those of the manifest: they help to tell batches that do not belong there.
 Whoever started one makes its outcome real with `Log.replace_segments` (see `swap.py`), or throws
 the new files away.
 
@@ -20,6 +21,7 @@ from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 TARGET_BATCH_BYTES = 64 * 1024
 """What small batches are put together to."""
 
+Epochs = tuple[tuple[int, int], ...]
 _T = TypeVar("_T", SegmentEntry, QuarantinedRange)
 
 
@@ -57,6 +59,7 @@ class CompactJob:
     log_start_offset: int
     memory_bytes: int
     compression: str = "none"
+    epochs: Epochs = ()
 
     def __post_init__(self) -> None:
         if len(self.drop_tombstones) != len(self.sources):
@@ -72,6 +75,7 @@ class CompactJob:
         log_start_offset: int,
         memory_bytes: int,
         compression: str = "none",
+        epochs: Epochs = (),
     ) -> CompactJob:
         """`segments` are those that were planned for, in the same order."""
         return cls(
@@ -85,6 +89,7 @@ class CompactJob:
             log_start_offset=log_start_offset,
             memory_bytes=memory_bytes,
             compression=compression,
+            epochs=epochs,
         )
 
     @property
@@ -103,6 +108,7 @@ class CompactJob:
                 "sources": _values(SegmentEntry, content["sources"]),
                 "groups": tuple((first, end) for first, end in content["groups"]),
                 "drop_tombstones": tuple(content["drop_tombstones"]),
+                "epochs": _epochs(content),
             }
         )
 
@@ -115,6 +121,7 @@ class RebatchJob:
     source: SegmentEntry
     target_bytes: int = TARGET_BATCH_BYTES
     compression: str = "none"
+    epochs: Epochs = ()
 
     @property
     def generation(self) -> int:
@@ -125,7 +132,8 @@ class RebatchJob:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> RebatchJob:
-        return cls(**content | {"source": SegmentEntry(**content["source"])})
+        source = SegmentEntry(**content["source"])
+        return cls(**content | {"source": source, "epochs": _epochs(content)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,7 @@ class ScrubJob:
     directory: str
     source: SegmentEntry
     quarantined: tuple[QuarantinedRange, ...] = ()
+    epochs: Epochs = ()
 
     def to_dict(self) -> dict[str, Any]:
         return _to_dict(self)
@@ -145,6 +154,7 @@ class ScrubJob:
             content["directory"],
             SegmentEntry(**content["source"]),
             _values(QuarantinedRange, content["quarantined"]),
+            _epochs(content),
         )
 
 
@@ -269,6 +279,10 @@ def _plain(value: Any) -> Any:
 
 def _values(kind: type[_T], items: list[dict[str, Any]]) -> tuple[_T, ...]:
     return tuple(kind(**item) for item in items)
+
+
+def _epochs(content: dict[str, Any]) -> Epochs:
+    return tuple((epoch, offset) for epoch, offset in content["epochs"])
 
 
 def _swaps(items: list[dict[str, Any]]) -> tuple[Swap, ...]:

@@ -108,7 +108,7 @@ def rebatch(
         )
         on_error.callback(writer.close)
         merger = BatchMerger(writer, target_bytes=job.target_bytes, compression=job.compression)
-        for window in read_windows(fs, directory, source, throttle):
+        for window in read_windows(fs, directory, source, throttle, job.epochs):
             for chunk in chunks_of(window):
                 merger.add(chunk)
             batches_in += len(window)

@@ -43,7 +43,15 @@ def scrub(
         index = read_index(fs, path, entry.base_offset)
         size = min(file.size(), entry.size_bytes)
         seen = _Seen(index, progress, entry.size_bytes)
-        items = walk(file, entry.base_offset, size, size, index)
+        items = walk(
+            file,
+            entry.base_offset,
+            size,
+            size,
+            index,
+            end_offset=entry.next_offset if size == entry.size_bytes else None,
+            epochs=job.epochs,
+        )
         damaged = damage_in_walk(seen.passing(items), entry)
     finally:
         file.close()

@@ -18,6 +18,7 @@ from liftlog.log.unreadable import is_unreadable
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE, LENGTH, LENGTH_POSITION
 from liftlog.records.header import parse_header
+from liftlog.records.place import Epochs, Place
 
 WINDOW_BYTES = 1024 * 1024
 _MAX_INFLATED_BYTES = 16 * WINDOW_BYTES
@@ -44,7 +45,11 @@ def blaming(entry: SegmentEntry) -> Iterator[None]:
 
 
 def read_windows(
-    fs: FileSystem, directory: str | Path, entry: SegmentEntry, throttle: Throttle
+    fs: FileSystem,
+    directory: str | Path,
+    entry: SegmentEntry,
+    throttle: Throttle,
+    epochs: Epochs = (),
 ) -> Iterator[list[RecordBatch]]:
     """All batches of a sealed segment, each verified, tiling its offsets to the last one; about a
     MiB of them at a time.
@@ -54,13 +59,16 @@ def read_windows(
     file = fs.open(path_of(directory, entry), writable=False)
     try:
         with blaming(entry):
-            yield from _windows(file, entry, throttle)
+            place = Place(entry.base_offset, entry.next_offset, epochs=epochs)
+            yield from _windows(file, entry, throttle, place)
     finally:
         file.close()
 
 
-def _windows(file: File, entry: SegmentEntry, throttle: Throttle) -> Iterator[list[RecordBatch]]:
-    position, offset, size = 0, entry.base_offset, entry.size_bytes
+def _windows(
+    file: File, entry: SegmentEntry, throttle: Throttle, place: Place
+) -> Iterator[list[RecordBatch]]:
+    position, size = 0, entry.size_bytes
     while position < size:
         wanted = min(WINDOW_BYTES, size - position)
         throttle(wanted)
@@ -78,20 +86,13 @@ def _windows(file: File, entry: SegmentEntry, throttle: Throttle) -> Iterator[li
                 parse_header(raw, at)  # it may be the length that is damaged
                 break
             batch = decode_batch(raw, at)
-            header = batch.header
-            if header.base_offset != offset:
-                raise CorruptBatch(
-                    f"the batch at {position + at} begins with offset {header.base_offset} "
-                    f"where {offset} was due"
-                )
+            place.take(batch.header)
             batches.append(batch)
             inflated += len(batch.raw)
-            offset = header.next_offset
-            at += header.length
+            at += batch.header.length
         position += at
         yield batches
-    if offset != entry.next_offset:
-        raise CorruptBatch(f"the segment ends at offset {offset} and not at {entry.next_offset}")
+    place.check_end()
 
 
 def _read(file: File, length: int, position: int) -> bytes:

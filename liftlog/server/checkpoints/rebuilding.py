@@ -7,7 +7,7 @@ import logging
 from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.log.filesystem import storage_errors
-from liftlog.records import decode_batch, parse_header
+from liftlog.records import Place, decode_batch, parse_header
 from liftlog.server.checkpoints.layout import (
     CheckpointKey,
     Stored,
@@ -47,7 +47,8 @@ def load_table(log: Log) -> CheckpointTable:
         if piece is None:
             break
         with piece, storage_errors("reading the checkpoints"):
-            reached = found.learn(piece.pread(), offset)
+            place = Place(piece.first_offset, piece.next_offset)
+            reached = found.learn(piece.pread(), offset, place)
         if reached == offset:
             reached = piece.next_offset  # it rotted since `read` looked at it
             found.lose(offset, reached, "a damaged batch header")
@@ -63,13 +64,14 @@ class _Rebuilding:
         self.losses = 0
         self.settled: set[CheckpointKey] = set()
 
-    def learn(self, raw: bytes, offset: int) -> int:
+    def learn(self, raw: bytes, offset: int, place: Place) -> int:
         """Add the batches in `raw` from `offset` on; returns the offset to read on at: reading
         there tells how far the damage goes, if there is some."""
         reached, position = offset, 0
         while position < len(raw):
             try:
                 header = parse_header(raw, position)
+                place.take(header)
             except CorruptBatch:
                 break
             try:
@@ -79,7 +81,7 @@ class _Rebuilding:
             except CorruptBatch as error:
                 self.lose(header.base_offset, header.next_offset, error)
             position += header.length
-            reached = header.next_offset
+            reached = max(offset, header.next_offset)
         return reached
 
     def _take(self, raw_key: bytes | None, raw_value: bytes | None) -> None:

@@ -162,4 +162,5 @@ def make_job(
         log_start_offset=log.log_start_offset,
         memory_bytes=memory_bytes,
         compression=compression,
+        epochs=log.epochs,
     )

@@ -56,7 +56,12 @@ class SmallBatches:
         for segment in candidates:
             self._judged.add(segment.path.name)
             if needs_rebatch(log.environment.fs, log.directory, segment.entry()):
-                return RebatchJob(str(log.directory), segment.entry(), compression=compression)
+                return RebatchJob(
+                    str(log.directory),
+                    segment.entry(),
+                    compression=compression,
+                    epochs=log.epochs,
+                )
         return None
 
     def look_again(self, file_name: str) -> None:

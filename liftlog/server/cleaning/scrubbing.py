@@ -91,4 +91,4 @@ class ScrubSchedule:
 def job_for(log: Log, segment: Segment) -> ScrubJob:
     name = segment.path.name
     known = tuple(bad for bad in log.quarantined if bad.segment == name)
-    return ScrubJob(str(log.directory), segment.entry(), known)
+    return ScrubJob(str(log.directory), segment.entry(), known, log.epochs)

@@ -21,6 +21,7 @@ from liftlog.log.rewrite.chunks import Chunk, chunks_of
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns
 from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.place import Place
 from liftlog.records.selection import Selection
 from liftlog.server.damage import quarantine_damage, quarantine_found
 from liftlog.server.pull.building import AnswerBuilder
@@ -154,7 +155,8 @@ class _Scanner:
         finally:
             piece.release()
         try:
-            for chunk in _chunks(raw):
+            place = Place(piece.first_offset, piece.next_offset)
+            for chunk in _chunks(raw, place):
                 # Compressed batches may become a thousand times as long as the piece.
                 if not self._take_chunk(chunk) or self._is_late():
                     return False
@@ -184,7 +186,22 @@ class _Scanner:
         return True
 
 
+<<<<<<< HEAD
 def _chunks(raw: bytes) -> Iterator[Chunk]:
+=======
+def _pread(piece: LogSlice) -> bytes:
+    """Raises _Damaged when the disk does not give the bytes."""
+    try:
+        raw = os.pread(piece.fd, piece.length, piece.position)
+    except OSError as error:
+        raise _Damaged from error
+    if len(raw) < piece.length:
+        raise _Damaged
+    return raw
+
+
+def _chunks(raw: bytes, place: Place) -> Iterator[Chunk]:
+>>>>>>> 543f33f (A batch that does not continue the one before is damage wherever batches are walked)
     """What can be looked at in one step each, up to damage. Raises CorruptBatch there."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None
@@ -192,6 +209,7 @@ def _chunks(raw: bytes) -> Iterator[Chunk]:
     while position < len(raw):
         try:
             batch = decode_batch(raw, position)
+            place.take(batch.header)
         except (CorruptBatch, UnsupportedFormat) as error:
             damage = error
             break
@@ -204,6 +222,7 @@ def _chunks(raw: bytes) -> Iterator[Chunk]:
     yield from chunks_of(whole)
     if damage is not None:
         raise damage
+    place.check_end()
 
 
 def _between(records: Columns, first_offset: int, stop_offset: int | None) -> Columns:

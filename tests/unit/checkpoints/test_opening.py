@@ -20,6 +20,7 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log import LogSlice
+from liftlog.records import parse_header
 from liftlog.server.broker import Broker
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints import table as table_module
@@ -96,6 +97,39 @@ async def test_a_damaged_batch_costs_what_is_in_it(
     assert "checkpoints-lost first_offset=3 next_offset=4" in caplog.text
     async with opened(tmp_path) as one:
         assert one.offsets() == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+async def test_an_older_batch_in_the_place_of_another_is_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
+) -> None:
+    """A write that went to the wrong place leaves whole batches there: a checkpoint does not go
+    back without a word."""
+    async with opened(tmp_path, records=9) as one:
+        for offset in (1, 2, 3, 4):
+            await one.commit("a", offset)
+        await one.commit("b", 9)
+    path = tmp_path / "streams" / OFFSETS_STREAM / f"{1:020}.log"
+    raw = bytearray(path.read_bytes())
+    position, batches = 0, []
+    while position < len(raw):
+        batches.append((position, parse_header(raw, position)))
+        position += batches[-1][1].length
+    (start, first), (position, header) = batches[0], batches[place]
+    assert header.length == first.length
+    raw[position : position + header.length] = raw[start : start + header.length]
+    path.write_bytes(raw)
+    async with opened(tmp_path) as one:
+        table = one.checkpoints.table
+        found = {one.consumer: one for one in one.checkpoints.page(lambda _: True)[0]}
+        assert table.losses == 1
+        if place == 3:
+            assert (found["a"].offset, found["a"].uncertain) == (3, True)
+        else:
+            assert (found["a"].offset, found["a"].uncertain) == (4, False)
+        assert (found["b"].offset, found["b"].uncertain) == (9, False)
+    lost = f"checkpoints-lost first_offset={place + 1} next_offset={place + 2}"
+    assert lost in caplog.text
 
 
 async def test_what_damage_may_have_made_older_is_told(tmp_path: Path) -> None:

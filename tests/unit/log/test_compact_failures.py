@@ -68,7 +68,7 @@ def test_a_source_that_ends_too_early_at_a_batch_border_is_not_taken_for_whole()
         compact(job, fs)
     # Nor when the manifest agrees about the size, but not about the offsets.
     short = replace(job, sources=(replace(job.sources[0], size_bytes=size),))
-    with pytest.raises(SourceDamaged, match="ends at offset 7 and not at 13"):
+    with pytest.raises(SourceDamaged, match="end at offset 7, not at 13"):
         compact(short, fs)
 
 

@@ -25,7 +25,7 @@ def sealed(fs: SimFileSystem, *, size: int = 900) -> Log:
 
 
 def scrubbed(log: Log, fs: SimFileSystem, **how: object) -> ScrubResult:
-    job = ScrubJob(str(DIRECTORY), log.segments[0].entry(), log.quarantined)
+    job = ScrubJob(str(DIRECTORY), log.segments[0].entry(), log.quarantined, log.epochs)
     assert ScrubJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     before = fs.operations
     result = scrub(job, fs, **how)  # type: ignore[arg-type]

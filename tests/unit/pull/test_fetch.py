@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
 from liftlog.records.decode import iter_batches
+from liftlog.records.encode import encode_batch
 
 
 def fetch(request_id: int, start: int | str = 1, **more: Any) -> dict[str, Any]:
@@ -105,20 +105,30 @@ async def test_a_stream_created_anew_is_not_taken_for_the_old_one(broker: LogBro
         assert (await peer.receive())["n"] == "DIVERGED"
 
 
-async def test_a_reader_from_an_older_epoch_must_not_be_past_its_end(
-    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reader_from_an_older_epoch_must_not_be_past_its_end(broker: LogBroker) -> None:
     log = broker.streams["orders"].real_log
-    changed = replace(log._manifest, leader_epoch=4, epochs=((1, 1), (3, 50), (4, 70)))
-    monkeypatch.setattr(log, "_manifest", changed)
+    log.truncate_prefix(log.log_end_offset)
+    for epoch, first, end in ((1, 1, 50), (3, 50, 70), (4, 70, 101)):
+        values = [b"value %d" % offset for offset in range(first, end)]
+        log.append_raw(
+            encode_batch(
+                base_offset=first + 100,
+                leader_epoch=epoch,
+                commit_group=epoch,
+                stamps=[(1, len(values))],
+                subjects=[b"orders.new"] * len(values),
+                values=values,
+            )
+        )
+    log.advance_high_watermark(log.sync())
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         asked = [(1, 50, None), (1, 51, 50), (2, 51, 50), (3, 70, None), (3, 71, 70), (4, 99, None)]
         for epoch, start, end in asked:
-            peer.send(fetch(1, start, e=epoch))
+            peer.send(fetch(1, start + 100, e=epoch))
             answer = await peer.receive()
             assert answer["k"] == ("data" if end is None else "error"), (epoch, start)
             if end is not None:
-                assert answer["d"] == {"leader_epoch": 4, "epoch_end_offset": end}
+                assert answer["d"] == {"leader_epoch": 4, "epoch_end_offset": end + 100}
 
 
 async def test_a_long_poll_is_woken_by_a_commit(broker: LogBroker) -> None:

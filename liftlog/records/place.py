@@ -1,0 +1,92 @@
+"""Whether a batch stands where it belongs.
+
+A disk that loses a write or puts it in the wrong place leaves whole batches, with correct
+checksums, where others were acked. Only their headers tell: the batches of a log tile its offsets
+without gaps, and leader epochs never decrease. Every walk over batches makes this comparison, and
+a batch that fails it is damage like any other.
+
+What it cannot notice is a batch of another stream that has the same offsets, in an epoch that fits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from liftlog.errors import CorruptBatch
+from liftlog.records.header import BatchHeader
+
+_NO_END = 2**64
+
+Epochs = Sequence[tuple[int, int]]
+"""(leader epoch, its first offset), both ascending."""
+
+
+class Place:
+    """Where the next batch of a walk belongs: at `offset`, in leader epoch `epoch` or a later one.
+
+    `end_offset` is the offset that no batch of the walk may pass. `epochs` are those that the
+    manifest lists: from the first offset of each on, no batch is of an older one.
+    """
+
+    __slots__ = ("_end", "_epoch_end", "_epochs", "epoch", "offset")
+
+    def __init__(self, offset: int, end_offset: int | None = None, *, epochs: Epochs = ()) -> None:
+        self._end = _NO_END if end_offset is None else end_offset
+        self._epochs = epochs
+        self._epoch_end = _NO_END
+        self.go_on_at(offset)
+
+    @property
+    def sure_epoch(self) -> int:
+        """The epoch that is listed for `offset`; without a list that of the batch before."""
+        return self._listed_epoch() if self._epochs else self.epoch
+
+    def go_on_at(self, offset: int) -> None:
+        """The walk continues behind damage. What was read before it proves nothing any more."""
+        self.offset = offset
+        self.epoch = self._listed_epoch() if self._epochs else 0
+
+    def holds(self, header: BatchHeader) -> bool:
+        """Whether this is the batch that belongs here."""
+        return (
+            header.base_offset == self.offset
+            and header.leader_epoch >= self.epoch
+            and header.base_offset + header.last_offset_delta < self._end
+        )
+
+    def pass_by(self, header: BatchHeader) -> None:
+        """That batch was here; the next one follows it."""
+        self.offset = header.base_offset + header.last_offset_delta + 1
+        self.epoch = header.leader_epoch
+        if self.offset >= self._epoch_end:
+            self.epoch = max(self.epoch, self._listed_epoch())
+
+    def take(self, header: BatchHeader) -> None:
+        """`pass_by` for the batch that belongs here; raises CorruptBatch for another one."""
+        if not self.holds(header):
+            raise CorruptBatch(self.problem(header))
+        self.pass_by(header)
+
+    def check_end(self) -> None:
+        """Raises CorruptBatch unless the walk has reached the end that it was given."""
+        if self.offset != self._end:
+            raise CorruptBatch(f"the batches end at offset {self.offset}, not at {self._end}")
+
+    def problem(self, header: BatchHeader) -> str:
+        """What to say of a batch that does not belong here."""
+        found = f"a batch of offsets {header.base_offset} to {header.last_offset}"
+        if header.base_offset != self.offset or header.leader_epoch < self.epoch:
+            due = f"where offset {self.offset}, epoch {self.epoch} is due"
+            return f"{found}, epoch {header.leader_epoch} stands {due}"
+        return f"{found} stands where offset {self._end} is the end"
+
+    def _listed_epoch(self) -> int:
+        epochs = self._epochs
+        at = bisect_right(epochs, self.offset, key=_first_offset)
+        self._epoch_end = epochs[at][1] if at < len(epochs) else _NO_END
+        return epochs[at - 1][0] if at else 0
+
+
+def _first_offset(entry: tuple[int, int]) -> int:
+    return entry[1]

@@ -1,0 +1,365 @@
+"""Writes that a disk lost or put in the wrong place: whole, valid batches that do not belong there.
+
+Every page (and every batch) of a log is replaced by one of another place of the log, of another
+log, or by what lay there before. Whatever is put where, no reader gets a record at an offset that
+it was not stored at, or twice; each offset that is gone is told; nothing else is gone; and what
+goes through the files agrees on that.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.logs import BASE_NS, create, environment
+from support.rounds import rounds
+
+from liftlog.cli.offline.files import find_streams
+from liftlog.cli.offline.verify import DAMAGE, verify_stream
+from liftlog.client.batches import FetchAnswer
+from liftlog.errors import CorruptRange
+from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, OsFileSystem, open_log
+from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.repair.damage import find_new_damage
+from liftlog.log.rewrite import ScrubJob, scrub
+from liftlog.protocol.messages import FetchHeader
+from liftlog.records import encode_batch, parse_header
+from liftlog.records.selection import parse_selection
+from liftlog.server.dedupe_restoring import restore_dedupe
+from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.spark.file_transport import FileTransport
+from liftlog.spark.options import parse_options
+from liftlog.spark.transport import ScanRange
+from liftlog.stream import DedupeWindow
+
+PAGE = 4096
+CONFIG = LogConfig(segment_max_bytes=4 * PAGE, segment_max_age_ns=None)
+FS = OsFileSystem()
+LARGE = 1 << 20
+Values = dict[int, bytes]
+
+
+class Stored(NamedTuple):
+    directory: Path
+    values: Values
+    files: list[tuple[Path, int]]
+    end: int
+    clean: ActiveState
+    batch_bytes: int
+    foreign: Path
+    """A segment of another log."""
+
+
+def message_id(offset: int) -> bytes:
+    return b"id-%07d" % offset
+
+
+def append(log: Log, count: int, size: int, name: bytes, *, commit: bool = True) -> Values:
+    """So many batches of one record each, of `size` bytes, in one group."""
+    batches, values = [], {}
+    for offset in range(log.log_end_offset, log.log_end_offset + count):
+        block = b"NATS/1.0\r\nNats-Msg-Id: " + message_id(offset) + b"\r\n\r\n"
+        value = b"%s %d " % (name, offset)
+        make = partial(
+            encode_batch,
+            base_offset=offset,
+            leader_epoch=log.leader_epoch,
+            commit_group=log.commit_group,
+            stamps=[(BASE_NS, 1)],
+            subjects=[b"a"],
+            headers=[block],
+        )
+        data = make(values=[value])
+        value += bytes(size - len(data))
+        data = make(values=[value])
+        data = make(values=[value[: len(value) - (len(data) - size)]])
+        assert len(data) == size
+        values[offset] = value[: len(value) - (len(make(values=[value])) - size)]
+        batches.append(EncodedBatch(data, offset, offset + 1, 1, BASE_NS, BASE_NS))
+    log.append(batches)
+    if commit:
+        log.advance_high_watermark(log.sync())
+    return values
+
+
+def reopen(directory: Path, clean: ActiveState | None, boot: str = "boot-1") -> Log:
+    return open_log(directory, environment(FS), CONFIG, clean=clean, boot_id=boot)[0]
+
+
+@pytest.fixture(scope="module", params=[256, 512, 264])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Two sealed segments and an active one, in two leader epochs; beside it a log whose offsets
+    differ. Batches of 256 and 512 bytes fill pages without a rest, of 264 they do not."""
+    size, place = int(request.param), tmp_path_factory.mktemp("stored")
+    other = create(FS, config=CONFIG, directory=place / "other")
+    other.truncate_prefix(5000)
+    append(other, 4 * PAGE // size, size, b"other")
+    foreign = other.segments[0].path
+    other.close()
+    directory = place / "orders"
+    log = create(FS, config=CONFIG, directory=directory)
+    values: Values = {}
+    for number in range(8):
+        if number == 3:
+            log.close()
+            log = reopen(directory, None)
+        values |= append(log, PAGE // size, size, b"ours")
+    assert log.leader_epoch == 2
+    log.roll()
+    values |= append(log, 2 * PAGE // size, size, b"ours")
+    end, files = log.log_end_offset, [(one.path, one.size_bytes) for one in log.segments]
+    assert len(files) == 3
+    state = log.close()
+    assert state is not None
+    return Stored(directory, values, files, end, state, size, foreign)
+
+
+# --- readers ---
+
+
+Answer = tuple[int, int, bytes]
+"""First offset, next offset, batches."""
+
+
+def sliced(log: Log, offset: int, max_bytes: int) -> Answer | None:
+    """As the daemon answers from the files."""
+    piece = log.read(offset, max_bytes)
+    if piece is None:
+        return None
+    with piece:
+        return piece.first_offset, piece.next_offset, piece.pread()
+
+
+def filtered(log: Log, offset: int, max_bytes: int) -> Answer | None:
+    """As the daemon answers a client with a filter."""
+    if offset >= log.high_watermark:
+        return None
+    selection = parse_selection(subjects=[">"], keys=None, headers=None, readable=None)
+    scanned = scan_log(log, Scan(offset, None, max_bytes, selection))
+    return scanned.first_offset, scanned.next_offset, scanned.body
+
+
+def read(log: Log, ask: Callable[[Log, int, int], Answer | None], max_bytes: int) -> Reading:
+    """With the checks of a client: what was delivered, and what was reported."""
+    found: Values = {}
+    told: list[range] = []
+    offset = log.log_start_offset
+    while True:
+        try:
+            answer = ask(log, offset, max_bytes)
+            if answer is None:
+                return Reading(found, told)
+            first, following, body = answer
+            header = FetchHeader(
+                offset=offset,
+                first_offset=first,
+                next_offset=following,
+                record_count=following - first,
+                high_watermark=log.high_watermark,
+                log_start_offset=log.log_start_offset,
+                log_end_offset=log.log_end_offset,
+                leader_epoch=log.leader_epoch,
+                incarnation=log.incarnation,
+                body_length=len(body),
+            )
+            for batch in FetchAnswer("orders", header, memoryview(body)).batches():
+                for record in batch.records():
+                    assert record.offset not in found, f"{record.offset} came twice"
+                    found[record.offset] = record.value or b""
+        except CorruptRange as damage:
+            first, following = damage.first_offset, damage.next_offset
+            told.append(range(first, following))
+        assert offset < following
+        offset = following
+
+
+class Reading(NamedTuple):
+    found: Values
+    told: list[range]
+
+
+READERS: list[Callable[[Log], Reading]] = [
+    partial(read, ask=sliced, max_bytes=LARGE),
+    partial(read, ask=sliced, max_bytes=PAGE + 1),
+    partial(read, ask=sliced, max_bytes=1),
+    partial(read, ask=filtered, max_bytes=LARGE),
+]
+
+
+def spark_misses(log: Log, end_offset: int, values: Values) -> set[int]:
+    """What Spark does not find in the sealed files, and reports as lost."""
+    transport = FileTransport(parse_options({"path": str(log.directory)}))
+    wanted = ScanRange("orders", log.lineage, log.leader_epoch, 1, end_offset)
+    found: Values = {}
+    for batch in transport.batches(wanted, fail_on_data_loss=False):
+        for record in batch.records():
+            assert record.offset not in found
+            assert record.value == values[record.offset]
+            found[record.offset] = record.value
+    return {offset for offset in values if offset < end_offset} - set(found)
+
+
+def verified(log: Log) -> set[int]:
+    """What `liftlog log verify` calls damaged."""
+    (stream,) = find_streams(log.directory)
+    found = verify_stream(stream).of_kind(DAMAGE)
+    return {o for one in found for o in range(one.first_offset or 0, one.next_offset or 0)}
+
+
+def scrubbed(log: Log) -> list[range]:
+    """What scrubbing finds in the sealed segments; quarantined on return."""
+    found = []
+    for segment in log.segments[:-1]:
+        job = ScrubJob(str(log.directory), segment.entry(), log.quarantined, log.epochs)
+        bad: tuple[QuarantinedRange, ...] = scrub(job, log.environment.fs).damaged
+        found += [range(one.first_offset, one.next_offset) for one in bad]
+        log.quarantine(segment.path.name, bad)
+    return found
+
+
+def check(stored: Stored, log: Log, what: str) -> set[int]:
+    """Returns the offsets that are gone."""
+    known = [range(one.first_offset, one.next_offset) for one in log.quarantined]
+    everything = set(stored.values)
+    gone: set[int] | None = None
+    for reader in READERS:
+        found, told = reader(log)
+        for offset, value in found.items():
+            assert stored.values.get(offset) == value, f"{what}: {offset} is {value[:20]!r}"
+        missing = everything - set(found)
+        reported = {offset for one in [*told, *known] for offset in one}
+        assert missing <= reported, f"{what}: vanished silently: {sorted(missing - reported)}"
+        assert gone in (None, missing), f"{what}: {gone} and {missing}"
+        gone = missing
+    assert gone is not None
+    sealed_end = log.segments[-1].base_offset
+    below = {offset for offset in gone if offset < sealed_end}
+    assert spark_misses(log, sealed_end, stored.values) == below, (
+        f"{what}: by Spark, from the files"
+    )
+    unknown = {offset for offset in gone if not any(offset in one for one in known)}
+    assert {o for o in verified(log) if o < sealed_end} == {o for o in unknown if o in below}, what
+    dedupe = DedupeWindow(window_ns=10**18, max_ids=10**6)
+    restore_dedupe(log, dedupe, BASE_NS + 1)
+    ids = {entry[2] for entry in dedupe.snapshot()}
+    assert ids == everything - gone, f"{what}: message ids"
+    assert log.log_end_offset >= stored.end
+    offline = {
+        offset
+        for one in find_new_damage(FS, log.directory, log._manifest, None)
+        for offset in range(one.first_offset, one.next_offset)
+    }
+    assert offline == {offset for offset in unknown if offset < sealed_end}, what
+    assert {o for one in scrubbed(log) for o in one} == offline, what
+    assert everything - set(READERS[0](log).found) == gone, f"{what}: after it was quarantined"
+    return gone
+
+
+# --- what is put where ---
+
+
+class Misplaced(NamedTuple):
+    path: Path
+    position: int
+    content: bytes
+    what: str
+
+
+def places(stored: Stored, size: int) -> list[tuple[Path, int]]:
+    return [
+        (path, position)
+        for path, end in stored.files
+        for position in range(0, end - size + 1, size)
+    ]
+
+
+def misplaced(stored: Stored, size: int, count: int) -> Iterator[Misplaced]:
+    chance = random.Random(f"{size} {stored.batch_bytes}")
+    targets = places(stored, size)
+    sources = [*targets, (stored.foreign, 0), (stored.foreign, size)]
+    pairs = [(target, source) for target in targets for source in sources if target != source]
+    if len(pairs) > count:
+        pairs = chance.sample(pairs, count)
+    for (path, position), (from_path, from_position) in pairs:
+        content = from_path.read_bytes()[from_position : from_position + size]
+        what = f"{from_path.name}@{from_position} over {path.name}@{position}"
+        yield Misplaced(path, position, content, what)
+    for path, position in chance.sample(targets, min(len(targets), 6)):
+        yield Misplaced(path, position, bytes(size), f"nothing at {path.name}@{position}")
+
+
+def put(stored: Stored, one: Misplaced, directory: Path) -> set[int]:
+    """Make `directory` the log with it; returns the offsets of the batches that it hit."""
+    shutil.copytree(stored.directory, directory)
+    raw = bytearray(one.path.read_bytes())
+    end = one.position + len(one.content)
+    hit: set[int] = set()
+    position = 0
+    while position < len(raw):
+        header = parse_header(raw, position)
+        following = position + header.length
+        low, high = max(position, one.position), min(following, end)
+        if low < high and raw[low:high] != one.content[low - one.position : high - one.position]:
+            hit.update(range(header.base_offset, header.next_offset))
+        position = following
+    raw[one.position : end] = one.content
+    (directory / one.path.name).write_bytes(raw)
+    return hit
+
+
+@pytest.mark.parametrize("stop", ["clean", "killed", "power cut", "without indexes"])
+@pytest.mark.parametrize("unit", ["page", "batch"])
+def test_misplaced(stored: Stored, unit: str, stop: str, tmp_path: Path) -> None:
+    size = PAGE if unit == "page" else stored.batch_bytes
+    for number, one in enumerate(misplaced(stored, size, rounds(12))):
+        directory = tmp_path / f"{number}"
+        hit = put(stored, one, directory)
+        if stop == "without indexes":
+            for path in directory.glob("*.index"):
+                path.unlink()
+        clean = stored.clean if stop in ("clean", "without indexes") else None
+        log = reopen(directory, clean, "boot-2" if stop == "power cut" else "boot-1")
+        gone = check(stored, log, f"{one.what}, {stop}")
+        assert gone == hit, f"{one.what}, {stop}: {sorted(gone)} are gone, hit were {sorted(hit)}"
+        log.close()
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("stop", ["clean", "killed", "without indexes"])
+def test_a_tail_that_was_cut_comes_back(stop: str, tmp_path: Path) -> None:
+    """What stood behind the last acked record was cut, and others were acked in its place; then
+    that write is lost. Offsets and checksums are right, only the leader epoch is too old."""
+    log = create(FS, config=CONFIG, directory=tmp_path / "orders")
+    values = append(log, PAGE // 256, 256, b"ours")
+    append(log, PAGE // 256, 256, b"never acked", commit=False)
+    path = log.segments[0].path
+    stale = path.read_bytes()[PAGE : 2 * PAGE]
+    log._file.close()
+    log._slot.close()
+    with path.open("r+b") as file:
+        file.seek(PAGE + 9)
+        file.write(b"torn")  # so that it is cut
+    log = reopen(log.directory, None)
+    assert log.log_end_offset == 17
+    values |= append(log, 3 * PAGE // 256, 256, b"ours")
+    end = log.log_end_offset
+    log.roll()
+    values |= append(log, 5, 256, b"ours")
+    stored_end, state = log.log_end_offset, log.close()
+    assert state is not None
+    with path.open("r+b") as file:
+        file.seek(PAGE)
+        file.write(stale)
+    if stop == "without indexes":
+        for index in log.directory.glob("*.index"):
+            index.unlink()
+    log = reopen(log.directory, None if stop == "killed" else state)
+    one = Stored(log.directory, values, [], stored_end, state, 256, path)
+    assert check(one, log, stop) == set(range(17, 33))
+    assert end == 65
+    log.close()
