@@ -181,6 +181,8 @@ def find_damage(
             index,
             position=start.position,
             window_bytes=_DAMAGE_WINDOW_BYTES,
+            end_offset=end.offset,
+            epochs=view.manifest.epochs,
         ):
             if not isinstance(item, Missing):
                 if item.batch.next_offset >= next_offset:

@@ -21,6 +21,7 @@ from liftlog.records.header import BatchHeader, parse_header, verify_body
 _SEARCH_BYTES = 1024 * 1024
 _HEADER_WINDOW_BYTES = 64 * 1024
 _MIN_RECORD_BYTES = 4  # a record costs at least its entry in the value offsets
+_UNKNOWN = -1  # an offset that nobody can tell
 _MAX_CHECKED_BYTES = 256 * 1024 * 1024
 _MAX_BATCH_BYTES = 128 * 1024 * 1024  # NATS carries no message of more than 64 MiB
 
@@ -108,7 +109,7 @@ def find_resync(
         if not is_whole(file, at, found):
             continue
         reached = _follow(headers, at, end, found, broken)
-        if reached is not None and end_offset in (None, reached):
+        if _is_proof(reached, end_offset):
             return Resync(at, found.base_offset)
     return None
 
@@ -119,7 +120,11 @@ def leads_to(
     """Whether a chain of headers leads from the batch at `position`, whose header this is, to
     `end`, and reaches `end_offset` there. Raises OSError."""
     reached = _follow(Headers(file), position, end, header, set())
-    return reached is not None and end_offset in (None, reached)
+    return _is_proof(reached, end_offset)
+
+
+def _is_proof(reached: int | None, end_offset: int | None) -> bool:
+    return reached is not None and (end_offset is None or reached in (end_offset, _UNKNOWN))
 
 
 def _follow(
@@ -129,8 +134,9 @@ def _follow(
 
     None when it breaks before; then `broken` gets the positions that it passed. A last batch that
     the end cuts does not break it: that is the torn tail that a crash leaves behind good batches.
-    Nor does a header that the disk does not give: what could break the chain there is not known,
-    and a value whose end happens to lie in an unreadable page is not what this guards against.
+    Nor, with the result _UNKNOWN, does a header that the disk does not give: what could break the
+    chain there is not known, and a value whose end happens to lie in an unreadable page is not what
+    this guards against.
     """
     passed = []
     current: BatchHeader | None = header
@@ -142,7 +148,7 @@ def _follow(
             return offset
         current = headers.at(position)
         if current is None and headers.is_unreadable(position):
-            return offset
+            return _UNKNOWN
         if current is not None and (current.base_offset != offset or current.leader_epoch < epoch):
             current = None
     broken.update(passed)

@@ -11,12 +11,8 @@ from typing import Any
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
 from liftlog.log import Log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-<<<<<<< HEAD
-from liftlog.records import decode_batch, iter_batches, parse_header
-from liftlog.server.damage import quarantine_found
-=======
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
->>>>>>> 543f33f (A batch that does not continue the one before is damage wherever batches are walked)
+from liftlog.server.damage import quarantine_found
 from liftlog.stream import DedupeWindow
 from liftlog.stream.dedupe import message_ids
 

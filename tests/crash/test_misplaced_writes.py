@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from liftlog.records.selection import parse_selection
 from liftlog.server.dedupe_restoring import restore_dedupe
 from liftlog.server.pull.filtering import Scan, scan_log
 from liftlog.spark.file_transport import FileTransport
+from liftlog.spark.losses import Losses
 from liftlog.spark.options import parse_options
 from liftlog.spark.transport import ScanRange
 from liftlog.stream import DedupeWindow
@@ -196,7 +197,7 @@ def spark_misses(log: Log, end_offset: int, values: Values) -> set[int]:
     transport = FileTransport(parse_options({"path": str(log.directory)}))
     wanted = ScanRange("orders", log.lineage, log.leader_epoch, 1, end_offset)
     found: Values = {}
-    for batch in transport.batches(wanted, fail_on_data_loss=False):
+    for batch in transport.batches(wanted, Losses("orders", fail=False)):
         for record in batch.records():
             assert record.offset not in found
             assert record.value == values[record.offset]
@@ -211,51 +212,50 @@ def verified(log: Log) -> set[int]:
     return {o for one in found for o in range(one.first_offset or 0, one.next_offset or 0)}
 
 
-def scrubbed(log: Log) -> list[range]:
-    """What scrubbing finds in the sealed segments; quarantined on return."""
+def scrubbed(log: Log) -> set[int]:
+    """What scrubbing finds in the sealed segments."""
     found = []
     for segment in log.segments[:-1]:
         job = ScrubJob(str(log.directory), segment.entry(), log.quarantined, log.epochs)
-        bad: tuple[QuarantinedRange, ...] = scrub(job, log.environment.fs).damaged
-        found += [range(one.first_offset, one.next_offset) for one in bad]
-        log.quarantine(segment.path.name, bad)
-    return found
+        found += scrub(job, log.environment.fs).damaged
+    return offsets_of(found)
+
+
+def offsets_of(ranges: Iterable[QuarantinedRange]) -> set[int]:
+    return {o for one in ranges for o in range(one.first_offset, one.next_offset)}
 
 
 def check(stored: Stored, log: Log, what: str) -> set[int]:
     """Returns the offsets that are gone."""
-    known = [range(one.first_offset, one.next_offset) for one in log.quarantined]
-    everything = set(stored.values)
+    everything, known = set(stored.values), offsets_of(log.quarantined)
+    sealed_end = log.segments[-1].base_offset
+    offline = {
+        "repair": offsets_of(find_new_damage(FS, log.directory, log._manifest, None)),
+        "scrub": scrubbed(log),
+        "verify": {offset for offset in verified(log) if offset < sealed_end},
+        "Spark": spark_misses(log, sealed_end, stored.values) - known,
+    }
     gone: set[int] | None = None
     for reader in READERS:
         found, told = reader(log)
         for offset, value in found.items():
             assert stored.values.get(offset) == value, f"{what}: {offset} is {value[:20]!r}"
         missing = everything - set(found)
-        reported = {offset for one in [*told, *known] for offset in one}
+        reported = known | {offset for one in told for offset in one}
         assert missing <= reported, f"{what}: vanished silently: {sorted(missing - reported)}"
         assert gone in (None, missing), f"{what}: {gone} and {missing}"
         gone = missing
     assert gone is not None
-    sealed_end = log.segments[-1].base_offset
-    below = {offset for offset in gone if offset < sealed_end}
-    assert spark_misses(log, sealed_end, stored.values) == below, (
-        f"{what}: by Spark, from the files"
-    )
-    unknown = {offset for offset in gone if not any(offset in one for one in known)}
-    assert {o for o in verified(log) if o < sealed_end} == {o for o in unknown if o in below}, what
+    unknown = {offset for offset in gone - known if offset < sealed_end}
+    for name, damaged in offline.items():
+        assert damaged == unknown, f"{what}: {name}"
     dedupe = DedupeWindow(window_ns=10**18, max_ids=10**6)
     restore_dedupe(log, dedupe, BASE_NS + 1)
-    ids = {entry[2] for entry in dedupe.snapshot()}
+    ids = {entry[2] for entry in dedupe.snapshot()["ids"]}
     assert ids == everything - gone, f"{what}: message ids"
     assert log.log_end_offset >= stored.end
-    offline = {
-        offset
-        for one in find_new_damage(FS, log.directory, log._manifest, None)
-        for offset in range(one.first_offset, one.next_offset)
-    }
-    assert offline == {offset for offset in unknown if offset < sealed_end}, what
-    assert {o for one in scrubbed(log) for o in one} == offline, what
+    # Whoever met the damage has quarantined it.
+    assert offsets_of(log.quarantined) & everything == gone, what
     assert everything - set(READERS[0](log).found) == gone, f"{what}: after it was quarantined"
     return gone
 

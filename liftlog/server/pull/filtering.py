@@ -186,22 +186,7 @@ class _Scanner:
         return True
 
 
-<<<<<<< HEAD
-def _chunks(raw: bytes) -> Iterator[Chunk]:
-=======
-def _pread(piece: LogSlice) -> bytes:
-    """Raises _Damaged when the disk does not give the bytes."""
-    try:
-        raw = os.pread(piece.fd, piece.length, piece.position)
-    except OSError as error:
-        raise _Damaged from error
-    if len(raw) < piece.length:
-        raise _Damaged
-    return raw
-
-
 def _chunks(raw: bytes, place: Place) -> Iterator[Chunk]:
->>>>>>> 543f33f (A batch that does not continue the one before is damage wherever batches are walked)
     """What can be looked at in one step each, up to damage. Raises CorruptBatch there."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None

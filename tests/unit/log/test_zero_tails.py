@@ -25,6 +25,7 @@ from liftlog.log.repair.repairing import Repair
 from liftlog.log.rewrite import ScrubJob, scrub
 from liftlog.log.shared_states import read_known_states
 from liftlog.spark.file_transport import FileTransport
+from liftlog.spark.losses import Losses
 from liftlog.spark.options import parse_options
 from liftlog.spark.transport import ScanRange
 
@@ -145,6 +146,6 @@ def test_sealed(stored: StoredLog) -> None:
     transport = FileTransport(parse_options({"path": str(log.directory)}))
     wanted = ScanRange(STREAM, manifest.lineage, 1, 1, 42)
     found: Rows = {}
-    for batch in transport.batches(wanted, fail_on_data_loss=True):
+    for batch in transport.batches(wanted, Losses(STREAM, fail=True)):
         found |= {one.offset: one.value for one in batch.records()}
     assert found == expected(stored)
