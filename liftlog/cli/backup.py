@@ -19,7 +19,7 @@ from liftlog.cli.output import print_table, write_object
 from liftlog.cli.paths import existing_part
 from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.progress import byte_progress
-from liftlog.cli.text import plural, show_size, show_time
+from liftlog.cli.text import plural, printable, show_size, show_time
 
 if TYPE_CHECKING:
     from liftlog.log.backup import Backup
@@ -174,7 +174,7 @@ def verify(backup: Path, quick: bool) -> ExitCode:
         )
     else:
         for one in problems:
-            click.echo(f"{one['stream']}: {one['file']}: {one['problem']}")
+            click.echo(printable(f"{one['stream']}: {one['file']}: {one['problem']}"))
         verdict = plural(len(problems), "problem") if problems else "ok"
         click.echo(f"{backup}: {verdict}, {_summary(found)}")
     return ExitCode.DAMAGED if problems else ExitCode.OK

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
+
+from liftlog.cli.text import escaped_in_quotes, needs_quotes, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -19,8 +22,8 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # dumps(
 
 
 def to_json(value: Any) -> str:
-    """One line; text stays readable."""
-    return _encoder.encode(value)
+    """One line; text stays readable, but for what a terminal would act on."""
+    return escaped_in_quotes(_encoder.encode(value))
 
 
 def write_text(text: str) -> None:
@@ -45,16 +48,35 @@ def to_yaml(value: Any) -> str:
     """What `to_json` says, as YAML in blocks."""
     import yaml
 
-    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     plain = json.loads(to_json(value))  # enums and other kinds of text are none to YAML
-    text = yaml.dump(plain, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
-    return str(text)
+    text = yaml.dump(
+        plain, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True, width=1_000_000
+    )
+    return escaped_in_quotes(str(text))
+
+
+@lru_cache(maxsize=1)
+def _yaml_dumper() -> Any:
+    """One that puts into double quotes whatever will be escaped: nothing else can hold escapes."""
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+    class Dumper(base):  # type: ignore[misc]
+        pass
+
+    def text_of(dumper: Any, text: str) -> Any:
+        style = '"' if needs_quotes(text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, text_of)
+    return Dumper
 
 
 def write_object(value: Any, style: str) -> None:
     """One object: indented for `json` and `yaml`, one line for `jsonl`."""
     if style == "json":
-        write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+        write_text(escaped_in_quotes(json.dumps(value, ensure_ascii=False, indent=2)) + "\n")
     elif style == "yaml":
         write_text(to_yaml(value))
     else:
@@ -159,7 +181,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable
         justify: Literal["right", "left"] = "right" if number in aligned else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: brackets in data are not markup
+        # Text: brackets in data are not markup.
+        table.add_row(*(Text(printable(cell, keep_newlines=True)) for cell in row))
     print_rich(table)
 
 
@@ -168,7 +191,7 @@ def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         label = click.style(f"{name:<{width}}", dim=True)
-        first, *rest = value.split("\n")
+        first, *rest = printable(value, keep_newlines=True).split("\n")
         click.echo(f"{label}  {first}")
         for line in rest:
             click.echo(f"{'':<{width}}  {line}")

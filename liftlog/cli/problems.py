@@ -46,7 +46,8 @@ def unwrapped(error: BaseException) -> BaseException:
 def report(error: BaseException, *, debug: bool = False) -> ExitCode:
     """Print `error` on stderr; returns the exit code that goes with it."""
     if debug:
-        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        click.echo(printable(trace, keep_newlines=True), err=True)
     error = unwrapped(error)
     code = code_for(error)
     for label, text in describe(error, code):

@@ -71,7 +71,7 @@ def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None
     for text in info.warnings:
         warn(text)
     if style == "table":
-        click.echo(f"{info.name} records {info.subject} ({info.state})")
+        click.echo(printable(f"{info.name} records {info.subject} ({info.state})"))
     else:
         write_object(info.to_wire(), style)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from liftlog.records.json_form import show_time as show_time
 
 # Control characters could move the cursor or change the terminal's title; the bidirectional
 # ones could make a line read differently from what it says.
-_UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F)]
-_UNSAFE += range(0x2066, 0x206A)
+_UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, 0x2028, 0x2029]
+_UNSAFE += (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _ESCAPES = {code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _UNSAFE}
 _ESCAPES |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
 _ESCAPES |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
+# In JSON and in quoted YAML, where those below 0x20 are escaped or part of the layout.
+_IN_QUOTES = {code: f"\\u{code:04x}" for code in (*_UNSAFE, *range(0xD800, 0xE000)) if code >= 0x7F}
+_TO_QUOTE = re.compile(f"[{''.join(map(chr, _IN_QUOTES))}]")
 _KEEPING_NEWLINES = {code: text for code, text in _ESCAPES.items() if code != 0x0A}
 
 _BINARY_HEAD_BYTES = 16
@@ -21,6 +26,19 @@ def printable(text: str, *, keep_newlines: bool = False) -> str:
     if text.isprintable():  # the common case; false for everything that is escaped, and more
         return text
     return text.translate(_KEEPING_NEWLINES if keep_newlines else _ESCAPES)
+
+
+def needs_quotes(text: str) -> bool:
+    """Whether `escaped_in_quotes` would change it."""
+    if text.isascii():  # the common case, quickly
+        return "\x7f" in text
+    return _TO_QUOTE.search(text) is not None
+
+
+def escaped_in_quotes(text: str) -> str:
+    """JSON, or YAML whose scalars that `needs_quotes` are in double quotes: the same values, and
+    nothing in it that a terminal would act on."""
+    return text.translate(_IN_QUOTES) if needs_quotes(text) else text
 
 
 def show_bytes(raw: bytes | None, *, null: str = "") -> str:

@@ -2,15 +2,20 @@
 
 import base64
 import json
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liftlog.cli.output import (
     JsonArray,
     object_array,
     print_pairs,
     print_table,
+    to_json,
+    to_yaml,
     write_object,
     write_objects,
 )
@@ -160,3 +165,44 @@ def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert third.endswith("x\\ny  {Trace: 1, Tag: a, tag: b}")
     assert first.index("aaa") == second.index("<tombstone>") == third.index("x\\ny")
     assert heading.index("KEY") == second.index("customer")
+
+
+HOSTILE = "a\x1b[2J\x7f\x9b1m\u202eb\u2066c\u061c\u200f\u2028\x85é"
+
+
+@pytest.mark.parametrize("style", ["json", "jsonl", "yaml"])
+@pytest.mark.parametrize("write", [write_object, lambda one, style: write_objects([one], style)])
+def test_nothing_that_a_terminal_acts_on_is_in_a_document(
+    style: str, write: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = {HOSTILE: HOSTILE, "list": [HOSTILE, "plain é"], "headers": {"x": [HOSTILE]}}
+    write(value, style)
+    out = capsys.readouterr().out
+    assert all(line.isprintable() for line in out.split("\n"))
+    assert "plain é" in out
+    found = yaml.safe_load(out) if style == "yaml" else json.loads(out)
+    assert found in (value, [value])
+
+
+@given(st.text())
+def test_any_text_survives_its_document(text: str) -> None:
+    assert json.loads(to_json([text])) == [text]
+    assert yaml.safe_load(to_yaml([text])) == [text]
+    assert all(line.isprintable() for line in to_json(text).split("\n") if text.isprintable())
+
+
+@pytest.mark.parametrize("style", ["table", "json", "jsonl", "yaml"])
+def test_nothing_of_a_record_moves_the_cursor(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = f"NATS/1.0\r\nx{HOSTILE}: {HOSTILE}\r\n\r\n".encode()
+    raw = HOSTILE.encode()
+    with record_writer(style) as write:
+        write([record(1, raw, key=raw, headers=MessageHeaders(block))])
+    assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
+
+
+def test_nothing_in_a_table_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["NAME"], [[HOSTILE]])
+    print_pairs([("name", HOSTILE)])
+    assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
