@@ -98,8 +98,11 @@ class Log(LogTruncation):
         with storage_errors(f"reading {self.name}"):
             while True:
                 view = self._view()
-                start = max(offset, view.segments[0].base_offset)
-                if not stored:
+                start = offset
+                if stored:
+                    start = max(offset, view.segments[0].base_offset)
+                else:
+                    # It may lie before the first segment: in a loss that retention has reached.
                     self._check_bounds(offset, view)
                 try:
                     found = read_slice(view, pool, index_of, start, max_bytes, max_records)

@@ -260,6 +260,27 @@ def test_a_tail_that_was_not_acked_is_cut_without_its_page() -> None:
         assert len(read_carefully(again)) == len(one.promises.acked) + 1
 
 
+def test_a_lost_end_is_told_when_retention_has_reached_it() -> None:
+    """The segment before it is deleted, and the log starts with the loss."""
+    one = stored(SIZES)
+    disk = one.fs.power_cut("none")
+    disk.lose_page(one.log.segments[-1].path, one.batches[-1][0])
+    log, _ = reopen(disk, boot="boot-2", config=CONFIG)
+    [bad] = log.quarantined
+    assert bad.first_offset <= one.batches[-1][2][0]
+    log.append([encode(log, [one.promises.value(log.log_end_offset)])])
+    log.advance_high_watermark(log.sync())
+    log.remove_before(bad.first_offset, 1)
+    assert (log.log_start_offset, log.segments[0].base_offset) == (
+        bad.first_offset,
+        bad.next_offset,
+    )
+    with pytest.raises(CorruptRange) as told:
+        log.read(bad.first_offset, 1000)
+    assert (told.value.first_offset, told.value.next_offset) == (bad.first_offset, bad.next_offset)
+    assert list(read_carefully(log)) == [bad.next_offset]
+
+
 # --- short reads, and the small files ---
 
 
