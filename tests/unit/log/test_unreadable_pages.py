@@ -15,7 +15,7 @@ import pytest
 from support import simfs
 from support.crash_scenarios import SCENARIOS, Scenario, World, start
 from support.logs import BASE_NS, DIRECTORY, Promises, check, create, encode, reopen
-from support.simfs import SimFileSystem
+from support.simfs import Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange
 from liftlog.log import ActiveState, Log, LogConfig, unreadable
@@ -25,6 +25,7 @@ from liftlog.log.unreadable import content_end, read_around
 from liftlog.records import decode_batch, parse_header
 
 PAGE = 256
+KEEPS: list[Keep] = ["none", "some", "all", "last"]
 CONFIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 
 
@@ -258,6 +259,41 @@ def test_a_tail_that_was_not_acked_is_cut_without_its_page() -> None:
         again.append([encode(again, [one.promises.value(end)])])
         again.advance_high_watermark(again.sync())
         assert len(read_carefully(again)) == len(one.promises.acked) + 1
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"], ids=["kill", "power cut"])
+@pytest.mark.parametrize("place", [0.0, 0.6, 1.0])
+def test_the_machine_stops_at_any_operation_of_the_recovery_or_of_a_quarantine(
+    place: float, boot: str
+) -> None:
+    one = stored(SIZES)
+    path, end = one.log.segments[-1].path, one.batches[-1][1]
+    position = int(place * (end - 1))
+
+    def lost() -> tuple[SimFileSystem, set[int]]:
+        disk = one.fs.power_cut("all" if boot == "boot-1" else "none")
+        return disk, on_page(one.batches, disk.lose_page(path, position))
+
+    def run(disk: SimFileSystem) -> None:
+        """A start, and a reader who meets the page if the start has not."""
+        log, _ = reopen(disk, boot=boot, recovery_point=one.points[3], config=CONFIG)
+        read_carefully(log)
+
+    disk, hit = lost()
+    run(disk)
+    kept = {o: v for o, v in one.promises.acked.items() if o not in hit}
+    assert disk.operations > 3
+    for stop_at in range(disk.operations):
+        for keep in KEEPS:
+            image, _ = lost()
+            image.stop_at = stop_at
+            with pytest.raises(MachineStopped):
+                run(image)
+            again = image.power_cut(keep, stop_at)
+            log, _ = reopen(again, boot="boot-3", recovery_point=one.points[3], config=CONFIG)
+            assert read_carefully(log) == kept
+            assert all(log.is_quarantined(offset, offset + 1) for offset in hit)
+            assert log.log_end_offset >= one.promises.end
 
 
 def test_a_lost_end_is_told_when_retention_has_reached_it() -> None:
