@@ -7,9 +7,15 @@ lost and told, no others are, no offset is given twice, and everything goes on.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
+import re
+import shutil
+import subprocess
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -431,3 +437,85 @@ def test_repair_of_a_stream_whose_manifest_cannot_be_read(loaded: Loaded) -> Non
     assert code == ExitCode.OK, text
     loaded.daemon.start()
     assert plain(loaded.daemon) == (list(range(1, COUNT + 1)), [])
+
+
+# --- a real file system ---
+
+
+@contextmanager
+def ext4_on(disk: LoseFsHandle, directory: Path) -> Iterator[tuple[Path, Path]]:
+    """(image, where it is mounted): ext4 on a loop device, the blocks of which can be lost."""
+    for program in ("mkfs.ext4", "filefrag"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    image, mounted = disk.path / "image", directory / "ext4"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", str(image)], check=True)
+    mounted.mkdir()
+    command = ["mount", "-o", "loop", str(image), str(mounted)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("loop devices cannot be mounted here")
+    try:
+        yield image, mounted
+    finally:
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def block_of(path: Path, page: int) -> int:
+    """Where a page of a file lies on its file system."""
+    command = ["filefrag", "-v", "-b4096", str(path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for line in said.splitlines():
+        found = re.match(r"\s*\d+:\s*(\d+)\.\.\s*(\d+):\s*(\d+)\.\.", line)
+        if found is not None and int(found[1]) <= page <= int(found[2]):
+            return int(found[3]) + page - int(found[1])
+    raise AssertionError(said)
+
+
+def test_bad_blocks_of_ext4(server: NatsServer, tmp_path: Path) -> None:
+    """What Linux itself makes of an unreadable block, met by a reader and by the next start."""
+    with losefs(tmp_path / "disk") as disk, ext4_on(disk, tmp_path) as (image, mounted):
+        directory = {"data_dir": str(mounted / "data")}
+        daemon = Daemon(server.url, {**settings(), **directory}, directory=tmp_path)
+        daemon.data_dir = mounted / "data"
+        one = Loaded(server.port, disk, Machine(server, disk, {}), daemon.start())
+        with RawNats(server.port) as raw:
+            one.published(raw)
+        os.sync()
+        sealed, active = listed(one.stream)[0], listed(one.stream)[-1]
+        batches = {path: batches_in(path) for path in (sealed, active)}
+        gone: set[int] = set()
+
+        def lose(path: Path, page: int) -> None:
+            disk.lose_pages(image, block_of(path, page))
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                assert len(os.pread(fd, 1 << 20, (page - 1) * PAGE)) == PAGE, "a short read"
+                with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                    os.pread(fd, 1, page * PAGE)
+            finally:
+                os.close(fd)
+            for one in batches[path]:
+                if one.position < (page + 1) * PAGE and page * PAGE < one.end:
+                    gone.update(one.offsets)
+
+        def compare() -> None:
+            found, told = plain(daemon)
+            assert found == sorted(set(range(1, COUNT + 1)) - gone)
+            assert {offset for one in told for offset in one} == gone
+
+        lose(sealed, 2)
+        lose(active, 3)
+        compare()
+        daemon.kill()
+        lose(active, 7)
+        size = active.stat().st_size
+        daemon.start()
+        compare()
+        assert active.stat().st_size == size
+        with RawNats(server.port) as raw:
+            assert publish(raw, "in.x", b"next")["seq"] == COUNT + 1
+        assert_no_traceback(daemon)
+        assert daemon.stop().exit_code == 0

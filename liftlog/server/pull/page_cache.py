@@ -38,6 +38,8 @@ def is_resident(fd: int, position: int, length: int) -> bool:
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
             return True  # tmpfs, for one: in memory anyway
+        if is_unreadable(error):
+            return False  # a thread finds out which pages these are
         raise
     return True
 
