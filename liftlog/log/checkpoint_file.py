@@ -32,18 +32,27 @@ def to_json(content: dict[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), sort_keys=True)
 
 
-def write_checkpoint_text(fs: FileSystem, path: Path, kind: str, text: str) -> None:
-    """The same for content that is JSON already."""
+def write_checkpoint_text(
+    fs: FileSystem, path: Path, kind: str, text: str, *, copy: Path | None = None
+) -> None:
+    """The same for content that is JSON already.
+
+    With `copy`, a file of the same directory gets the same content, before `path` does: both are
+    whole on disk before either is renamed, and one fsync of the directory makes both names durable.
+    """
     body = text.encode()
     head = f"liftlog {kind} {VERSION} crc32c={crc32c(body):08x}\n".encode()
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    file = fs.open(temporary, create=True)
-    try:
-        write_all(file, [head, body], 0)
-        file.fdatasync()
-    finally:
-        file.close()
-    fs.rename(temporary, path)
+    targets = [path] if copy is None else [copy, path]
+    temporaries = [target.with_name(target.name + TEMPORARY_SUFFIX) for target in targets]
+    for temporary in temporaries:
+        file = fs.open(temporary, create=True)
+        try:
+            write_all(file, [head, body], 0)
+            file.fdatasync()
+        finally:
+            file.close()
+    for temporary, target in zip(temporaries, targets, strict=True):
+        fs.rename(temporary, target)
     fs.fsync_directory(path.parent)
 
 

@@ -19,7 +19,7 @@ from liftlog.log.filesystem import FileSystem, storage_errors
 from liftlog.log.inventory import RecoveryReport
 from liftlog.log.lock import DataDirLock, take_lock
 from liftlog.log.log import Log
-from liftlog.log.manifest import MANIFEST_NAME
+from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
 from liftlog.log.shared_states import (
@@ -37,6 +37,7 @@ STREAMS_NAME = "streams"
 BACKUP_NAME = "backup"
 RESTORING_NAME = "restoring"
 DELETED_PREFIX = ".deleted-"
+_UNFINISHED_NAMES = {name + TEMPORARY_SUFFIX for name in (MANIFEST_NAME, COPY_NAME)}
 
 
 def make_durable_directory(fs: FileSystem, path: Path) -> None:
@@ -154,7 +155,7 @@ class DataDir:
         try:
             files = self.environment.fs.list_directory(directory)
             return all(
-                file == MANIFEST_NAME + TEMPORARY_SUFFIX
+                file in _UNFINISHED_NAMES
                 or (file.endswith(".log") and not self._has_bytes(directory / file))
                 for file in files
             )

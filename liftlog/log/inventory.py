@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange
+from liftlog.log.manifest import (
+    COPY_NAME,
+    MANIFEST_NAME,
+    FoundManifest,
+    Manifest,
+    QuarantinedRange,
+    SegmentEntry,
+)
 from liftlog.log.segment import Segment, walk_batches
 from liftlog.log.slot import SLOT_NAME
 
 logger = logging.getLogger("liftlog.log")
 
 BROKEN_SUFFIX = ".broken"
+UNLISTED_SUFFIX = ".unlisted"
 _MAX_TAILS = 8
+_SEGMENT_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.log", re.ASCII)
 _TAIL_NAME = re.compile(r"(\d{20})(?:\.\d+)?\.log\.(\d+)" + re.escape(BROKEN_SUFFIX), re.ASCII)
 
 
@@ -62,21 +72,100 @@ class Inventory:
     def _quarantined_in(self, path: Path) -> list[QuarantinedRange]:
         return [bad for bad in self.quarantined if bad.segment == path.name]
 
+    def settle_copies(self, found: FoundManifest) -> None:
+        """Have both copies of the manifest say the same, then tidy up by it.
+
+        While they cannot be written (a full disk), nothing is removed that the other one may list.
+        """
+        for problem in found.problems:
+            self._note(f"{problem}; the other copy is used")
+        if not found.is_written_twice:
+            if not self.manifest.sequence:
+                self.manifest = self.manifest.with_changes()
+            try:
+                self.manifest.write(self.fs, self.directory)
+            except OSError as error:
+                logger.warning("manifest-not-copied stream=%s error=%s", self.directory.name, error)
+                return
+        self._remove_garbage()
+
     def _remove_garbage(self) -> None:
-        """Delete what a crash left between two steps: files that the manifest does not list."""
+        """Delete what a crash left between two steps: files that the manifest does not list.
+
+        Unless the manifest itself is the one that is out of date: then they are kept aside.
+        """
         listed = {entry.file_name for entry in self.manifest.segments}
         stems = {name.removesuffix(".log") for name in listed}
         names = self.fs.list_directory(self.directory)
+        unlisted: list[str] = []
         self._remove_old_tails([name for name in names if name.endswith(BROKEN_SUFFIX)])
         for name in names:
             known = (
                 name in listed
-                or name in (MANIFEST_NAME, SLOT_NAME)
+                or name in (MANIFEST_NAME, COPY_NAME, SLOT_NAME)
                 or name.endswith(BROKEN_SUFFIX)
                 or (name.endswith(".index") and name.removesuffix(".index") in stems)
             )
             if not known and name.endswith((".log", ".index", ".tmp")):
+                unlisted.append(name)
+        outdated = self._manifest_is_outdated(unlisted)
+        # In the order of their offsets: what shows that the manifest is outdated goes last, so a
+        # start that is interrupted here comes to the same result.
+        for name in unlisted:
+            if outdated and not name.endswith(".tmp"):
+                self._keep_aside(name)
+            else:
                 self.fs.unlink(self.directory / name)
+
+    def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
+        """Whether files show that a newer manifest existed: somebody has put an old one back.
+
+        A crash leaves no such files. A segment gets its first bytes after the manifest lists it, so
+        one behind the active segment is empty; but for those of before a truncation, which are of
+        an older generation. And what a manifest lists was on disk before it was written.
+        """
+        *sealed, active = self.manifest.segments
+        for name in unlisted:
+            match = _SEGMENT_NAME.fullmatch(name)
+            if match is None:
+                continue
+            base_offset, generation = int(match[1]), int(match[2] or 0)
+            if (base_offset, generation) <= (active.base_offset, active.generation):
+                continue
+            if generation >= self.manifest.generation and self._size(name):
+                return True
+        if not unlisted:
+            return False
+        return not self.fs.exists(self.directory / active.file_name) or any(
+            entry.size_bytes
+            and not self.fs.exists(self.directory / entry.file_name)
+            and not self._is_known_lost(entry)
+            for entry in sealed
+        )
+
+    def _is_known_lost(self, entry: SegmentEntry) -> bool:
+        return any(
+            bad.first_offset <= entry.base_offset and bad.next_offset >= entry.next_offset
+            for bad in self.manifest.quarantined_in(entry.file_name)
+        )
+
+    def _size(self, name: str) -> int:
+        file = self.fs.open(self.directory / name, writable=False)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _keep_aside(self, name: str) -> None:
+        number, target = 1, self.directory / f"{name}{UNLISTED_SUFFIX}"
+        while self.fs.exists(target):
+            number += 1
+            target = self.directory / f"{name}.{number}{UNLISTED_SUFFIX}"
+        self.fs.rename(self.directory / name, target)
+        self._note(
+            f"the manifest does not list {name}, and files show that there was a newer manifest: "
+            f"it is kept as {target.name}"
+        )
 
     def _remove_old_tails(self, names: list[str]) -> None:
         """Keep the newest tails that were cut off, and none of what retention has passed."""
@@ -92,10 +181,7 @@ class Inventory:
         """Sealed files are trusted, but they must be there in full length."""
         for segment in sealed:
             known = self._quarantined_in(segment.path)
-            if not segment.size_bytes or any(
-                bad.first_offset <= segment.base_offset and bad.next_offset >= segment.next_offset
-                for bad in known
-            ):
+            if not segment.size_bytes or self._is_known_lost(segment.entry()):
                 continue
             if not self.fs.exists(segment.path):
                 self._note(f"the sealed segment {segment.path.name} is missing")

@@ -2,6 +2,12 @@
 
 A file in the stream's directory that the manifest does not list is garbage. `metadata` belongs
 to the layer above (the stream's settings, for one); the log carries it and never looks inside.
+
+There are two copies, so that a flipped bit, an unreadable sector or an old file that was put back
+costs nothing. `manifest.copy` is renamed into place before `manifest`, and `sequence` rises with
+every change. A stop between the two leaves two different manifests, and both are true: what the
+newer one lists was on disk before either was written, and nobody had been told of it yet. The newer
+one counts. A manifest without a sequence was written by a version that knows of no copy.
 """
 
 from __future__ import annotations
@@ -11,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import CorruptMetadata
+from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.log.checkpoint_file import read_checkpoint_file, to_json, write_checkpoint_text
 from liftlog.log.filesystem import FileSystem
 
 MANIFEST_NAME = "manifest"
+COPY_NAME = "manifest.copy"
 KIND = "manifest"
 SEGMENT_SUFFIX = ".log"
 
@@ -105,6 +112,7 @@ class Manifest:
     acks_before_sync: bool = False  # acks may have left for what only the page cache held
     generation: int = 0  # of new segment files; truncation raises it, so that no name comes twice
     metadata: dict[str, Any] = field(default_factory=dict)
+    sequence: int = 1  # rises with every change; 0 when an older version wrote it
 
     @property
     def lineage(self) -> str:
@@ -128,11 +136,12 @@ class Manifest:
         return [bad for bad in self.quarantined if bad.segment == file_name]
 
     def with_changes(self, **changes: Any) -> Manifest:
-        return replace(self, **changes)
+        return replace(self, sequence=self.sequence + 1, **changes)
 
-    def write(self, fs: FileSystem, directory: Path) -> None:
+    def write(self, fs: FileSystem, directory: Path, *, with_copy: bool = True) -> None:
         """Make this the manifest of `directory`; durable on return. Raises OSError."""
         content = {
+            "sequence": self.sequence,
             "incarnation": self.incarnation,
             "leader_epoch": self.leader_epoch,
             "log_start_offset": self.log_start_offset,
@@ -150,11 +159,12 @@ class Manifest:
             ],
             "metadata": self.metadata,
         }
-        # Behind it, by the order of the keys, stands a number only.
+        # Behind it, by the order of the keys, stand numbers only.
         before, _, behind = to_json(content).rpartition('"segments":[]')
         entries = ",".join([entry.to_json() for entry in self.segments])
         text = f'{before}"segments":[{entries}]{behind}'
-        write_checkpoint_text(fs, directory / MANIFEST_NAME, KIND, text)
+        copy = directory / COPY_NAME if with_copy else None
+        write_checkpoint_text(fs, directory / MANIFEST_NAME, KIND, text, copy=copy)
 
 
 def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
@@ -169,8 +179,90 @@ def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
 
 
 def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
-    """The manifest of `directory`, None when there is none; raises CorruptMetadata."""
-    content = read_checkpoint_file(fs, directory / MANIFEST_NAME, KIND)
+    """The manifest of `directory`, None when there is none; its copy where it cannot be read.
+
+    Raises CorruptMetadata when neither can be read, UnsupportedFormat, OSError.
+    """
+    try:
+        manifest = _read(fs, directory, MANIFEST_NAME)
+    except CorruptMetadata:
+        copy = _read_copy(fs, directory)[0]
+        if copy is None:
+            raise
+        return copy
+    return _read_copy(fs, directory)[0] if manifest is None else manifest
+
+
+@dataclass(frozen=True, slots=True)
+class FoundManifest:
+    """What lies in a directory: the manifest that counts, and what is wrong with its two files."""
+
+    manifest: Manifest | None
+    problems: tuple[str, ...] = ()
+    is_written_twice: bool = True  # both files hold it
+
+
+def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
+    """The newer one of the two copies, for whoever may write: a daemon that starts, or a repair.
+
+    Raises as `read_manifest`.
+    """
+    problems: list[str] = []
+    main: Manifest | None = None
+    failure: CorruptMetadata | None = None
+    try:
+        main = _read(fs, directory, MANIFEST_NAME)
+    except UnsupportedFormat as error:
+        if not _same_content(fs, directory):  # a newer version did not write it: rot did
+            raise
+        failure = CorruptMetadata(error.message)
+        problems.append(f"the version of {MANIFEST_NAME} is damaged")
+    except CorruptMetadata as error:
+        failure = error
+        problems.append(f"{MANIFEST_NAME} cannot be read: {error}")
+    copy, problem = _read_copy(fs, directory)
+    if problem:
+        problems.append(problem)
+    if main is None:
+        if copy is None and failure is not None:
+            raise failure
+        if copy is not None and failure is None:
+            problems.append(f"{MANIFEST_NAME} is missing")
+        return FoundManifest(copy, tuple(problems), is_written_twice=False)
+    if copy is None or copy.incarnation != main.incarnation or not main.sequence:
+        return FoundManifest(main, tuple(problems), is_written_twice=False)
+    if copy.sequence > main.sequence + 1:  # by 1 only: the machine stopped between the two
+        problems.append(
+            f"{MANIFEST_NAME} is older than its copy (change {main.sequence}, not {copy.sequence})"
+        )
+    newest = copy if copy.sequence > main.sequence else main
+    return FoundManifest(newest, tuple(problems), is_written_twice=copy == main)
+
+
+def _read_copy(fs: FileSystem, directory: Path) -> tuple[Manifest | None, str]:
+    try:
+        return _read(fs, directory, COPY_NAME), ""
+    except (CorruptMetadata, UnsupportedFormat, OSError) as error:
+        return None, f"{COPY_NAME} cannot be read: {error}"
+
+
+def _same_content(fs: FileSystem, directory: Path) -> bool:
+    """Whether both files differ in their first line only, and the copy can be read."""
+    copy = _read_copy(fs, directory)[0]
+    if copy is None:
+        return False
+    contents = []
+    for name in (MANIFEST_NAME, COPY_NAME):
+        file = fs.open(directory / name, writable=False)
+        try:
+            contents.append(file.pread(file.size(), 0).partition(b"\n")[2])
+        finally:
+            file.close()
+    return contents[0] == contents[1]
+
+
+def _read(fs: FileSystem, directory: Path, name: str) -> Manifest | None:
+    content = read_checkpoint_file(fs, directory / name, KIND)
     if content is None:
         return None
     try:
@@ -194,6 +286,7 @@ def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
                 for entry in content["quarantined"]
             ),
             metadata=content["metadata"],
+            sequence=content.get("sequence", 0),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptMetadata(f"the manifest in {directory.name} lacks a field: {error}") from error
+        raise CorruptMetadata(f"the {name} in {directory.name} lacks a field: {error}") from error

@@ -20,7 +20,7 @@ from liftlog.log.manifest import (
     QuarantinedRange,
     SegmentEntry,
     epochs_from,
-    read_manifest,
+    find_manifest,
 )
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind, scan
 from liftlog.log.segment import Segment
@@ -52,12 +52,13 @@ def open_log(
     no readable manifest: such a stream is left alone. Raises StorageError, UnsupportedFormat.
     """
     with storage_errors(f"opening {directory.name}"):
-        manifest = read_manifest(environment.fs, directory)
+        found = find_manifest(environment.fs, directory)
+        manifest = found.manifest
         if manifest is None or not manifest.segments:
             raise CorruptMetadata(f"stream {directory.name} has files but no manifest")
-        return _Opening(directory, environment, config, manifest, boot_id).run(
-            clean, recovery_point
-        )
+        opening = _Opening(directory, environment, config, manifest, boot_id)
+        opening.settle_copies(found)
+        return opening.run(clean, recovery_point)
 
 
 class _Opening(Inventory):
@@ -83,7 +84,6 @@ class _Opening(Inventory):
     def run(
         self, clean: ActiveState | None, recovery_point: ActiveState | None
     ) -> tuple[Log, RecoveryReport]:
-        self._remove_garbage()
         sealed = [
             Segment(self.directory, entry, sealed=True) for entry in self.manifest.segments[:-1]
         ]

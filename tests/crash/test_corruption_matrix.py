@@ -209,9 +209,15 @@ def test_the_slot(stored: Stored, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_the_manifest(stored: Stored, damage: str) -> None:
-    """Refused as a whole, and nothing is touched: it is never guessed."""
+    """One of its two copies: nothing is missed. Both: the stream is refused as a whole, and nothing
+    is touched, since it is never guessed."""
+    for name in ("manifest", "manifest.copy"):
+        for position, disk in damaged_disks(stored, DIRECTORY / name, damage):
+            log = reopen(disk, stored.clean)
+            assert check(stored, disk, log, f"{damage} at {position} of {name}") == []
     refused = 0
     for position, disk in damaged_disks(stored, DIRECTORY / "manifest", damage):
+        disk.replace(DIRECTORY / "manifest.copy", disk.read(DIRECTORY / "manifest"))
         before = {name: disk.read(DIRECTORY / name) for name in disk.list_directory(DIRECTORY)}
         try:
             log = reopen(disk, stored.clean)

@@ -130,7 +130,8 @@ def test_after_an_offline_repair_the_daemon_goes_on(daemon: Daemon, server: Nats
     daemon.stop()
     damage(daemon, name, 2, POSITIONS["body"])
     directory = daemon.data_dir / "streams" / name
-    flip(directory / "manifest", (directory / "manifest").stat().st_size // 2)
+    for manifest in (directory / "manifest", directory / "manifest.copy"):
+        flip(manifest, manifest.stat().st_size // 2)
     arguments = ["log", "repair", "--yes", str(directory), "-s", name, "--set", "dedupe_window=0s"]
     result = CliRunner().invoke(cli, [*arguments, "--set", "segment.max_bytes=4KiB"])
     assert result.exit_code == ExitCode.OK, result.output

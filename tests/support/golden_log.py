@@ -31,6 +31,7 @@ FILES = (
     "recovery-points",
     "clean",
     "streams/orders/manifest",
+    "streams/orders/manifest.copy",
     "streams/orders/acked",
     "streams/orders/00000000000000000001.log",
     "streams/orders/00000000000000000001.index",

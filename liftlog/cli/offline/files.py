@@ -14,7 +14,7 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex, read_index
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
+from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, find_manifest, read_manifest
 from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 from liftlog.log.shared_states import read_known_states
 from liftlog.log.slot import SlotState, read_slot
@@ -84,6 +84,7 @@ class StreamFacts:
     problem: str  # what is wrong with the manifest; empty if there is none
     slot: SlotState | None
     recovery_point: int  # everything below it was fsynced
+    copies: tuple[str, ...] = ()  # what is wrong with one of the manifest's two copies
 
     @property
     def acked_end(self) -> int:
@@ -103,7 +104,8 @@ def read_facts(stream: StreamDirectory) -> StreamFacts:
             recovery_point = _recovery_point(stream, before)
             manifest = read_manifest(FILES, stream.path)
             if manifest is not None and manifest.lineage == before.lineage:
-                return StreamFacts(manifest, "", slot, recovery_point)
+                copies = find_manifest(FILES, stream.path).problems
+                return StreamFacts(manifest, "", slot, recovery_point, copies)
     except CorruptMetadata as error:
         return StreamFacts(None, error.message, None, 0)
 

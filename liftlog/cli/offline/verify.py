@@ -107,6 +107,8 @@ class _Verification:
                 return report
             problem = self.facts.problem or "there is no manifest"
             self._add(DAMAGE, f"{problem}; the segments are judged by themselves")
+        for problem in self.facts.copies:
+            self._add(DAMAGE, f"{problem}; the other copy is used")
         for bad in self.quarantined:
             if bad.next_offset > self.log_start:
                 text = f"lost before: {bad.reason}"

@@ -219,7 +219,7 @@ class _StreamCopy:
             acks_before_sync=False,
             generation=fresh.generation,
         )
-        manifest.write(self.fs, self.directory)  # syncs the directory too
+        manifest.write(self.fs, self.directory, with_copy=False)  # syncs the directory too
         written = [file for entry, files in self.copied.values() for file in files]
         written += [
             describe_file(self.fs, self.directory / name)

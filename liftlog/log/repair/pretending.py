@@ -133,8 +133,11 @@ class PretendingFileSystem:
         return path in self._made or (path not in self._gone and self._beneath.exists(path))
 
     def rename(self, source: Path, target: Path) -> None:
-        self._made[target] = self._made.pop(source)  # repair renames only what it has made
+        if source not in self._made:  # put aside, and not looked at any more
+            self._made[source] = _Bytes()
+        self._made[target] = self._made.pop(source)
         self._gone.discard(target)
+        self._gone.add(source)
 
     def unlink(self, path: Path) -> None:
         if not self.exists(path):

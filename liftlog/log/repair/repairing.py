@@ -17,7 +17,7 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log.clock import SystemClock
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.manifest import Manifest, QuarantinedRange, read_manifest
+from liftlog.log.manifest import Manifest, QuarantinedRange, find_manifest
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
 from liftlog.log.repair.damage import find_new_damage, merged
@@ -70,7 +70,8 @@ class Repair:
     def run(self, fs: PretendingFileSystem | KeepingFileSystem) -> list[Step]:
         """Do it, durably, and tell what was done. Errors as for `plan`."""
         steps: list[Step] = []
-        manifest = self._manifest(fs)
+        manifest, problems = self._manifest(fs)
+        steps += [Step(MANIFEST, f"{problem}; the other copy is used") for problem in problems]
         rebuilt = manifest is None
         if manifest is None:
             made = self._rebuilt(fs)
@@ -86,7 +87,7 @@ class Repair:
         if found:
             steps += map(_quarantine_step, found)
             manifest = manifest.with_changes(quarantined=merged(manifest.quarantined, found))
-        if found or rebuilt:
+        if found or rebuilt or problems:
             manifest.write(fs, self.directory)
         # An unclean stop by itself is nothing to repair: the daemon's next start sees to it.
         trial = PretendingFileSystem(fs)
@@ -104,12 +105,15 @@ class Repair:
             self._recover(fs, manifest)
         return steps
 
-    def _manifest(self, fs: FileSystem) -> Manifest | None:
+    def _manifest(self, fs: FileSystem) -> tuple[Manifest | None, tuple[str, ...]]:
+        """With what is wrong with one of its two copies."""
         try:
-            manifest = read_manifest(fs, self.directory)
+            found = find_manifest(fs, self.directory)
         except CorruptMetadata:
-            return None
-        return manifest if manifest is not None and manifest.segments else None
+            return None, ()
+        if found.manifest is None or not found.manifest.segments:
+            return None, ()
+        return found.manifest, found.problems
 
     def _rebuilt(self, fs: FileSystem) -> Rebuilt | None:
         made = rebuild_manifest(fs, self.directory, self.states.all(), self.metadata or {})

@@ -237,7 +237,8 @@ async def test_a_stream_that_cannot_be_opened_is_left_alone(tmp_path: Path) -> N
     async with opened(tmp_path, records=9) as one:
         await one.commit("a", 1)
     manifest = tmp_path / "streams" / OFFSETS_STREAM / "manifest"
-    manifest.write_bytes(b"nonsense")
+    for path in (manifest, manifest.with_name("manifest.copy")):
+        path.write_bytes(b"nonsense")
     with pytest.raises(StreamUnavailable, match="_offsets"):
         async with opened(tmp_path):
             pass

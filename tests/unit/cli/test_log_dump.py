@@ -143,6 +143,7 @@ def test_a_tail_that_is_not_whole_is_only_mentioned(log: StoredLog) -> None:
 def test_without_a_manifest(log: StoredLog) -> None:
     log.close()
     (log.directory / "manifest").unlink()
+    (log.directory / "manifest.copy").unlink()
     result = run(log)
     assert "no readable manifest" in result.output
     assert "offsets 5..5" in result.output

@@ -120,8 +120,9 @@ def test_beside_a_daemon_it_is_refused(log: StoredLog, arguments: tuple[str, ...
 
 def test_a_lost_manifest_needs_the_settings(log: StoredLog) -> None:
     log.close()
-    manifest = log.directory / "manifest"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"epochs"', b'"epoch5"'))
+    for name in ("manifest", "manifest.copy"):
+        manifest = log.directory / name
+        manifest.write_bytes(manifest.read_bytes().replace(b'"epochs"', b'"epoch5"'))
     result = run("repair", "--yes", str(log.data_dir))
     assert result.exit_code == ExitCode.DAMAGED
     assert "--subject" in result.stderr
@@ -200,6 +201,7 @@ def test_reindex_leaves_right_indexes_alone(log: StoredLog) -> None:
 def test_reindex_sends_to_repair_where_there_is_no_manifest(log: StoredLog) -> None:
     log.close()
     (log.directory / "manifest").unlink()
+    (log.directory / "manifest.copy").unlink()
     result = run("reindex", str(log.data_dir))
     assert result.exit_code == ExitCode.DAMAGED
     assert "liftlog log repair" in result.stderr

@@ -250,11 +250,12 @@ def test_a_bad_index_is_a_note(rolled: StoredLog, how: str) -> None:
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 def test_without_a_manifest_the_segments_are_still_judged(rolled: StoredLog, how: str) -> None:
     rolled.close()
-    manifest = rolled.directory / "manifest"
-    if how == "gone":
-        manifest.unlink()
-    else:
-        flip(manifest, 60)
+    for name in ("manifest", "manifest.copy"):
+        manifest = rolled.directory / name
+        if how == "gone":
+            manifest.unlink()
+        else:
+            flip(manifest, 60)
     second = rolled.log.segments[1]
     flip(second.path, HEADER_SIZE + 50)
     first_finding, *rest = findings(rolled)

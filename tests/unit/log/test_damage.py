@@ -325,12 +325,13 @@ def test_a_manifest_is_never_made_anew_over_data() -> None:
     for harm in ("missing", "damaged", "newer"):
         image = fs.power_cut("all")
         raw = image.read(DIRECTORY / "manifest")
-        if harm == "missing":
-            image.remove(DIRECTORY / "manifest")
-        elif harm == "damaged":
-            image.replace(DIRECTORY / "manifest", raw.replace(b'"epochs"', b'"epoch5"'))
-        else:
-            image.replace(DIRECTORY / "manifest", raw.replace(b"manifest 1 ", b"manifest 2 ", 1))
+        for name in ("manifest", "manifest.copy"):
+            if harm == "missing":
+                image.remove(DIRECTORY / name)
+            elif harm == "damaged":
+                image.replace(DIRECTORY / name, raw.replace(b'"epochs"', b'"epoch5"'))
+            else:
+                image.replace(DIRECTORY / name, raw.replace(b"manifest 1 ", b"manifest 2 ", 1))
         image.open(DIRECTORY / "stray.log", create=True)
         before = {name: image.read(DIRECTORY / name) for name in image.list_directory(DIRECTORY)}
         with pytest.raises(UnsupportedFormat if harm == "newer" else CorruptMetadata):

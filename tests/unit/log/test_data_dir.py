@@ -313,6 +313,7 @@ def test_data_without_a_manifest_is_left_alone(
     log.close()
     directory = tmp_path / "d" / "streams" / "orders"
     (directory / "manifest").unlink()
+    (directory / "manifest.copy").unlink()
     if left == "log":
         (directory / "acked").unlink()
     names = sorted(path.name for path in directory.iterdir())

@@ -21,7 +21,7 @@ from support.simfs import SimFileSystem
 from liftlog.log import ActiveState
 from liftlog.log.checkpoint_file import read_checkpoint_file
 from liftlog.log.index import SparseIndex
-from liftlog.log.manifest import read_manifest
+from liftlog.log.manifest import COPY_NAME, read_manifest
 from liftlog.log.slot import AckedSlot
 from liftlog.records import decode_batch, encode_batch, iter_batches
 from liftlog.records.subjects import unescape_subject
@@ -61,11 +61,13 @@ def test_a_whole_stream_is_written_the_same_way() -> None:
 
 
 def _on_disk(version: str = "data") -> SimFileSystem:
-    """`older` holds the checkpoint files as they were before segments had generations; what is
-    not there is as it is now."""
+    """`older` holds the checkpoint files as they were before segments had generations, `single`
+    those before the manifest was kept twice; what is not there is as it is now."""
     fs = SimFileSystem()
     fs.make_directory(STREAM)
     for name in FILES:
+        if name.endswith(COPY_NAME) and version != "data":
+            continue
         path = STREAM.parents[1] / name
         source = GOLDEN / version / name
         fs.open(path, create=True)
@@ -73,7 +75,7 @@ def _on_disk(version: str = "data") -> SimFileSystem:
     return fs
 
 
-@pytest.mark.parametrize("version", ["data", "older"])
+@pytest.mark.parametrize("version", ["data", "older", "single"])
 def test_a_whole_stream_is_read(version: str) -> None:
     fs = _on_disk(version)
     content = read_checkpoint_file(fs, STREAM.parents[1] / "clean", "clean")

@@ -95,11 +95,12 @@ def _remove(*names: str) -> Harm:
     return harm
 
 
-def _spoil(name: str) -> Harm:
+def _spoil(*names: str) -> Harm:
     def harm(fs: SimFileSystem, log: Log) -> None:
-        for path in (DIRECTORY / name, POINTS.with_name(name)):
-            if fs.exists(path):
-                fs.replace(path, fs.read(path)[:-3] + b"\x00\xff\x00")
+        for name in names:
+            for path in (DIRECTORY / name, POINTS.with_name(name)):
+                if fs.exists(path):
+                    fs.replace(path, fs.read(path)[:-3] + b"\x00\xff\x00")
 
     return harm
 
@@ -131,8 +132,12 @@ LOSSES = [
     Loss("rot in the recovery points", _spoil(POINTS.name)),
     Loss("slot", _remove(SLOT_NAME)),
     Loss("rot in the slot", _spoil(SLOT_NAME)),
-    Loss("manifest", _remove("manifest"), "the stream"),
-    Loss("rot in the manifest", _spoil("manifest"), "the stream"),
+    Loss("manifest", _remove("manifest")),
+    Loss("rot in the manifest", _spoil("manifest")),
+    Loss("copy of the manifest", _remove("manifest.copy")),
+    Loss("rot in the copy of the manifest", _spoil("manifest.copy")),
+    Loss("both manifests", _remove("manifest", "manifest.copy"), "the stream"),
+    Loss("rot in both manifests", _spoil("manifest", "manifest.copy"), "the stream"),
 ]
 
 

@@ -121,29 +121,38 @@ def cut_segment(segment: int) -> Damage:
     return damage
 
 
+MANIFESTS = ("manifest", "manifest.copy")
+
+
+def remove_manifest(fs: SimFileSystem) -> None:
+    for name in MANIFESTS:
+        fs.remove(DIRECTORY / name)
+
+
 def lost_manifest(fs: SimFileSystem, log: Log) -> range:
-    fs.remove(DIRECTORY / "manifest")
+    remove_manifest(fs)
     return range(0)
 
 
 def damaged_manifest(fs: SimFileSystem, log: Log) -> range:
-    flip(fs, DIRECTORY / "manifest", 100)
+    for name in MANIFESTS:
+        flip(fs, DIRECTORY / name, 100)
     return range(0)
 
 
 def lost_manifest_and_body(fs: SimFileSystem, log: Log) -> range:
-    fs.remove(DIRECTORY / "manifest")
+    remove_manifest(fs)
     return flipped_body(1, 1)(fs, log)
 
 
 def lost_manifest_and_segment(fs: SimFileSystem, log: Log) -> range:
-    fs.remove(DIRECTORY / "manifest")
+    remove_manifest(fs)
     return lost_segment(1)(fs, log)
 
 
 def lost_manifest_slot_and_indexes(fs: SimFileSystem, log: Log) -> range:
     for name in fs.list_directory(DIRECTORY):
-        if name in ("manifest", "acked") or name.endswith(".index"):
+        if name in (*MANIFESTS, "acked") or name.endswith(".index"):
             fs.remove(DIRECTORY / name)
     return range(0)
 

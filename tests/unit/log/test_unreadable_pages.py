@@ -335,8 +335,8 @@ def test_short_reads_alone_lose_nothing(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_small_file_that_cannot_be_read(scenario: Scenario) -> None:
-    """Indexes, recovery points and clean marker can be done without; without its manifest a stream
-    is left alone."""
+    """All of them can be done without; but without either copy of its manifest a stream is left
+    alone."""
     world = World()
     scenario(world, "fsync")
     seen = set()
@@ -348,13 +348,14 @@ def test_a_small_file_that_cannot_be_read(scenario: Scenario) -> None:
             for position in range(0, len(image.read(path)), PAGE):
                 image.lose_page(path, position)
             seen.add(path.name if path.suffix != ".index" else "index")
-            if path.name == "manifest":
-                with pytest.raises(CorruptMetadata, match="cannot be read from the disk"):
-                    start(image, boot)
-                continue
             log, _ = start(image, boot)
             check(log, world.promises)
             log.close()
+    image = world.fs.power_cut("none")
+    for name in ("manifest", "manifest.copy"):
+        image.lose_page(DIRECTORY / name, 0)
+    with pytest.raises(CorruptMetadata, match="cannot be read from the disk"):
+        start(image, "boot-2")
     assert "manifest" in seen
 
 

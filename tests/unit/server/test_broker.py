@@ -23,7 +23,7 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from liftlog.log.manifest import MANIFEST_NAME
+from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records import codecs
 from liftlog.server import broker as broker_module
@@ -63,7 +63,8 @@ async def test_who_waits_for_a_stream_that_is_deleted_finds_it_gone(running: Run
 async def test_a_stream_that_cannot_be_opened_can_be_deleted(running: Running) -> None:
     await running.broker.create_stream("s", {"subject": "in"})
     await running.publish("s", b"1")
-    (running.data_dir.stream_path("s") / MANIFEST_NAME).write_bytes(b"broken")
+    for name in (MANIFEST_NAME, COPY_NAME):
+        (running.data_dir.stream_path("s") / name).write_bytes(b"broken")
     again = await restarted(running)
     assert (await again.broker.describe_stream("s")).state == "failed"
     with pytest.raises(StreamUnavailable):
@@ -77,7 +78,8 @@ async def test_a_stream_that_cannot_be_opened_can_be_deleted(running: Running) -
 
 async def test_a_broken_stream_of_the_configuration_is_not_deleted(running: Running) -> None:
     await running.broker.create_stream("s", {"subject": "in"})
-    (running.data_dir.stream_path("s") / MANIFEST_NAME).write_bytes(b"broken")
+    for name in (MANIFEST_NAME, COPY_NAME):
+        (running.data_dir.stream_path("s") / name).write_bytes(b"broken")
     again = await restarted(running, s={"subject": "in"})
     assert (await again.broker.describe_stream("s")).state == "failed"
     with pytest.raises(Conflict):

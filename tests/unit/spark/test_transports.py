@@ -282,6 +282,8 @@ def test_a_copy_that_lacks_a_file(logs: ServedLogs) -> None:
 def test_a_damaged_manifest(logs: ServedLogs) -> None:
     fill(logs)
     flip(logs.directory / "orders" / "manifest", 60)
+    assert plan(files(logs))
+    flip(logs.directory / "orders" / "manifest.copy", 60)
     with pytest.raises(CorruptMetadata):
         plan(files(logs))
 
