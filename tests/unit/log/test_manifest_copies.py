@@ -127,7 +127,7 @@ def _fields(entry: object) -> dict[str, object]:
 def test_a_crash_leaves_nothing_that_is_kept_aside(scenario: Scenario) -> None:
     """What looks like an old manifest to a start is never what a crash left."""
     for keep, seed in (("all", 0), ("none", 0), ("some", 1), ("some", 2), ("last", 0)):
-        for stop_at in range(0, 400, 3):
+        for stop_at in range(0, 400, 5):
             world = World()
             world.fs.stop_at = stop_at
             try:
