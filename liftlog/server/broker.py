@@ -408,9 +408,10 @@ class Broker:
         self.reserve.release()
         states: dict[str, ActiveState] = {}
         started = time.monotonic()
+        stepped_ns = self.intake.now_ns() - self.intake.steady_ns()
         for host in hosts:
             try:
-                write_dedupe_snapshot(host.log, host.sequencer.dedupe)
+                write_dedupe_snapshot(host.log, host.sequencer.dedupe, stepped_ns=stepped_ns)
                 host.subjects.save()
             except OSError as error:
                 logger.warning("snapshot-failed stream=%s error=%s", host.name, error)

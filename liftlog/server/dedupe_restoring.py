@@ -109,14 +109,22 @@ def last_message_id(log: Log) -> bytes:
 # --- the snapshot of a clean stop ---
 
 
-def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow) -> None:
-    """Save the window so that the next start need not scan for it. Raises OSError."""
+def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0) -> None:
+    """Save the window so that the next start need not scan for it. Raises OSError.
+
+    `stepped_ns` is how far the wall clock has stepped since the start: the next start measures ages
+    by it from there on, and each id keeps its age.
+    """
     if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
         return
     # After a stop that could not drain, some ids belong to messages that were never stored.
     end = log.log_end_offset
     content: dict[str, Any] = dedupe.snapshot()
-    content["marks"] = [entry for entry in content["marks"] if entry[2] < end]
+    content["marks"] = [
+        [seen_ns + stepped_ns, mark, offset]
+        for seen_ns, mark, offset in content["marks"]
+        if offset < end
+    ]
     content |= {"lineage": log.lineage, "log_end_offset": end}
     write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
 

@@ -36,6 +36,7 @@ class Intake:
         self.link: NatsLink | None = None
         self._hosts = hosts
         self._clock = clock
+        self._start_ns = clock.now_ns() - clock.monotonic_ns()
         self._max_pending_bytes = max_pending_bytes
         self._kick_scheduled = False
         self._pending_estimate = 0
@@ -51,6 +52,9 @@ class Intake:
 
     def now_ns(self) -> int:
         return self._clock.now_ns()
+
+    def steady_ns(self) -> int:
+        return self._start_ns + self._clock.monotonic_ns()
 
     def mark_dirty(self, host: StreamHost) -> None:
         """Commit this stream soon, when it is not a chunk that brought the messages."""

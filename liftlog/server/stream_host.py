@@ -57,6 +57,9 @@ class Committers(Protocol):
     def mark_dirty(self, host: StreamHost) -> None: ...
     def pending_changed(self) -> None: ...
     def now_ns(self) -> int: ...
+    def steady_ns(self) -> int:
+        """The wall clock of the start plus the time since: it never steps."""
+        ...
 
 
 class StreamHost:
@@ -123,7 +126,7 @@ class StreamHost:
                 self._shared.send(self.sequencer.refuse_run(run, OVERLOADED))
                 return
             self.observed.arrived(len(run))
-            self.sequencer.judge(run, self._shared.now_ns())
+            self.sequencer.judge(run, self._shared.now_ns(), self._shared.steady_ns())
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self._fail(f"internal error while judging messages: {error!r}")
             return

@@ -1,4 +1,8 @@
-"""Message ids seen within the window, by record stamp. In memory; rebuilt from the log."""
+"""Message ids seen within the window. In memory; rebuilt from the log.
+
+While the daemon runs, ids age by a clock that does not step with the wall clock. After a start,
+those found in the log have the age that their record stamps say.
+"""
 
 from __future__ import annotations
 

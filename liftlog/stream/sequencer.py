@@ -85,6 +85,7 @@ class Sequencer:
         self._commit_clock = commit_clock
         self._groups: deque[CommitGroup] = deque()
         self._open = self._new_group()
+        self._ids_seen_ns = 0
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
         """Judge by these settings from the next message on; what was judged stays judged. Call it
@@ -98,14 +99,19 @@ class Sequencer:
 
     # --- judging ---
 
-    def judge(self, run: MessageRun, now_ns: int) -> None:
-        """Number what is to be stored, word what is to be answered. Order is kept."""
+    def judge(self, run: MessageRun, now_ns: int, steady_ns: int | None = None) -> None:
+        """Number what is to be stored, word what is to be answered. Order is kept.
+
+        `now_ns` is for stamps. `steady_ns` is for the age of message ids: a clock that does not
+        step with the wall clock; without it they age by the stamps.
+        """
         group = self._group_with_room()
         before = group.size_bytes
         group.received += len(run)
         stamp = self._stamp(now_ns)
         if not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
-            self.dedupe.expire(stamp)
+            self._ids_seen_ns = stamp if steady_ns is None else steady_ns
+            self.dedupe.expire(self._ids_seen_ns)
             headers = run.headers or [b""] * len(run)
             rows = zip(run.subjects, run.replies, headers, run.payloads, strict=True)
             for subject, reply, block, payload in rows:
@@ -251,7 +257,7 @@ class Sequencer:
             mark = self.dedupe.mark(control.message_id)
         if not self._settled(group, subject, reply, control, mark, echo):
             self._store(group, subject, value, block, control, reply, echo, stamp)
-            if mark and self.dedupe.add(mark, self.next_offset - 1, stamp):
+            if mark and self.dedupe.add(mark, self.next_offset - 1, self._ids_seen_ns):
                 group.id_marks.append(mark)
 
     def _is_for_another(self, control: Control, subject: bytes) -> bool:

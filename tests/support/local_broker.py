@@ -49,9 +49,11 @@ class OffsetClock(SystemClock):
 
 
 class Running:
-    def __init__(self, directory: Path, **streams: Any) -> None:
+    def __init__(
+        self, directory: Path, *, clock: OffsetClock | None = None, **streams: Any
+    ) -> None:
         self.fs = FailingFileSystem()
-        self.clock = clock = OffsetClock()
+        self.clock = clock = clock or OffsetClock()
         self.data_dir = DataDir(directory, LogEnvironment.create(self.fs, clock))
         self.data_dir.open()
         settings = Settings.model_validate({"data_dir": directory, "streams": streams})

@@ -109,3 +109,40 @@ async def test_the_last_id_may_be_unreadable(
     monkeypatch.setattr(log, "read_stored", failing_read(log, COUNT))
     assert last_message_id(log) == b""
     assert "last-message-id-lost stream=s" in caplog.text
+
+
+STEPS_SECONDS = [7, 200, 599, 601, 3 * 3600, 400 * 86_400]
+
+
+async def publish_with_id(running: Running, message_id: str) -> int:
+    """The offset behind the newest record."""
+    host = running.broker.hosts["s"]
+    header = f"NATS/1.0\r\nNats-Msg-Id: {message_id}\r\n\r\n".encode()
+    host.receive(MessageRun([b"in"], [b""], [b"x"], [header], has_cookie=False))
+    host.kick()
+    await host.drained()
+    return host.log.log_end_offset
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("seconds", STEPS_SECONDS)
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_step_of_the_wall_clock_ages_no_id(
+    seconds: int, direction: int, restart: bool, tmp_path: Path
+) -> None:
+    running = Running(tmp_path)
+    await running.start()
+    settings = {"subject": "in", "dedupe_window": "2m"}
+    await running.broker.create_stream("s", settings)
+    assert await publish_with_id(running, "before") == 2
+    running.clock.jumped_ns += direction * seconds * 10**9
+    assert await publish_with_id(running, "after") == 3
+    if restart:
+        await running.broker.close()
+        running = Running(tmp_path, clock=running.clock)
+        await running.start()
+    assert await publish_with_id(running, "before") == 3, "a retry is not stored again"
+    assert await publish_with_id(running, "after") == 3
+    running.clock.ahead_ns += 121 * 10**9
+    assert await publish_with_id(running, "before") == 4, "the window has passed"
+    await running.broker.close()

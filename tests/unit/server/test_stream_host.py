@@ -45,6 +45,9 @@ class Shared:
     def now_ns(self) -> int:
         return SystemClock().now_ns()
 
+    def steady_ns(self) -> int:
+        return SystemClock().now_ns()
+
     def answers(self) -> list[Any]:
         lines = b"".join(self.sent).split(b"\r\n")[1::2]
         self.sent.clear()
