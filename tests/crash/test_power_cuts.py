@@ -57,20 +57,32 @@ def test_power_cuts_under_load(durability: str, server: NatsServer, tmp_path: Pa
         daemon.stop()
 
 
-def test_what_os_durability_loses_is_not_zero(server: NatsServer, tmp_path: Path) -> None:
-    """The proof that the power cuts are real: the weakest mode does lose, and says so."""
+@pytest.mark.parametrize("reboot", [True, False])
+@pytest.mark.parametrize("durability", ["os", "interval"])
+def test_what_is_lost_before_its_fsync_is_told(
+    durability: str, reboot: bool, server: NatsServer, tmp_path: Path
+) -> None:
+    """The proof that the power cuts are real: the weaker modes do lose, and say so. Also when only
+    the volume was gone for a moment, and the boot id is the same."""
+    stream = {
+        "subject": "weak",
+        "durability": durability,
+        "flush": {"interval": "1h", "messages": 1000},
+    }
     with losefs(tmp_path / "disk") as disk:
-        machine = Machine(
-            server, disk, {"streams": {"in": {"subject": "weak", "durability": "os"}}}
-        )
+        machine = Machine(server, disk, {"streams": {"in": stream}})
         daemon = machine.daemon.start()
         with RawNats(server.port) as raw:
             acked = [publish(raw, "weak", b"%d" % i)["seq"] for i in range(20)]
-            machine.lose_power(0)
+            machine.lose_power(0, reboot=reboot)
             daemon.start()
-            assert read_back(daemon, "in").records == []
+            assert read_back(daemon, "in") == ([], [(1, 1_000_001)])
             [lost] = describe(daemon, "in").quarantined
+            assert "not yet fsynced" in lost["reason"]
+            assert "not yet fsynced" in daemon.log
             assert lost["first_offset"] <= acked[0]
             assert lost["next_offset"] > acked[-1]
+            found = daemon.metric("liftlog_quarantined_ranges", stream="in")
+            assert found == 1
             assert publish(raw, "weak", b"next")["seq"] >= lost["next_offset"]
         daemon.stop()

@@ -135,6 +135,12 @@ class Fleet:
                 keys=KEYS if name == "keyed" else 0,
                 excused=[range(*told) for told in found.damaged] if unreadable else (),
             )
+            untold = [
+                offset
+                for offset in lost
+                if not any(first <= offset < following for first, following in found.damaged)
+            ]
+            assert not untold, f"{name}: {untold} were acked and are gone, told to nobody"
             if unreadable is not None:
                 assert set(lost) <= self._lost[name] | unreadable[name], name
                 self._lost[name].update(lost)

@@ -28,14 +28,16 @@ class Machine:
         )
         self.daemon.data_dir = data_dir
 
-    def lose_power(self, seed: int) -> None:
-        """It may have gone already, by `cut_after`."""
+    def lose_power(self, seed: int, *, reboot: bool = True) -> None:
+        """It may have gone already, by `cut_after`. Without `reboot` only the volume goes, and what
+        was not synced with it, as one that is taken away by force."""
         self.disk.cut("none" if seed % 4 == 0 else "some", seed)
         self.daemon.kill()
         # What a daemon says on a machine without power is heard by nobody; kept for debugging.
         self._cuts += 1
         self.daemon.log_path.rename(self.daemon.log_path.with_suffix(f".{self._cuts}.log"))
-        self.reboots.reboot()
+        if reboot:
+            self.reboots.reboot()
         self.disk.mount()
 
     def start(self, chance: random.Random) -> None:
