@@ -104,10 +104,22 @@ def read_facts(stream: StreamDirectory) -> StreamFacts:
             recovery_point = _recovery_point(stream, before)
             manifest = read_manifest(FILES, stream.path)
             if manifest is not None and manifest.lineage == before.lineage:
-                copies = find_manifest(FILES, stream.path).problems
-                return StreamFacts(manifest, "", slot, recovery_point, copies)
+                return StreamFacts(
+                    manifest, "", slot, recovery_point, _problems_of_copies(stream.path)
+                )
     except CorruptMetadata as error:
         return StreamFacts(None, error.message, None, 0)
+
+
+def _problems_of_copies(directory: Path) -> tuple[str, ...]:
+    """What stays: a daemon may write both between our reading of one and of the other."""
+    problems = find_manifest(FILES, directory).problems
+    while problems:
+        again = find_manifest(FILES, directory).problems
+        if again == problems:
+            break
+        problems = again
+    return problems
 
 
 def _slot(directory: Path, lineage: str) -> SlotState | None:

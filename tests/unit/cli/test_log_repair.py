@@ -118,6 +118,19 @@ def test_beside_a_daemon_it_is_refused(log: StoredLog, arguments: tuple[str, ...
     log.close()
 
 
+@pytest.mark.parametrize("name", ["manifest", "manifest.copy"])
+def test_one_damaged_copy_of_the_manifest_needs_no_settings(log: StoredLog, name: str) -> None:
+    log.close()
+    before = (log.directory / "manifest").read_bytes()
+    (log.directory / name).write_bytes(before[:-9])
+    assert run("repair", "--dry-run", str(log.data_dir)).exit_code == ExitCode.DAMAGED
+    result = run("repair", "--yes", str(log.data_dir))
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "the other copy is used" in result.stdout
+    assert run("verify", str(log.data_dir)).exit_code == ExitCode.OK
+    assert (log.directory / name).read_bytes() == before
+
+
 def test_a_lost_manifest_needs_the_settings(log: StoredLog) -> None:
     log.close()
     for name in ("manifest", "manifest.copy"):

@@ -392,3 +392,13 @@ def test_what_holds_no_log_is_not_found(tmp_path: Path, make: object) -> None:
     result = run(str(path))
     assert result.exit_code == ExitCode.NOT_FOUND
     assert "next:" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["manifest", "manifest.copy"])
+def test_one_of_two_manifests_is_damaged(rolled: StoredLog, name: str) -> None:
+    rolled.close()
+    flip(rolled.directory / name, 60)
+    (finding,) = findings(rolled)
+    assert finding.kind == DAMAGE
+    assert finding.text.startswith(f"{name} cannot be read")
+    assert finding.text.endswith("the other copy is used")
