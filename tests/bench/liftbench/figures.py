@@ -403,6 +403,21 @@ SPARK_ROWS = (
         0.7,
         1.0,
     ),
+    *(
+        _ratio(
+            f"spark-{key}-vs-parquet-default",
+            f"the same {way}, with Spark's own settings",
+            (who, "scan-default"),
+            (PARQUET, "scan-default"),
+            0.0,  # no must: told beside the fast ones
+            1.0,
+        )
+        for key, way, who in (
+            ("scan", "over TCP", LIFTLOG),
+            ("unix", "over a Unix socket", UNIX),
+            ("files", "from files", FILES),
+        )
+    ),
     _ratio(
         "spark-scan-vs-tuples",
         "Spark scans all rows / a source that yields tuples",

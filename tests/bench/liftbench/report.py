@@ -298,12 +298,24 @@ _CONSUMERS = {
 }
 
 
+_SCANS = {
+    LIFTLOG: "scan from the daemon",
+    UNIX: "scan from the daemon, Unix socket",
+    FILES: "scan of the stream's files",
+    PARQUET: "scan of zstd Parquet",
+    TUPLES: "scan from the daemon, by tuples",
+}
 _SPARK = {
-    (LIFTLOG, "scan"): ("scan from the daemon, M records/s", 2),
-    (UNIX, "scan"): ("scan from the daemon, Unix socket", 2),
-    (FILES, "scan"): ("scan of the stream's files", 2),
-    (PARQUET, "scan"): ("scan of zstd Parquet", 2),
-    (TUPLES, "scan"): ("scan from the daemon, by tuples", 2),
+    **{(who, "scan"): (f"{title}, M records/s", 2) for who, title in _SCANS.items()},
+    **{(who, "scan-cpu"): (f"{title}, CPU seconds", 2) for who, title in _SCANS.items()},
+    **{
+        (who, "scan-default"): (f"{title}, M records/s, Spark's own settings", 2)
+        for who, title in _SCANS.items()
+    },
+    **{
+        (who, "scan-cpu-default"): (f"{title}, CPU seconds, Spark's own settings", 2)
+        for who, title in _SCANS.items()
+    },
     (LIFTLOG, "export"): ("compacted export, M records/s of input", 2),
     (WINDOW, "export"): ("the same with a plain window plan", 2),
     (LIFTLOG, "decoder"): ("decoder, M records per second of CPU time", 2),

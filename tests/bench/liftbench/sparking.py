@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from support.daemon import Daemon
 from support.nats_server import NatsServer
+from support.processes import cpu_seconds
 from support.spark import spark_environment, spark_settings
 
 from liftlog.spark.export.request import ExportRequest
@@ -37,17 +38,20 @@ _COLUMNS = "offset,timestamp,subject,key,value"
 
 
 @contextmanager
-def session(directory: Path) -> Iterator[SparkSession]:
-    """local[2] as docs/how-to/spark.md advises, without what starts tests faster and slows them."""
+def session(directory: Path, *, fast: bool = True) -> Iterator[SparkSession]:
+    """local[2], without what starts tests faster and slows them; `fast` as docs/how-to/spark.md
+    advises, else with Spark's own settings."""
     from pyspark.sql import SparkSession
 
     path = os.pathsep.join((str(TESTS), spark_environment()["PYTHONPATH"]))
     os.environ.update(spark_environment() | {"PYTHONPATH": path})
     settings = spark_settings(directory) | {
         "spark.driver.memory": "4g",
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory} {_JAVA_OPTIONS}",
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
     }
+    if fast:
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
+        settings["spark.driver.extraJavaOptions"] += f" {_JAVA_OPTIONS}"
     builder = SparkSession.builder.master("local[2]").appName("liftlog benchmark")
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -74,11 +78,34 @@ def measure(
         with Daemon(nats.url, listen, directory=directory / "daemon") as daemon:
             address = daemon.pull_address
             memory(address, sizes[_SMALL], measured, progress)
+            places = _Places(address, f"unix://{socket}", data_dir, directory / "lake")
             with session(directory / "spark") as spark:
-                places = _Places(address, f"unix://{socket}", data_dir, directory / "lake")
                 queries = _Queries(spark, places, records)
+                queries.write_parquet()
                 queries.scans(measured, progress, rounds=rounds)
                 queries.exports(measured, progress, rounds=rounds)
+            progress.say("once more with Spark's own settings")
+            spec = {"places": [str(place) for place in places], "records": records}
+            found = run_worker(
+                "default_scans",
+                spec | {"rounds": rounds, "directory": str(directory / "plain")},
+                timeout=1800,
+            )
+            for who, what, samples in found["samples"]:
+                for sample in samples:
+                    measured.add(who, f"{what}-default", sample)
+
+
+def scan_with_own_settings(spec: dict[str, Any]) -> dict[str, Any]:
+    """The scans in a process of its own, since a JVM keeps the options that it began with."""
+    tcp, unix, files, lake = spec["places"]
+    directory = Path(spec["directory"])
+    directory.mkdir()
+    measured = Measurements()
+    with session(directory, fast=False) as spark:
+        queries = _Queries(spark, _Places(tcp, unix, Path(files), Path(lake)), spec["records"])
+        queries.scans(measured, Progress(quiet=True), rounds=spec["rounds"])
+    return {"samples": [[who, what, found] for (who, what), found in measured.samples.items()]}
 
 
 def _spec(mode: str, data_dir: Path, **more: Any) -> dict[str, Any]:
@@ -133,21 +160,23 @@ class _Queries:
 
         self._spark, self._places, self._records = spark, places, records
         self._lake = places.lake
+        self._parquet = f"file://{places.lake}/parquet"
         spark.dataSource.register(TupleSource)
 
     def _frame(self, name: str = "liftlog", **where: str) -> DataFrame:
         reader = self._spark.read.format(name)
         return reader.options(stream=_STREAM, **(where or {"server": self._places.tcp})).load()
 
+    def write_parquet(self) -> None:
+        self._frame().write.option("compression", "zstd").parquet(self._parquet)
+
     def scans(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
         """All rows and columns to nowhere."""
-        parquet = f"file://{self._lake}/parquet"
-        self._frame().write.option("compression", "zstd").parquet(parquet)
         ways: dict[str, Callable[[], DataFrame]] = {
             LIFTLOG: self._frame,
             UNIX: lambda: self._frame(server=self._places.unix),
             FILES: lambda: self._frame(path=str(self._places.files)),
-            PARQUET: lambda: self._spark.read.parquet(parquet),
+            PARQUET: lambda: self._spark.read.parquet(self._parquet),
             TUPLES: lambda: self._frame("liftlog-tuples"),
         }
         sums = {who: _fingerprint(frame()) for who, frame in ways.items()}
@@ -220,10 +249,12 @@ class _Queries:
         for number in range(rounds):
             order = list(ways.items())
             for who, run in order if number % 2 else reversed(order):
-                started = time.perf_counter()
+                started, cpu = time.perf_counter(), cpu_seconds(os.getpid())
                 run()
                 seconds = time.perf_counter() - started
                 measured.add(who, what, self._records / seconds / 1e6)
+                # Of the JVM and its Python workers, which are children of this process.
+                measured.add(who, f"{what}-cpu", cpu_seconds(os.getpid()) - cpu)
             told = ", ".join(f"{who} {measured.samples[who, what][-1]:.2f}" for who in ways)
             progress.say(f"round {number + 1}/{rounds} {what}, M records/s: {told}")
 
