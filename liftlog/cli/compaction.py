@@ -34,6 +34,14 @@ def describe_compaction(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def describe_pass(before: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """What a pass that was waited for did. `before` is the compaction before it was asked for."""
+    if found.get("passes", 0) > before.get("passes", 0):
+        return f"compacted: {describe_last_pass(found)}"
+    reason = found.get("reason") or "no record that may be compacted is dirty"
+    return f"was not compacted: {reason}"
+
+
 def describe_last_pass(found: Mapping[str, Any]) -> str:
     last = found.get("last_pass")
     if not last:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from liftlog.cli.compaction import describe_last_pass
+from liftlog.cli.compaction import describe_pass
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.lease import lease_commands
@@ -167,11 +167,13 @@ def compact(name: str, wait: bool) -> None:
     """
     style = output_format()
     with connect_to_server() as client:
+        before = client.describe_stream(name) if wait else None
         found = client.compact_stream(name, wait=wait)
     if style != "table":
         write_object(found.to_wire(), style)
-    elif wait:
-        click.echo(f"{printable(name)} compacted: {describe_last_pass(found.compaction)}")
+    elif before is not None:
+        done = describe_pass(before.compaction, found.compaction)
+        click.echo(f"{printable(name)} {printable(done)}")
     else:
         click.echo(f"{printable(name)} is compacted next (liftlog stream info {printable(name)})")
 

@@ -124,6 +124,21 @@ def test_what_undoes_one_refusal_tells_of_the_other(liftlog: Cli, stream: str) -
     assert "records again" in liftlog.ok("stream", "resume", stream)
 
 
+def test_a_pass_that_had_nothing_to_do_says_why(liftlog: Cli, stream: str) -> None:
+    name = f"{stream[:90]}-young"
+    liftlog.ok("stream", "create", name, "-s", f"{name}.>", "--set", "compaction={}")
+    for _ in range(2):
+        liftlog.ok("pub", f"{name}.a", "value", "--key", "k")
+    said = liftlog.ok("stream", "compact", name, "--wait")
+    assert f"{name} was not compacted: what is dirty is younger than dedupe_window" in said
+    liftlog.ok("stream", "update", name, "--set", "dedupe_window=0s")
+    said = liftlog.ok("stream", "compact", name, "--wait")
+    assert f"{name} compacted: 1 record of 2 removed" in said
+    said = liftlog.ok("stream", "compact", name, "--wait")
+    assert f"{name} was not compacted: no record that may be compacted is dirty" in said
+    liftlog.ok("stream", "rm", name, "--yes")
+
+
 def test_records_are_counted_as_they_are(liftlog: Cli, stream: str) -> None:
     """Not as many as there are offsets, where compaction or a new log start took some away."""
     settings = ["compaction.min_dirty_ratio=1.0", "dedupe_window=0s"]
