@@ -1,8 +1,10 @@
 """What is done next, one job at a time.
 
 A round first compacts the streams that are due, the dirtiest first, then gives re-batching and
-scrubbing a share of time each. Passes that somebody asked for come before everything else. A job
-that fails concerns its stream alone, which is then left alone for a growing while.
+scrubbing a share of time each. Passes that were asked for come before the others. A stream whose
+keys do not fit into memory takes several passes: after some time its turn is over, and the rest
+comes in the next round, so that no stream keeps the others waiting. A job that fails concerns its
+stream alone, which is then left alone for a growing while.
 """
 
 from __future__ import annotations
@@ -201,7 +203,17 @@ class Cleaner:
         more = await self._rebatch_some()
         if self._scrubs is not None:
             more |= await self._scrub_some(self._scrubs)
-        return more
+        return more or self._has_unfinished()
+
+    def _has_unfinished(self) -> bool:
+        """Whether a stream whose turn was over can go on now."""
+        return any(
+            state.unfinished
+            and self._may_work_on(host)
+            and compaction_of(host.settings) is not None
+            and (state.is_requested or self._clock_is_trusted())
+            for host, state in self._states.items()
+        )
 
     async def _serve_requests(self) -> None:
         self._poke.clear()
@@ -279,9 +291,12 @@ class Cleaner:
                 continue
             state = self.state_of(host)
             started = time.monotonic()
-            if max(state.not_before, state.look_again_at) > started:
+            look_again_at = 0.0 if state.unfinished else state.look_again_at
+            if max(state.not_before, look_again_at) > started:
                 continue
-            plan = plan_pass(host.log, host.log.segments, host.settings, now_ns)
+            plan = plan_pass(
+                host.log, host.log.segments, host.settings, now_ns, on_demand=state.unfinished
+            )
             if plan is not None:
                 state.backlog = plan.backlog
                 found.append((plan.backlog.dirty_ratio, host))
@@ -291,12 +306,16 @@ class Cleaner:
         return [host for _, host in found]
 
     async def _compact(self, host: StreamHost, *, on_demand: bool) -> None:
-        """As many passes as it takes; on demand the active segment is rolled first."""
+        """As many passes as it takes, or as fit into one turn; on demand the active segment is
+        rolled first."""
         state, log = self.state_of(host), host.log
         wanted = state.requested
-        if on_demand:
+        forced = on_demand or state.unfinished
+        state.unfinished = False
+        if on_demand and state.rolled < wanted:
             await host.run_exclusive(log.roll)
-        forced = on_demand
+            state.rolled = wanted
+        turn_ends = time.monotonic() + self._settings.interval_seconds
         dropped = 0
         while compaction_of(host.settings) is not None:
             now_ns, segments = self._streams.now_ns(), log.segments
@@ -321,6 +340,9 @@ class Cleaner:
                 continue
             if log.cleaned_below <= cleaned_below:
                 raise StorageError("a pass made no progress")
+            if time.monotonic() >= turn_ends:
+                state.unfinished = True
+                return
             forced = True  # the rest of a pass that ran out of memory
         if on_demand:
             state.finished = wanted

@@ -20,6 +20,10 @@ class StreamCleaning:
     requested: int = 0
     """How many passes were asked for, and how many of them are done."""
     finished: int = 0
+    rolled: int = 0
+    """For which of them the active segment was rolled."""
+    unfinished: bool = False
+    """Its turn was over before its passes were."""
     running: str = ""
     """"compact", "rebatch", "scrub" or nothing."""
     progress: dict[str, Any] | None = None

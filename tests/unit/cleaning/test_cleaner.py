@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,57 @@ async def test_many_keys_in_little_memory_take_several_passes(tmp_path: Path) ->
     found = cleaning.read("s")
     assert len(found) == 12_000
     assert min(found.values()) == 12_001
+    await cleaning.close()
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["due", "on demand"])
+async def test_keys_that_do_not_fit_into_memory_delay_no_other_stream(
+    asked: bool, tmp_path: Path
+) -> None:
+    """Each pass is for few of them; a turn is over after the first one here."""
+    cleaning = Cleaning(tmp_path, memory="1MiB", interval="1ms")
+    await cleaning.running.start()
+    await cleaning.stream("wide", 0, 1, segment={"max_bytes": "512KiB"})
+    wide = "x" * 60_000
+    for round_ in range(3):
+        for n in range(60):
+            await cleaning.running.put("wide", [(f"{wide}{n}", b"%d" % round_)])
+    await cleaning.stream("other", 300, 100)
+    await cleaning.stream("third", 300, 150)
+    if asked:
+        cleaning.cleaner.request(cleaning.running.broker.hosts["wide"])
+    rounds = 1
+    while await cleaning.cleaner._round():
+        rounds += 1
+    order = [name for _, name in cleaning.worker.jobs]
+    assert order.count("wide") > 3
+    assert order.index("wide") == 0
+    assert max(order.index("other"), order.index("third")) <= 4
+    assert rounds > 1
+    state = cleaning.state("wide")
+    assert (state.unfinished, state.finished) == (False, int(asked))
+    found = cleaning.read("wide")
+    assert len(found) == 60
+    log = cleaning.running.broker.hosts["wide"].log
+    assert sum(segment.record_count for segment in log.segments) < 90
+    await cleaning.close()
+
+
+async def test_a_turn_that_is_over_is_not_waited_for_where_nothing_can_go_on(
+    tmp_path: Path,
+) -> None:
+    """Else rounds would follow each other without a pause."""
+    cleaning = Cleaning(tmp_path, interval="1ms")
+    await cleaning.running.start()
+    await cleaning.stream("s", 300, 10)
+    state = cleaning.state("s")
+    state.unfinished = True
+    assert cleaning.cleaner._has_unfinished()
+    state.not_before = time.monotonic() + 60
+    assert not await cleaning.cleaner._round()
+    state.not_before = 0.0
+    assert not await cleaning.cleaner._round()  # it was the last pass
+    assert not state.unfinished
     await cleaning.close()
 
 
