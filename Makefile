@@ -64,6 +64,7 @@ torture: setup ## Kill the daemon and cut its power 50 times in each durability 
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
 	  tests/crash/test_kill.py tests/crash/test_checkpoints.py tests/crash/test_power_cuts.py \
 	  tests/crash/test_storage_faults.py tests/crash/test_backups.py tests/crash/test_unreadable.py \
+	  tests/crash/test_misplaced_pages.py tests/crash/test_misplaced_writes.py \
 	  tests/integration/test_pull_fuzz.py tests/integration/test_starvation.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")

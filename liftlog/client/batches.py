@@ -71,13 +71,15 @@ class ArrivingBatches:
         over then). What came before has been handed out.
         """
         body, place = self._body, self._place
+        accept = place.accept
         end = len(body)
         while (position := self._position) < end:
             if arrived_bytes < end and not self._is_whole(position, arrived_bytes):
                 return None
             try:
                 batch = decode_batch(body, position)
-                place.take(batch.header)
+                if not accept(batch.header):
+                    raise CorruptBatch(place.problem(batch.header))
             except CorruptBatch as error:
                 reached = self.next_offset
                 bad = self._header_at(position)

@@ -109,13 +109,12 @@ def walk_batches(
             buffer = read_zeroed(file, min(window, limit - position), position)
         try:
             header = parse_header(buffer, at)
-            whole = position + header.length <= limit and place.holds(header)
+            whole = position + header.length <= limit and place.accept(header)
         except CorruptBatch:
             whole = False
         if whole:
             yield position, header
             position += header.length
-            place.pass_by(header)
             continue
         offset = place.offset
         hit = SteppedOver(position, offset, 0, known=False)

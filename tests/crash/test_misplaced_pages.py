@@ -1,0 +1,213 @@
+"""Pages in the wrong place under the real daemon: the books of readers in Python and JavaScript.
+
+A page of 4 KiB of a segment (sixteen whole batches) or a batch is copied over another one, of the
+same stream or of another. No reader gets a record where it was not stored, or twice; what is gone
+is told to each of them; and no checkpoint goes back without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, describe, publish
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+from support.repository import REPOSITORY
+from support.rounds import rounds
+from support.stored_logs import batch_positions
+
+from liftlog.client import Filter, SyncClient, connect_sync
+from liftlog.errors import CorruptRange
+from liftlog.records import encode_batch
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+
+NODE = shutil.which("node")
+READER = REPOSITORY / "docs" / "examples" / "reader.js"
+PAGE, BATCH = 4096, 256
+SETTINGS = {
+    "streams": {
+        name: {"subject": f"misplaced.{name}", "segment": {"max_bytes": "16KiB"}}
+        for name in ("a", "b")
+    },
+    "log": {"recovery_checkpoint_interval": "50ms"},
+}
+COUNTS = {"a": 200, "b": 90}
+CONSUMERS = 30
+
+
+class Reading(NamedTuple):
+    found: dict[int, str]
+    told: set[int]
+
+
+def value_of(stream: str, number: int) -> bytes:
+    """So long that a batch of this one record takes 256 bytes, the last of them zeros."""
+    value = b"%s %d " % (stream.encode(), number)
+    empty = encode_batch(
+        base_offset=1,
+        leader_epoch=1,
+        commit_group=1,
+        stamps=[(1, 1)],
+        subjects=[f"misplaced.{stream}".encode()],
+        values=[b""],
+    )
+    return value.ljust(BATCH - len(empty) - 16, b"x") + bytes(16)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+# --- readers ---
+
+
+def in_python(daemon: Daemon, stream: str, wanted: Filter | None = None) -> Reading:
+    found: dict[int, str] = {}
+    told: list[CorruptRange] = []
+    with connect_sync(daemon.pull_address) as client:
+        for one in client.read(stream, "earliest", "end", on_corrupt=told.append, filter=wanted):
+            assert one.offset not in found, f"{one.offset} came twice"
+            found[one.offset] = (one.value or b"").decode()
+    return Reading(found, {o for one in told for o in range(one.first_offset, one.next_offset)})
+
+
+def in_python_filtered(daemon: Daemon, stream: str) -> Reading:
+    return in_python(daemon, stream, Filter(subject="misplaced.>"))
+
+
+def in_javascript(daemon: Daemon, stream: str) -> Reading:
+    done = subprocess.run(
+        [str(NODE), str(READER), "--address", daemon.pull_address, stream, "--skip-corrupt"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[int, str] = {}
+    for line in map(json.loads, done.stdout.splitlines()):
+        assert int(line["offset"]) not in found, f"{line['offset']} came twice"
+        found[int(line["offset"])] = line["value"]
+    ranges = re.findall(r"\[(\d+), (\d+)\)", done.stderr)
+    assert len(ranges) == len(done.stderr.splitlines()), done.stderr
+    return Reading(found, {o for first, end in ranges for o in range(int(first), int(end))})
+
+
+READERS = [in_python, in_python_filtered, *([in_javascript] if NODE else [])]
+
+
+# --- what is put where ---
+
+
+def fill(daemon: Daemon, server: NatsServer) -> dict[str, dict[int, str]]:
+    """Each message is a batch of its own. The books by stream and offset."""
+    books: dict[str, dict[int, str]] = {}
+    with RawNats(server.port) as raw:
+        for stream, count in COUNTS.items():
+            values = [value_of(stream, number) for number in range(count)]
+            acks = [publish(raw, f"misplaced.{stream}", value)["seq"] for value in values]
+            books[stream] = {o: v.decode() for o, v in zip(acks, values, strict=True)}
+    with connect_sync(daemon.pull_address) as client:
+        for offset in (3, 4, 5):
+            for consumer in range(CONSUMERS):
+                client.commit_checkpoint(f"consumer-{consumer:02}", "a", offset + consumer)
+    return books
+
+
+def places(data_dir: Path, stream: str) -> list[tuple[Path, int, int]]:
+    """Pages of whole batches, and batches: file, position, size."""
+    found = []
+    for path in sorted((data_dir / "streams" / stream).glob("*.log")):
+        batches = batch_positions(path)
+        found += [(path, position, header.length) for position, header in batches]
+        end = sum(header.length for _, header in batches)
+        found += [(path, page, PAGE) for page in range(0, end - PAGE + 1, PAGE)]
+    return found
+
+
+def misplace(data_dir: Path, stream: str, chance: random.Random) -> tuple[str, set[int]]:
+    """Put one over another of the same size and of other offsets; returns what was done, and the
+    offsets it hit."""
+    sources = [one for name in (stream, "a") for one in places(data_dir, name)]
+    path, position, size = chance.choice(places(data_dir, stream))
+    raw = bytearray(path.read_bytes())
+    hit = raw[position : position + size]
+    from_path, at, content = chance.choice(
+        [
+            (one, start, content)
+            for one, start, length in sources
+            if length == size
+            and (content := one.read_bytes()[start : start + length])
+            and header_of(content) != header_of(hit)
+        ]
+    )
+    gone = {
+        header.base_offset
+        for start, header in batch_positions(path)
+        if position <= start < position + size
+    }
+    raw[position : position + size] = content
+    path.write_bytes(raw)
+    return f"{from_path.name}@{at} over {path.name}@{position}, {size} bytes", gone
+
+
+def header_of(batch: bytes | bytearray) -> bytes:
+    """Base offset: what tells one of these batches from another."""
+    return bytes(batch[8:16])
+
+
+def check_checkpoints(client: SyncClient, what: str) -> None:
+    """The last commit of each consumer, or word that it may be an older one."""
+    found = {one.consumer: one for one in client.list_checkpoints()}
+    for number in range(CONSUMERS):
+        one = found.get(f"consumer-{number:02}")
+        if one is None or not one.uncertain:
+            assert one is not None, what
+            assert one.offset == 5 + number, f"{what}: {one}"
+
+
+@pytest.mark.parametrize("stop", ["stop", "kill"])
+def test_misplaced_pages(stop: str, server: NatsServer, tmp_path: Path) -> None:
+    chance = random.Random(f"misplaced {stop}")
+    with Daemon(server.url, SETTINGS, directory=tmp_path / "daemon") as daemon:
+        books = fill(daemon, server)
+        assert describe(daemon, "a").segment_count >= 3
+        getattr(daemon, stop)()
+        positions = batch_positions(places(daemon.data_dir, "a")[0][0])
+        assert {header.length for _, header in positions} == {BATCH}
+        shutil.copytree(daemon.data_dir, tmp_path / "kept")
+        for _ in range(rounds(1)):
+            stream = chance.choice(["a", "a", "b", "_offsets"])
+            what, gone = misplace(daemon.data_dir, stream, chance)
+            daemon.start()
+            for name in ("a", "b"):
+                expected = gone if name == stream else set()
+                known = {
+                    offset
+                    for one in describe(daemon, name).quarantined
+                    for offset in range(one["first_offset"], min(one["next_offset"], 10_000))
+                }
+                for reader in chance.sample(READERS, len(READERS)):
+                    found, told = reader(daemon, name)
+                    for offset, value in found.items():
+                        assert books[name].get(offset) == value, f"{what}: {offset}"
+                    missing = set(books[name]) - set(found)
+                    assert missing == expected, f"{what}: {reader.__name__}"
+                    assert missing <= told | known, f"{what}: {reader.__name__} was not told"
+            with connect_sync(daemon.pull_address) as client:
+                check_checkpoints(client, what)
+            assert_no_traceback(daemon)
+            daemon.kill()
+            shutil.rmtree(daemon.data_dir)
+            shutil.copytree(tmp_path / "kept", daemon.data_dir)
