@@ -123,13 +123,14 @@ def _chosen_output() -> str:
     return chosen
 
 
-def connect_to_server(**options: Any) -> SyncClient:
-    """A connection to the daemon that --server and --token name; `options` of `connect_sync`."""
+def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClient:
+    """A connection to the daemon that --server and --token name, or else to the one at `default`;
+    `options` of `connect_sync`."""
     from liftlog.client.synchronous import connect_sync
 
     context = click.get_current_context()
     context.meta.setdefault(_ASKED, context.params.get("stream") or context.params.get("name"))
-    address = str(_kept("server", "LIFTLOG_SERVER") or DEFAULT_SERVER)
+    address = str(_kept("server", "LIFTLOG_SERVER") or default)
     token = _kept("token", "LIFTLOG_TOKEN")
     nkey = _kept("nkey", "LIFTLOG_NKEY")
     return connect_sync(address, token=token, nkey=nkey, tls=_tls_for(address), **options)

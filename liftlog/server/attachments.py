@@ -63,6 +63,7 @@ class Attachments:
             host.settings.queue_group,
             receive,
             partial(self._note_gap, host),
+            is_acked=host.settings.acks == "on",
         )
 
     async def attach(self, host: StreamHost) -> None:
@@ -108,6 +109,16 @@ class Attachments:
             RefusedSubject(name, wanted.subject, wanted.problem, name not in self._optional)
             for name, wanted in sorted(self._subscriptions.items())
             if wanted.problem
+        ]
+
+    def jetstream_warnings(self, host: StreamHost) -> list[str]:
+        """Streams of JetStream that ack the same messages."""
+        wanted = self._subscriptions.get(host.name)
+        if wanted is None or not wanted.jetstream_streams or host.settings.acks != "on":
+            return []
+        names = ", ".join(wanted.jetstream_streams)
+        return [
+            f"JetStream acks the same messages (its stream {names}): publishers take the first ack"
         ]
 
     def _is_optional_and_refused(self, host: StreamHost) -> bool:

@@ -84,7 +84,7 @@ class Broker:
         self.clock_guard = ClockGuard(clock)
         self._losses = PossibleLosses(clock)
         self._attachments = Attachments(self.hosts, self.intake, self._losses.note)
-        self._neighbours = Neighbours(self.hosts)
+        self._neighbours = Neighbours(self.hosts, settings.nats.ack_subjects)
         self._maker = StreamMaker(
             self.hosts,
             self.broken,
@@ -186,6 +186,12 @@ class Broker:
     def attached(self) -> bool:
         """Every stream's subscription is confirmed, except those that need not be."""
         return self._attachments.all_confirmed
+
+    def jetstream_rivals(self) -> list[str]:
+        """Streams whose messages JetStream acks as well."""
+        return [
+            host.name for host in self.hosts.values() if self._attachments.jetstream_warnings(host)
+        ]
 
     def refused_subjects(self) -> list[RefusedSubject]:
         """Subscriptions that NATS refuses."""
@@ -333,7 +339,8 @@ class Broker:
 
     def describe(self, host: StreamHost) -> StreamInfo:
         compaction = self.compactor.describe(host) if self.compactor is not None else {}
-        return describe(host, self.state_of(host), self._neighbours.warnings(host), compaction)
+        warnings = self._neighbours.warnings(host) + self._attachments.jetstream_warnings(host)
+        return describe(host, self.state_of(host), warnings, compaction)
 
     def state_of(self, host: StreamHost) -> str:
         if host.failure:

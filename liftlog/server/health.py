@@ -166,6 +166,8 @@ class Health:
                 f"NATS has refused {self._link.counters.acks_refused} acks, the last to "
                 f"{ack.subject or 'an unknown subject'}: {ack.text}"
             )
+        if rivals := self._broker.jetstream_rivals():
+            found["jetstream"] = f"JetStream acks the same messages as {_named(rivals)}"
         if self._link.is_lame_duck:
             found["lame_duck"] = "the NATS server is about to stop, and no other was found yet"
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from liftlog.server.stream_host import StreamHost
 from liftlog.server.stream_settings import rivals, share_messages
@@ -12,8 +12,10 @@ from liftlog.stream import AckSubjects
 class Neighbours:
     """Of the streams in `hosts`. Belongs to the event loop."""
 
-    def __init__(self, hosts: Mapping[str, StreamHost]) -> None:
-        self.ack_subjects = AckSubjects()
+    def __init__(self, hosts: Mapping[str, StreamHost], ack_subjects: Sequence[str]) -> None:
+        """`ack_subjects`: where the operator lets acks go."""
+        self._chosen = tuple(ack_subjects)
+        self.ack_subjects = AckSubjects(chosen=self._chosen)
         """Where acks may go."""
         self._hosts = hosts
         self._warnings: dict[str, list[str]] = {}
@@ -26,6 +28,7 @@ class Neighbours:
         self.ack_subjects = AckSubjects(
             [host.settings.subject for host in hosts if host.settings.acks != "off"],
             [host.settings.subject for host in hosts if host.settings.acks == "off"],
+            self._chosen,
         )
         # One map for all who have the same neighbours: a thousand streams with a map each would
         # stop the event loop for a second.

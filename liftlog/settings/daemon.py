@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from acl.subjects import why_invalid
 from liftlog.names import NAME_HELP, is_stream_name
 
 from .addresses import HostName, HostPort, ListenUrl, NatsUrl
@@ -26,6 +27,19 @@ def _split_commas(value: Any) -> Any:
 def _not_empty(value: list[str]) -> list[str]:
     if not value:
         raise ValueError("expected at least one address")
+    return value
+
+
+def _subject(text: str) -> str:
+    problem = why_invalid(text)
+    if problem is not None:
+        raise ValueError(f"not a NATS subject: {problem}")
+    return text
+
+
+def _some_subject(value: list[str]) -> list[str]:
+    if not value:
+        raise ValueError("expected at least one subject; `acks: off` of a stream ends its acks")
     return value
 
 
@@ -62,6 +76,11 @@ Name = Annotated[str, AfterValidator(_name)]
 ListenUrls = Annotated[list[ListenUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 UnixMode = Annotated[Literal["0600", "0660", "0666"], BeforeValidator(_mode_text)]
 HostNames = Annotated[list[HostName], BeforeValidator(_split_commas)]
+Subjects = Annotated[
+    list[Annotated[str, AfterValidator(_subject)]],
+    BeforeValidator(_split_commas),
+    AfterValidator(_some_subject),
+]
 NatsUrls = Annotated[list[NatsUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 
 
@@ -101,6 +120,12 @@ class NatsSettings(SettingsModel):
     credentials: FilePath | None = Field(default=None, description="`.creds` file (JWT and seed).")
     nkey: FilePath | None = Field(default=None, description="File with an nkey seed.")
     tls: NatsTlsSettings = NatsTlsSettings()
+    ack_subjects: Subjects = Field(
+        default=[">"],
+        description="Where acks may go: a publisher chooses the reply subject, and with "
+        "`_INBOX.>` it cannot have the daemon send to other services. Other acks are left out "
+        "and counted.",
+    )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
         description="How messages leave nats-py: `parser` in batches, `client` one by one "

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from acl.subjects import matches, overlaps
+from acl.subjects import is_subset, matches, overlaps
 
 MAX_LENGTH = 255
 _INBOX = re.compile(rb"_INBOX(?:\.[A-Za-z0-9_-]+)+")
@@ -25,13 +25,20 @@ _CACHED = 10_000
 class AckSubjects:
     """Decides per subject, and for whole runs of ordinary inboxes in a few C calls."""
 
-    def __init__(self, attached: Iterable[str] = (), witnesses: Iterable[str] = ()) -> None:
-        """Subjects of the streams that ack, and of those that never do."""
+    def __init__(
+        self,
+        attached: Iterable[str] = (),
+        witnesses: Iterable[str] = (),
+        chosen: Iterable[str] = (">",),
+    ) -> None:
+        """Subjects of the streams that ack, and of those that never do; and `chosen` by the
+        operator, of which one must match."""
+        self._chosen = tuple(chosen)
         self._attached = tuple(attached)
         self._witnesses = tuple(witnesses)
-        self._inbox_is_ordinary = not any(
-            overlaps(pattern, "_INBOX.>") for pattern in self._attached
-        )
+        self._inbox_is_ordinary = any(
+            is_subset("_INBOX.>", pattern) for pattern in self._chosen
+        ) and not any(overlaps(pattern, "_INBOX.>") for pattern in self._attached)
         self._cached = lru_cache(maxsize=_CACHED)(self._decide)
 
     def allows(self, subject: bytes) -> bool:
@@ -45,6 +52,8 @@ class AckSubjects:
         if text.startswith(("$", "liftlog.")) or "" in text.split("."):
             return False
         if any(matches(pattern, text) for pattern in self._attached):
+            return False
+        if not any(matches(pattern, text) for pattern in self._chosen):
             return False
         return text.startswith("_INBOX.") or not any(
             matches(pattern, text) for pattern in self._witnesses

@@ -224,14 +224,23 @@ def test_doctor_finds_what_answers_beside_a_stream(tmp_path: Path) -> None:
         }
         with Daemon(nats.url, {"streams": streams}, directory=tmp_path) as daemon:
             command = Cli(daemon, nats)
-            found = command.objects("doctor", "-c", str(daemon.config_path))
+            del command.environ["LIFTLOG_SERVER"]
+            config = ("-c", str(daemon.config_path), "--set", f"pull.listen={daemon.pull_address}")
+            found = command.objects("doctor", *config)
+            shared = command.objects("doctor", *config, "--set", "streams.orders.acks=off")
     by_name = {one["check"]: one for one in found}
     assert [one["check"] for one in found if one["status"] == "failed"] == []
     assert by_name["nats"]["status"] == by_name["daemon"]["status"] == "ok"
     assert by_name["streams"]["status"] == "ok"
     assert by_name["jetstream"]["status"] == "warning"
     assert "orders (orders.>) and JetStream's JS (orders.*)" in by_name["jetstream"]["detail"]
+    [jetstream] = [one for one in shared if one["check"] == "jetstream"]
+    assert jetstream["detail"] == "1 streams; orders, quiet get the same messages, without acks"
     assert "quiet" not in by_name["jetstream"]["detail"]
+    assert "server 2." in by_name["nats"]["detail"], "a version, not an object"
+    # Without --server it asks where the configuration listens.
+    assert by_name["daemon"]["detail"].endswith("2 streams")
+    assert by_name["nats permissions"]["status"] == "ok"
     assert by_name["max_payload"]["detail"].endswith("which is more than orders store")
 
 

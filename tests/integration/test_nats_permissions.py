@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
+import nats
 import pytest
 from support.command_line import Cli
 from support.daemon import Daemon
@@ -168,3 +170,114 @@ def test_too_many_subscriptions() -> None:
         server.configure(max_subscriptions=100)
         server.start()
         until(lambda: one.ready)
+
+
+# --- doctor ---
+
+
+def findings(server: NatsServer, daemon: Daemon) -> dict[str, list[str]]:
+    """By status, what doctor says of the permissions."""
+    found = Cli(daemon, server)("doctor", "-c", str(daemon.config_path), "-o", "jsonl")
+    said: dict[str, list[str]] = {}
+    for line in found.stdout.splitlines():
+        one = json.loads(line)
+        if one["check"] == "nats permissions":
+            said.setdefault(one["status"], []).append(one["detail"])
+    return said
+
+
+def test_doctor_asks_for_what_the_daemon_needs(server: NatsServer) -> None:
+    streams = {**IN, "shared": {"subject": "shared", "queue_group": "q"}}
+    with serving(server, streams).spawn() as daemon:
+        daemon.wait_listening()
+        server.reload(**users([">"]))
+        assert findings(server, daemon) == {
+            "ok": ["may subscribe for 2 configured streams, and send acks to inboxes"]
+        }
+        server.reload(**users(["in.>", "shared q"], ["_INBOX.>"]))
+        found = findings(server, daemon)
+        assert set(found) == {"warning"}
+        queue, checkpoints = sorted(found["warning"], reverse=True)
+        assert queue.startswith("stream shared: shared: permissions violation")
+        assert "without its queue group" in queue
+        assert checkpoints.startswith("consumers cannot store checkpoints over NATS")
+        server.reload(**users(["shared", "liftlog.>"], ["nothing"]))
+        stream, acks = sorted(findings(server, daemon)["failed"], reverse=True)
+        assert stream.startswith("stream in: in.>: permissions violation")
+        assert acks.startswith("acks are refused: permissions violation for publish")
+
+
+def test_doctor_takes_no_messages(server: NatsServer) -> None:
+    """It asks without the queue group: as a member it would get every other message."""
+    server.reload(**users([">"]))
+    streams = {"shared": {"subject": "shared", "queue_group": "q"}}
+    with serving(server, streams) as daemon, RawNats(server.port) as raw:
+        count = 0
+        for _ in range(2):
+            doctor = Cli(daemon, server).spawn("doctor", "-c", str(daemon.config_path))
+            while doctor.poll() is None:
+                count += 1
+                assert publish(raw, "shared", b"%d" % count)["seq"] == count
+            doctor.communicate()
+        assert count > 100
+
+
+# --- JetStream, and where acks go ---
+
+
+def add_stream(server: NatsServer, name: str, subject: str) -> None:
+    async def add() -> None:
+        client = await nats.connect(server.url)
+        await client.jetstream().add_stream(name=name, subjects=[subject])
+        await client.close()
+
+    asyncio.run(add())
+
+
+def test_jetstream_on_the_same_subject_is_told() -> None:
+    streams = {**IN, "quiet": {"subject": "in.a", "acks": "off"}}
+    with NatsServer(jetstream=True) as server:
+        add_stream(server, "OTHER", "elsewhere")
+        with serving(server, streams, logging={"level": "debug"}) as daemon:
+            until(lambda: "jetstream-looked" in daemon.log)
+            assert "jetstream" not in readiness(daemon)["warnings"]
+            add_stream(server, "JS", "in.*")
+            os.kill(daemon.pid, signal.SIGHUP)
+            until(lambda: "jetstream" in readiness(daemon)["warnings"])
+            assert readiness(daemon)["problems"] == {}
+            assert readiness(daemon)["warnings"]["jetstream"].endswith(" as in")
+            assert "JetStream acks the same" in " ".join(describe(daemon, "in").warnings)
+            assert "JetStream" not in " ".join(describe(daemon, "quiet").warnings)
+            assert "jetstream-on-the-same-subject" in daemon.log
+        with serving(server, streams) as daemon:
+            until(lambda: "jetstream" in readiness(daemon)["warnings"])
+
+
+def test_the_look_at_jetstream_may_be_forbidden(server: NatsServer) -> None:
+    with serving(server) as daemon, RawNats(server.port) as raw:
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: '"event": "reloaded"' in daemon.log)
+        assert publish(raw, "in.a", b"1")["seq"] == 1
+        assert daemon.metric("liftlog_acks_refused_total") == 0
+        assert "acks_refused" not in readiness(daemon)["warnings"]
+        assert daemon.metric("liftlog_nats_refused_subjects") == 1, "that of the checkpoints"
+        server.reload(**users([">"], ["_INBOX.>"]))
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: "Publish Violation" in server.log and "$JS.API" in server.log)
+        assert publish(raw, "in.a", b"2")["seq"] == 2
+        assert daemon.metric("liftlog_acks_refused_total") == 0
+
+
+def test_acks_only_where_the_operator_lets_them_go() -> None:
+    with NatsServer() as server, RawNats(server.port) as raw, RawNats(server.port) as other:
+        nats_settings = {"ack_subjects": ["_INBOX.>", "replies.*"]}
+        with Daemon(server.url, {"streams": IN, "nats": nats_settings}) as daemon:
+            other.sub("orders.cancel")
+            other.sub("replies.a")
+            other.ping()
+            raw.pub("in.a", b"1", reply="orders.cancel")
+            raw.pub("in.a", b"2", reply="replies.a")
+            assert publish(raw, "in.a", b"3")["seq"] == 3
+            assert other.next_message().subject == b"replies.a"
+            assert other.no_message()
+            assert daemon.metric("liftlog_acks_suppressed_total", stream="in") == 1

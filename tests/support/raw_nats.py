@@ -48,6 +48,13 @@ class RawNats:
         self._next_sid = itertools.count(1)
         self._inbox: bytes | None = None
         self._request_ids = itertools.count(1)
+        try:
+            self._greet(connect_options or {})
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def _greet(self, connect_options: Mapping[str, Any]) -> None:
         greeting = self._line()
         assert greeting.startswith(b"INFO "), greeting
         self.info: dict[str, Any] = json.loads(greeting[5:])
@@ -59,7 +66,7 @@ class RawNats:
             "lang": "raw",
             "version": "0",
             "protocol": 1,
-            **(connect_options or {}),
+            **connect_options,
         }
         self.send(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
         self.ping()

@@ -85,7 +85,7 @@ def _checks(settings: Settings) -> Iterator[Checkup]:
     yield from machine.check_clock()
     yield from network.check_ports(settings)
     yield from network.check_nats(settings)
-    yield from network.check_daemon()
+    yield from network.check_daemon(settings)
 
 
 def _show(found: Checkup) -> None:

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 _SECONDS = 3
 
 
-def check_daemon() -> Iterator[Checkup]:
-    """The one that --server names; none needs to run."""
+def check_daemon(settings: Settings) -> Iterator[Checkup]:
+    """The one that --server names, or else the first of `pull.listen`; none needs to run."""
     try:
         with connect_to_server(
-            connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
+            default=_pull_address(settings),
+            connect_timeout=_SECONDS,
+            request_timeout=_SECONDS,
+            reconnect_for=0,
         ) as client:
             found, streams = client.metadata(), client.list_streams()
     except (LiftlogError, OSError, click.ClickException) as error:
@@ -50,6 +53,18 @@ def check_daemon() -> Iterator[Checkup]:
         )
     else:
         yield Checkup("daemon", OK, detail)
+
+
+def _pull_address(settings: Settings) -> str:
+    """Where a client on this machine finds the daemon of these settings."""
+    from liftlog.settings import parse_listen
+
+    url = settings.pull.listen[0]
+    address = parse_listen(url)
+    if address.path is not None or address.host not in ("", "0.0.0.0", "::"):
+        return url
+    host = "[::1]" if address.host == "::" else "127.0.0.1"
+    return f"{url.partition('://')[0]}://{host}:{address.port}"
 
 
 def check_ports(settings: Settings) -> Iterator[Checkup]:
@@ -109,6 +124,7 @@ def check_nats(settings: Settings) -> Iterator[Checkup]:
         )
         return
     yield Checkup("nats", OK, f"{found['url']}, server {found['version']}, {found['rtt']:.1f} ms")
+    yield from _permissions(settings, found["refused"])
     yield _payload(settings, found["max_payload"])
     yield _jetstream(settings, found["jetstream"])
 
@@ -123,8 +139,10 @@ async def _ask_nats(settings: Settings) -> dict[str, Any]:
 
     from liftlog.server.ingest.login import login_options
 
-    async def silent(error: Exception) -> None:
-        pass  # it comes back from connect()
+    errors: list[str] = []
+
+    async def keep(error: Exception) -> None:
+        errors.append(str(error))
 
     servers = [str(url) for url in settings.nats.servers]
     client = await nats.connect(
@@ -133,7 +151,7 @@ async def _ask_nats(settings: Settings) -> dict[str, Any]:
         connect_timeout=_SECONDS,
         max_reconnect_attempts=1,
         allow_reconnect=False,
-        error_cb=silent,
+        error_cb=keep,
         **login_options(settings.nats, servers),
     )
     try:
@@ -144,13 +162,49 @@ async def _ask_nats(settings: Settings) -> dict[str, Any]:
         url = client.connected_url
         return {
             "url": f"{url.hostname}:{url.port}" if url else "?",
-            "version": client.connected_server_version,
+            "version": client._server_info.get("version", "unknown"),
             "max_payload": client.max_payload,
             "rtt": rtt,
+            "refused": await _refused(settings, client, errors),
             "jetstream": await _jetstream_subjects(client),
         }
     finally:
         await client.close()
+
+
+async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[str, str]:
+    """What the daemon would ask for and NATS refuses, with its words: streams by name,
+    `checkpoints` and `acks`. It joins no queue group, so it takes no message from other members."""
+    from liftlog.server.checkpoints.opening import is_open_to_nats, offsets_settings
+
+    wanted = {f"stream {name}": stream.subject for name, stream in settings.streams.items()}
+    if is_open_to_nats(settings):
+        wanted["checkpoints"] = offsets_settings(settings).subject
+    found: dict[str, str] = {}
+
+    async def ignore(message: Any) -> None:
+        pass
+
+    async def confirm() -> None:
+        # Twice: the first PING may overtake what still waits in nats-py's own buffer.
+        await client.flush(timeout=_SECONDS)
+        await client.flush(timeout=_SECONDS)
+
+    for name, subject in wanted.items():
+        errors.clear()
+        subscription = await client.subscribe(subject, cb=ignore)
+        await confirm()
+        if errors:
+            found[name] = f"{subject}: {errors[0].removeprefix('nats: ')}"
+        else:
+            await subscription.unsubscribe()
+    if any(stream.acks != "off" for stream in settings.streams.values()) or not settings.streams:
+        errors.clear()
+        await client.publish(client.new_inbox(), b"")
+        await confirm()
+        if errors:
+            found["acks"] = errors[0].removeprefix("nats: ")
+    return found
 
 
 async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
@@ -167,6 +221,30 @@ async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
                 return found
     except Error:
         return None
+
+
+def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checkup]:
+    """Whether NATS lets the daemon subscribe, and ack."""
+    advice = "give the daemon's NATS user the permission: docs/how-to/nats.md"
+    for name, problem in refused.items():
+        stream = settings.streams.get(name.removeprefix("stream "))
+        if name == "acks":
+            yield Checkup("nats permissions", FAILED, f"acks are refused: {problem}", advice)
+        elif name == "checkpoints" and settings.checkpoints.over_nats is not True:
+            shown = f"consumers cannot store checkpoints over NATS: {problem}"
+            yield Checkup(
+                "nats permissions", WARNING, shown, f"{advice}, or set checkpoints.over_nats: false"
+            )
+        elif stream is not None and stream.queue_group:
+            # A member would get messages that the daemon should have.
+            shown = f"{name}: {problem}; this was asked without its queue group"
+            yield Checkup("nats permissions", WARNING, shown, advice)
+        else:
+            yield Checkup("nats permissions", FAILED, f"{name}: {problem}", advice)
+    if not refused:
+        count = len(settings.streams)
+        shown = f"may subscribe for {count} configured streams, and send acks to inboxes"
+        yield Checkup("nats permissions", OK, shown)
 
 
 def _payload(settings: Settings, max_payload: int) -> Checkup:
@@ -202,4 +280,14 @@ def _jetstream(settings: Settings, found: dict[str, list[str]] | None) -> Checku
             f"both ack the same messages: {'; '.join(clashes)}",
             "set acks: off for the stream, or remove the one of JetStream",
         )
+    if not settings.streams:
+        return Checkup("jetstream", OK, f"{len(found)} streams; no stream is configured here")
+    shared = [
+        name
+        for name, stream in settings.streams.items()
+        if any(overlaps(stream.subject, one) for subjects in found.values() for one in subjects)
+    ]
+    if shared:
+        detail = f"{len(found)} streams; {', '.join(shared)} get the same messages, without acks"
+        return Checkup("jetstream", OK, detail)
     return Checkup("jetstream", OK, f"{len(found)} streams, on other subjects")

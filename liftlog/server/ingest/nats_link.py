@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 
 import nats.errors
 
+from acl.subjects import overlaps
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.endings import Cause, Ending, Refusal
 from liftlog.server.ingest.handover import Handover
+from liftlog.server.ingest.jetstream import API_PREFIX, JetStreamLook
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
 from liftlog.settings import NatsSettings
@@ -35,6 +37,7 @@ _ASK_AGAIN_SECONDS = (1.0, 30.0)
 """Between two attempts at subscriptions that NATS refused: at first, and at most."""
 _HANDOVER_PAUSE_SECONDS = 1.0
 _TOLD_AGAIN_SECONDS = 60.0
+_LOOK_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -98,6 +101,10 @@ class NatsLink:
         self._ask_again_at = 0.0
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
         self._told: dict[str, float] = {}
+        self._look: JetStreamLook | None = None
+        self._look_over: NatsConnection | None = None
+        self._look_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
         self.problem = "no connection was made yet"
         """Why there is no connection."""
         self.refused_ack: RefusedAck | None = None
@@ -157,7 +164,9 @@ class NatsLink:
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     def ask_again(self) -> None:
-        """Ask at once for what NATS refused: somebody may have given permission."""
+        """Ask at once for what NATS refused: somebody may have given permission. Look at JetStream
+        again too."""
+        self._look, self._look_at = None, 0.0
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
         self._ask_again_at = 0.0
         self._work.set()
@@ -271,6 +280,7 @@ class NatsLink:
                 hand_over_at = time.monotonic() + _HANDOVER_PAUSE_SECONDS
                 continue
             await self._attach_missing(now)
+            self._look_at_jetstream(connection, time.monotonic())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._work.wait(), _WATCH_SECONDS)
         return connection.ending
@@ -369,10 +379,15 @@ class NatsLink:
 
     def _revoked(self, wanted: LinkSubscription, problem: str) -> None:
         """NATS has ended a subscription that it had confirmed."""
+        if wanted not in self._wanted:
+            return  # that of the look at JetStream
         self._refused(wanted, problem)
         wanted.on_gap(f"NATS ended the subscription: {problem}")
 
     def _publish_refused(self, refusal: Refusal) -> None:
+        if self._look is not None and refusal.subject.upper().startswith(API_PREFIX):
+            self._look.is_refused = True
+            return
         self.counters.acks_refused += 1
         self.refused_ack = RefusedAck(refusal.subject, refusal.text, time.monotonic())
         self._warn("nats-ack-refused subject=%s reason=%s", refusal.subject, refusal.text)
@@ -404,6 +419,21 @@ class NatsLink:
             raise NatsUnavailable("there is no connection to NATS at the moment")
         self._settle(missing, await connection.subscribe(missing))
 
+    # --- JetStream ---
+
+    def _look_at_jetstream(self, connection: NatsConnection, now: float) -> None:
+        """In the background: after each change, and now and then."""
+        if now < self._look_at or (self._looking is not None and not self._looking.done()):
+            return
+        self._look_at = now + _LOOK_SECONDS
+        if self._look is None or self._look_over is not connection:
+            self._look, self._look_over = JetStreamLook(connection, self._lock), connection
+        acked = [one for one in self._wanted if one.is_acked and one.confirmed]
+        # A witness of inboxes would record the answers.
+        is_seen = any(overlaps(one.subject, "_INBOX.>") for one in self._wanted)
+        if acked and not is_seen and not self._look.is_refused:
+            self._looking = asyncio.create_task(self._look.ask(acked), name="nats-jetstream")
+
     # --- subscriptions ---
 
     def want(
@@ -412,10 +442,14 @@ class NatsLink:
         queue_group: str | None,
         handler: RunHandler,
         on_gap: Callable[[str], None] = lambda reason: None,
+        *,
+        is_acked: bool = False,
     ) -> LinkSubscription:
         """Ask for a subscription; it is made now or as soon as NATS is there. `on_gap` is called
-        with the reason whenever messages may have been missed."""
-        wanted = LinkSubscription(subject, queue_group, handler, on_gap)
+        with the reason whenever messages may have been missed. For what `is_acked` it looks whether
+        JetStream acks the same messages."""
+        wanted = LinkSubscription(subject, queue_group, handler, on_gap, is_acked)
+        self._look_at = 0.0
         self._wanted.append(wanted)
         self._work.set()
         return wanted
@@ -470,6 +504,9 @@ class NatsLink:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close(flush=self._answers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from liftlog.stream.run import MessageRun
 
@@ -23,6 +23,10 @@ class LinkSubscription:
     handler: RunHandler
     on_gap: Callable[[str], None] = _ignore
     """Called with the reason when messages may have been missed."""
+    is_acked: bool = False
+    """Whether its messages are acked: then JetStream should not ack them as well."""
+    jetstream_streams: list[str] = field(default_factory=list)
+    """Those of JetStream's that get some of the same messages, when last looked at."""
     confirmed: bool = False
     """NATS delivers, for all that is known."""
     problem: str = ""

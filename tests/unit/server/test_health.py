@@ -29,6 +29,7 @@ class Parts:
             counters=LinkCounters(),
         )
         self.refused: list[RefusedSubject] = []
+        self.rivals: list[str] = []
         self.failed: list[str] = []
         self.troubles: dict[str, str] = {}
         self.stalled: list[str] = []
@@ -37,6 +38,7 @@ class Parts:
             attached=True,
             nats_problem="",
             refused_subjects=lambda: self.refused,
+            jetstream_rivals=lambda: self.rivals,
             has_checkpoints=True,
             failed_streams=lambda: self.failed,
             troubles=lambda: self.troubles,
@@ -95,11 +97,12 @@ async def test_a_subject_that_nats_refuses(parts: Parts) -> None:
 async def test_what_need_not_be_is_a_warning(parts: Parts) -> None:
     parts.refused = [RefusedSubject("_offsets", "liftlog.x", "Permissions Violation", False)]
     parts.link.is_lame_duck = True
+    parts.rivals = ["orders"]
     parts.link.counters.acks_refused = 7
     parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", time.monotonic())
     assert await problems(parts) == {}
     warnings = parts.health.warnings()
-    assert set(warnings) == {"nats_refused", "acks_refused", "lame_duck"}
+    assert set(warnings) == {"nats_refused", "acks_refused", "lame_duck", "jetstream"}
     assert "liftlog.x: Permissions Violation" in warnings["nats_refused"]
     assert "7 acks, the last to _INBOX.a: Permissions Violation" in warnings["acks_refused"]
     parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", -1e6)
