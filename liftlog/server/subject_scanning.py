@@ -13,11 +13,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
-from liftlog.records import decode_batch, parse_header
+from liftlog.records import Place, decode_batch, parse_header
+from liftlog.server.damage import quarantine_damage, quarantine_found
 from liftlog.server.subject_snapshot import restore_subject_snapshot, write_subject_snapshot
 from liftlog.settings import StreamSettings
 from liftlog.stream import Sequencer
@@ -81,12 +83,15 @@ def scan_subjects(
             if found is None:
                 break
             with found:
-                reached = _learn(found.pread(), offset, end, scan)
+                place = Place(found.first_offset, found.next_offset)
+                reached = _learn(found.pread(), offset, end, place, scan)
             if reached < min(found.next_offset, end) and reached != examined:
                 offset = examined = reached
-                log.quarantine_damage(offset, found.next_offset)
+                quarantine_damage(log, offset, found.next_offset)
                 continue
         except CorruptRange as error:
+            with suppress(LiftlogError):  # the next reader tries again
+                quarantine_found(log, error)
             reached = error.next_offset
         except (LiftlogError, OSError) as error:
             reached, problem = offset, error
@@ -111,21 +116,20 @@ def _end_of_segment(log: Log, offset: int, end: int) -> int:
     return min([stop for stop in ends if stop > offset], default=end)
 
 
-def _learn(raw: bytes, offset: int, end: int, scan: SubjectScan) -> int:
+def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -> int:
     """Add the records of the batches in `raw` from `offset` on and below `end`; returns the offset
-    to read on at. Stops at a damaged batch, and at one that does not follow the one before."""
+    to read on at. Stops at a damaged batch, and at one that does not belong there."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:
         try:
             header = parse_header(raw, position)
-            if header.next_offset <= reached or (position and header.base_offset < reached):
-                break
+            place.take(header)
             batch = decode_batch(raw, position).trim(offset, end)
             scan.add(batch.raw_subjects(), batch.offsets())
         except CorruptBatch:
             break
         position += header.length
-        reached = header.next_offset
+        reached = max(offset, header.next_offset)
     return reached
 
 

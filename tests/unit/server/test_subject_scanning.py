@@ -404,3 +404,21 @@ async def test_a_snapshot_knows_what_had_to_be_let_go(running: Running, tmp_path
     await until(lambda: table_of(host).is_complete)
     assert known(host, [b"in.a", b"in.b", b"in.c"]) == [1, 2, 3]
     await again.broker.close()
+
+
+async def test_a_misplaced_batch_is_quarantined(running: Running) -> None:
+    """A write that went astray: a whole batch, whose checksums are right, where another one was."""
+    await running.broker.create_stream("s", SETTINGS)
+    host = running.broker.hosts["s"]
+    for name in (b"in.a", b"in.b", b"in.a", b"in.c", b"in.d"):
+        await store(host, [name], 100)
+    path = host.log.segments[0].path
+    raw = path.read_bytes()
+    size = parse_header(raw).length
+    with path.open("r+b") as file:
+        file.seek(2 * size)
+        file.write(raw[size : 2 * size])
+    host.subjects.request()
+    await until(lambda: known(host, [b"in.a"]) == [1])
+    assert known(host, [b"in.b", b"in.c", b"in.d"]) == [2, 4, 5]
+    assert [(bad.first_offset, bad.next_offset) for bad in host.log.quarantined] == [(3, 4)]
