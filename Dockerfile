@@ -1,16 +1,27 @@
 # syntax=docker/dockerfile:1
-FROM python:3.13-slim AS build
+# Pin the base image in releases of your own: --build-arg BASE=python:3.13-slim@sha256:...
+ARG BASE=python:3.13-slim
+FROM ${BASE} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE pyspark_liftlog.py ./
 COPY liftlog liftlog
 COPY envelope envelope
 COPY compaction compaction
 COPY acl acl
-RUN python -m venv /opt/liftlog && /opt/liftlog/bin/pip install --no-cache-dir '.[compression]'
+# Whatever is downloaded has its version and hashes in there; `make lock` writes them. What comes as
+# source is built with tools of the same kind, not with those that pip would fetch for it.
+COPY config/docker/build.lock config/docker/requirements.lock config/docker/
+RUN python -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --require-hashes -r config/docker/build.lock \
+    && /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --require-hashes \
+       --wheel-dir /wheels -r config/docker/requirements.lock \
+    && /opt/build/bin/pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheels . \
+    && python -m venv /opt/liftlog \
+    && /opt/liftlog/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 
 # What runs: no compiler, no sources. It writes below /data only, so the root file system can be
 # read-only (with a tmpfs on /tmp).
-FROM python:3.13-slim
+FROM ${BASE}
 LABEL org.opencontainers.image.title="liftlog" \
       org.opencontainers.image.description="A durable log for NATS" \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs screenshot ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,17 @@ docs: setup ## Build the documentation into build/site
 
 screenshot: setup ## Take the picture of the web page for README and docs (needs Chromium)
 	PYTHONPATH=tests $(BIN)/python tests/web/screenshot.py
+
+# uv resolves for the Python of the image, whichever runs here, and for every architecture.
+LOCK := build/lock/bin/uv pip compile --quiet --generate-hashes --universal --python-version 3.13 \
+  --no-emit-index-url --no-header $(if $(UPGRADE),--upgrade)
+
+lock: ## Write the versions and hashes for the image (UPGRADE=1 takes the newest; needs a package index)
+	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
+	sed -n 's/^requires = \["\(.*\)"\]$$/\1/p' pyproject.toml > build/lock/build.in
+	echo setuptools >> build/lock/build.in  # for what comes as source
+	$(LOCK) build/lock/build.in --no-annotate -o config/docker/build.lock
+	$(LOCK) pyproject.toml --extra compression --no-annotate -o config/docker/requirements.lock
 
 ci: ## Run what CI runs
 	.ci/run

@@ -11,6 +11,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 from support.repository import REPOSITORY
 
 DOCKERFILES = ["Dockerfile", "config/spark/Dockerfile"]
@@ -180,3 +183,56 @@ def test_roles_of_kubernetes(entrypoint: Entrypoint) -> None:
     )
     assert done.returncode != 0
     assert "SPARK_EXECUTOR_MEMORY" in done.stderr
+
+
+# --- what is downloaded for the image ---
+
+LOCKS = REPOSITORY / "config/docker"
+
+
+def locked(name: str) -> dict[str, Version]:
+    """Version by name; each with a hash at least, or this fails."""
+    found = {}
+    text = (LOCKS / name).read_text().replace("\\\n", "")
+    for line in text.splitlines():
+        requirement, *hashes = line.split("--hash=")
+        assert hashes, line
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", one) for one in hashes), line
+        parsed = Requirement(requirement)
+        (pin,) = parsed.specifier
+        assert pin.operator == "=="
+        found[canonicalize_name(parsed.name)] = Version(pin.version)
+    return found
+
+
+def test_the_lock_has_what_the_project_asks_for() -> None:
+    """`make lock` was run since a dependency was added or its bounds were changed."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    wanted = project["project"]["dependencies"]
+    wanted = [*wanted, *project["project"]["optional-dependencies"]["compression"]]
+    for name, requirements in (
+        ("requirements.lock", wanted),
+        ("build.lock", [*project["build-system"]["requires"], "setuptools"]),
+    ):
+        versions = locked(name)
+        for text in requirements:
+            requirement = Requirement(text)
+            version = versions[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version), (text, version)
+
+
+def test_nothing_is_installed_without_a_hash() -> None:
+    runs = [rest for name, rest in instructions("Dockerfile") if name == "RUN"]
+    commands = [one.strip() for rest in runs for one in rest.split("&&")]
+    installing = [one for one in commands if re.search(r"\bpip (install|wheel)\b", one)]
+    assert len(installing) == 4
+    for one in installing:
+        assert "--require-hashes" in one or "--no-index" in one, one
+        if " wheel " in one:
+            assert "--no-build-isolation" in one, one
+
+
+def test_the_base_image_can_be_pinned() -> None:
+    found = instructions("Dockerfile")
+    assert [rest.partition("=")[0] for name, rest in found if name == "ARG"] == ["BASE"]
+    assert {rest.split()[0] for name, rest in found if name == "FROM"} == {"${BASE}"}

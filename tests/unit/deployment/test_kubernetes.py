@@ -78,7 +78,7 @@ def test_the_acl_is_one() -> None:
 
 def test_ports(settings: Settings) -> None:
     ports = {one["name"]: one["containerPort"] for one in CONTAINER["ports"]}
-    assert settings.pull.listen == [f"tcp://0.0.0.0:{ports['pull']}"]
+    assert settings.pull.listen == [f"tls://0.0.0.0:{ports['pull']}"]
     assert settings.http.listen == f"0.0.0.0:{ports['http']}"
     for one in OBJECTS:
         if one["kind"] == "Service":
@@ -86,8 +86,21 @@ def test_ports(settings: Settings) -> None:
     assert named("Service", SET["serviceName"])["spec"]["clusterIP"] == "None"
     annotations = SET["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/port"] == str(ports["http"])
-    allowed = named("NetworkPolicy")["spec"]["ingress"][0]["ports"]
-    assert {port["port"] for port in allowed} == set(ports)
+    ingress = named("NetworkPolicy")["spec"]["ingress"]
+    assert {port["port"] for rule in ingress for port in rule["ports"]} == set(ports)
+
+
+def test_no_token_travels_in_clear_nor_from_any_pod(settings: Settings) -> None:
+    assert all(url.startswith("tls://") for url in settings.pull.listen)
+    assert not settings.http.web
+    assert not settings.http.log_api
+    secret = {one["name"]: one for one in POD["volumes"]}["tls"]["secret"]["secretName"]
+    (mount,) = [one["mountPath"] for one in CONTAINER["volumeMounts"] if one["name"] == "tls"]
+    tls = settings.pull.tls
+    assert (str(tls.cert), str(tls.key)) == (f"{mount}/tls.crt", f"{mount}/tls.key")
+    assert secret == "liftlog-tls"
+    for rule in named("NetworkPolicy")["spec"]["ingress"]:
+        assert rule["from"], "an empty list lets everybody in"
 
 
 def test_probes() -> None:
