@@ -40,12 +40,15 @@ MAX_DURATION_NS = 3600 * 1_000_000_000
 _CLOCK_TOLERANCE_NS = 600 * 1_000_000_000
 MAX_LEASES = 100
 """Of one stream."""
+MAX_LEASES_PER_PRINCIPAL = 50
+"""Of them: what one takes leaves room for the others."""
 MAX_HOLDER_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`holder` is for people. Times by the wall clock, since they outlive the process."""
+    """`holder` is for people; it begins with the principal, if there is one, and a colon. Times by
+    the wall clock, since they outlive the process."""
 
     lease_id: str
     low: int
@@ -79,9 +82,16 @@ class Leases:
                 self._load()
 
     def acquire(
-        self, low: int, high: int, *, duration_ns: int, now_ns: int, holder: str = ""
+        self,
+        low: int,
+        high: int,
+        *,
+        duration_ns: int,
+        now_ns: int,
+        holder: str = "",
+        principal: str = "",
     ) -> Lease:
-        """A new lease on [low, high), durable on return.
+        """A new lease on [low, high), durable on return. `principal` is whose it is, if anybody's.
 
         Take it as the log's writer of the moment, when `low` is not below the log start and `high`
         not above the high watermark: so no retention that was decided before comes in between.
@@ -90,12 +100,22 @@ class Leases:
         _check_duration(duration_ns)
         if low > high:
             raise InvalidArgument(f"a lease on [{low}, {high}) holds nothing")
-        holder = holder[:MAX_HOLDER_CHARACTERS]
+        holder = ": ".join(filter(None, (principal, holder)))[:MAX_HOLDER_CHARACTERS]
         lease = Lease(uuid.uuid4().hex, low, high, now_ns + duration_ns, holder)
         with self._lock:
             leases = self._living(now_ns)
             if len(leases) >= MAX_LEASES:
                 raise LimitExceeded(f"{self._directory.name} has {MAX_LEASES} leases already")
+            if principal:
+                of_principal = [
+                    one for one in leases.values() if one.holder.partition(":")[0] == principal
+                ]
+                if len(of_principal) >= MAX_LEASES_PER_PRINCIPAL:
+                    raise LimitExceeded(
+                        f"{principal} has {MAX_LEASES_PER_PRINCIPAL} leases of "
+                        f"{self._directory.name} already",
+                        hint="give some back, or wait until they have expired",
+                    )
             self._store(leases | {lease.lease_id: lease})
         return lease
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from liftlog.errors import InvalidArgument
-from liftlog.log.leases import MAX_HOLDER_CHARACTERS, Lease
+from liftlog.log.leases import Lease
 from liftlog.protocol.described import LeaseInfo
 from liftlog.protocol.messages import EARLIEST
 from liftlog.server.disk_reserve import DiskReserve
@@ -52,6 +52,7 @@ class LeaseKeeping:
         *,
         ttl_ms: int,
         holder: str = "",
+        principal: str = "",
         incarnation: str | None = None,
     ) -> LeaseInfo:
         """A lease from `start` to the high watermark; durable on return.
@@ -73,7 +74,8 @@ class LeaseKeeping:
                 low,
                 duration_ns=ttl_ms * _MS_NS,
                 now_ns=self._now_ns(),
-                holder=holder[:MAX_HOLDER_CHARACTERS],
+                holder=holder,
+                principal=principal,
             )
 
         return self._info(host, await exclusively(host, grant))

@@ -84,7 +84,9 @@ def remove_decided(
     return log.remove_before(start, count, delete_below=decision.delete_below)
 
 
-def grant_lease(log: Log, low: int, *, duration_ns: int, now_ns: int, holder: str = "") -> Lease:
+def grant_lease(
+    log: Log, low: int, *, duration_ns: int, now_ns: int, holder: str = "", principal: str = ""
+) -> Lease:
     """A lease on everything from `low` to the high watermark; durable on return.
 
     Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, DiskFull, StorageError.
@@ -97,7 +99,12 @@ def grant_lease(log: Log, low: int, *, duration_ns: int, now_ns: int, holder: st
             log_end_offset=log.log_end_offset,
         )
     return log.leases.acquire(
-        low, log.high_watermark, duration_ns=duration_ns, now_ns=now_ns, holder=holder
+        low,
+        log.high_watermark,
+        duration_ns=duration_ns,
+        now_ns=now_ns,
+        holder=holder,
+        principal=principal,
     )
 
 

@@ -152,3 +152,50 @@ def test_many_long_requests(
 
     assert_nobody_waits(publisher, attack, bound_seconds=WORST_SECONDS)
     assert daemon.peak_rss_bytes - before < 2 * MEMORY_MIB << 20
+
+
+# --- requests that make the daemon write or look ---
+
+
+def flood(daemon: Daemon, requests: list[dict[str, Any]], connections: int = 8) -> None:
+    """Each connection has as many in flight as it may; whatever they are answered with."""
+    ends = time.monotonic() + ATTACK_SECONDS
+    frames = [frame({**request, "i": number + 1}) for number, request in enumerate(requests)]
+    with contextlib.ExitStack() as stack:
+        attackers = [stack.enter_context(Attacker(daemon)) for _ in range(connections)]
+        while time.monotonic() < ends:
+            for attacker in attackers:
+                attacker.send(b"".join(frames))
+            for attacker in attackers:
+                for _ in requests:
+                    attacker.receive()
+
+
+FLOODS: dict[str, list[dict[str, Any]]] = {
+    "leases": [{"k": "lease", "s": "attacked", "o": "earliest", "t": 1000}] * 60,
+    "checkpoints": [
+        {"k": "commit", "s": "attacked", "c": f"c{n}", "o": 1, "m": "x" * 4000} for n in range(60)
+    ],
+    "filtered reads": [
+        {"k": "fetch", "s": "attacked", "o": 1, "fk": [b"k1"] * 100, "fs": ["attacked.>"] * 60}
+    ]
+    * 60,
+    "descriptions": [{"k": kind} for kind in ("list", "checkpoints", "metadata") * 20],
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_floods_of_requests(
+    name: str, daemon: Daemon, publisher: Callable[[], list[Victim]]
+) -> None:
+    assert_nobody_waits(publisher, lambda: flood(daemon, FLOODS[name]), bound_seconds=WORST_SECONDS)
+
+
+def test_a_flood_of_leases_on_the_stream_of_the_victim(daemon: Daemon, server: NatsServer) -> None:
+    """Granting one, and giving it back, takes the place of a commit each time."""
+    renewals = [{"k": "release", "s": "attacked", "l": "none"}, FLOODS["leases"][0]] * 30
+
+    def publisher() -> list[Victim]:
+        return [AckVictim(server.port, "attacked.b")]
+
+    assert_nobody_waits(publisher, lambda: flood(daemon, renewals), bound_seconds=WORST_SECONDS)

@@ -152,13 +152,19 @@ class LogLeases:
         *,
         ttl_ms: int,
         holder: str = "",
+        principal: str = "",
         incarnation: str | None = None,
     ) -> LeaseInfo:
         log = self._streams(name).real_log
         check_incarnation(name, log.incarnation, incarnation)
         low = log.log_start_offset if isinstance(start, str) else start
         lease = grant_lease(
-            log, low, duration_ns=ttl_ms * 1_000_000, now_ns=time.time_ns(), holder=holder
+            log,
+            low,
+            duration_ns=ttl_ms * 1_000_000,
+            now_ns=time.time_ns(),
+            holder=holder,
+            principal=principal,
         )
         return self._info(name, lease)
 

@@ -72,7 +72,8 @@ async def _lease(caller: Caller, message: AcquireLease) -> Message:
         message.stream,
         message.start,
         ttl_ms=message.ttl_ms,
-        holder=": ".join(filter(None, (caller.principal, message.holder))),
+        holder=message.holder,
+        principal=caller.principal or "",
         incarnation=message.incarnation,
     )
     return LeaseAnswer(lease.to_wire())

@@ -98,6 +98,7 @@ class Leases(Protocol):
         *,
         ttl_ms: int,
         holder: str = "",
+        principal: str = "",
         incarnation: str | None = None,
     ) -> LeaseInfo: ...
     async def renew(

@@ -13,7 +13,14 @@ from support.logs import BASE_NS, DIRECTORY, create, reopen
 from support.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import DiskFull, InvalidArgument, LeaseGone, LimitExceeded, StorageError
-from liftlog.log.leases import LEASES_NAME, MAX_DURATION_NS, MAX_LEASES, Lease, Leases
+from liftlog.log.leases import (
+    LEASES_NAME,
+    MAX_DURATION_NS,
+    MAX_LEASES,
+    MAX_LEASES_PER_PRINCIPAL,
+    Lease,
+    Leases,
+)
 
 MINUTE_NS = 60 * 1_000_000_000
 PATH = DIRECTORY / LEASES_NAME
@@ -107,6 +114,28 @@ def test_their_number_is_bounded(leases: Leases) -> None:
     assert leases.live(later) == ()
     last = acquire(leases, 1, 2, at=later)
     assert leases.live(later) == (last,)
+
+
+def test_a_principal_leaves_room_for_others(fs: SimFileSystem, leases: Leases) -> None:
+    def take(principal: str, holder: str = "reader") -> Lease:
+        return leases.acquire(
+            1, 2, duration_ns=MINUTE_NS // 2, now_ns=BASE_NS, holder=holder, principal=principal
+        )
+
+    first = take("shop")
+    assert first.holder == "shop: reader"
+    for _ in range(MAX_LEASES_PER_PRINCIPAL - 1):
+        take("shop", holder="")
+    with pytest.raises(LimitExceeded, match="shop has 50 leases of"):
+        take("shop")
+    again = Leases(fs, DIRECTORY)  # who holds what is known after a restart too
+    again.load()
+    with pytest.raises(LimitExceeded):
+        again.acquire(1, 2, duration_ns=MINUTE_NS, now_ns=BASE_NS, principal="shop")
+    take("shopping")
+    take("", holder="shopper")
+    leases.release(first.lease_id, now_ns=BASE_NS)
+    take("shop")
 
 
 def test_every_change_is_durable_when_it_returns(fs: SimFileSystem, leases: Leases) -> None:
