@@ -22,8 +22,9 @@ from compaction import CompactionPolicy
 from liftlog.errors import CorruptBatch, CorruptRange, DiskFull, StorageError, SyncFailed
 from liftlog.log import ActiveState, Log
 from liftlog.records import decode_batch, parse_header
+from liftlog.server.compressing import compressed
 
-records = st.tuples(st.sampled_from([None, b"a", b"b", b"c", b"d"]), st.booleans())
+records = st.tuples(st.sampled_from([None, b"a", b"b", b"c\0", b"\0"]), st.booleans())
 groups = st.lists(st.lists(records, min_size=1, max_size=5), min_size=1, max_size=3)
 feeds = st.lists(groups, max_size=4)
 Group = list[list[tuple[bytes | None, bool]]]
@@ -131,6 +132,7 @@ class LogModel(RuleBasedStateMachine):
                 made.append(row(key, value, stamp=self.now))
             batches.append(made)
         encoded, found = encode_rows(self.log, batches)
+        encoded = compressed(encoded, ("none", "lz4", "zstd")[self.serial % 3])
         for offset, one in found.items():
             self.written.setdefault(offset, []).append(one)
         self.log.append(encoded)
