@@ -1,5 +1,6 @@
-"""Exports of random histories against a model of them: any mix of messages, compaction, retention
-and crashes ends in the table that one export of all of it would have made."""
+"""Exports of random histories against a model of them: messages, compaction, retention, damage,
+crashes, and runs of all kinds. After every run every row of its table is compared with what was
+sent."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from hypothesis import strategies as st
 from support.crashing_disk import Stopped, disk
 from support.exporting import Export, ExportedStreams, Put, table
 
-from liftlog.errors import OffsetOutOfRange
+from liftlog.client import connect_sync
+from liftlog.errors import Conflict, CorruptRange, LiftlogError, OffsetOutOfRange
+from liftlog.spark.export import in_doubt, newest
+from liftlog.spark.export.job import Summary
+
+Row = tuple[int, bytes | None, bytes | None]
 
 KEYS = st.sampled_from(["a", "b", "c", None])
 VALUES = st.sampled_from([b"1", b"2" * 500, None])
@@ -23,16 +29,27 @@ MESSAGES = st.lists(
     min_size=1,
     max_size=8,
 )
-PARTITIONS = st.sampled_from([None, 6000])  # one task for all, or several and some buckets
+RUNS = st.fixed_dictionaries(
+    {
+        "stop_before": st.one_of(st.none(), st.integers(0, 60)),
+        "partition_bytes": st.sampled_from([None, 6000]),  # one task, or several and some buckets
+        "optimize": st.booleans(),
+        "full": st.sampled_from([False, False, True]),
+    }
+)
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), MESSAGES),
+        st.tuples(st.just("put"), MESSAGES),
         st.tuples(st.just("compact"), st.booleans()),
         st.tuples(st.just("truncate"), st.floats(0, 1)),
-        st.tuples(st.just("export"), st.tuples(st.integers(0, 60), PARTITIONS)),
+        st.tuples(st.just("damage"), st.tuples(st.floats(0, 1), st.booleans())),
+        st.tuples(st.just("export"), RUNS),
+        st.tuples(st.just("export"), RUNS),
+        st.tuples(st.just("convert"), st.sampled_from(["compacted", "append"])),
     ),
     min_size=2,
-    max_size=8,
+    max_size=10,
 )
 
 numbers = itertools.count()
@@ -45,11 +62,12 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportedStream
 
 
 class Model:
-    """Every message that was sent, and where the log begins."""
+    """Every message that was sent, where the log begins, and which batches are damaged."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[int, bytes | None, bytes | None]] = []
+        self.sent: list[Row] = []
         self.log_start = 1
+        self.damaged: set[int] = set()
 
     @property
     def end(self) -> int:
@@ -60,18 +78,20 @@ class Model:
             key = None if one.key is None else one.key.encode()
             self.sent.append((self.end, key, one.value))
 
-    def compacted(self) -> list[Any]:
-        newest = {key: offset for offset, key, _ in self.sent}
+    def compacted(self, end: int) -> list[Row]:
+        """Of what was sent before `end`, what a compacted table would be without damage."""
+        sent = self.sent[: end - 1]
+        newest = {key: offset for offset, key, _ in sent}
         return [
             (offset, key, value)
-            for offset, key, value in self.sent
+            for offset, key, value in sent
             if offset >= self.log_start
             and (key is None or (newest[key] == offset and value is not None))
         ]
 
 
 class History:
-    """A stream, its model and the exports of it."""
+    """A stream, its model and its exports: compacted, an archive, and one that changes its mode."""
 
     def __init__(self, streams: ExportedStreams, directory: Path) -> None:
         self.name = f"s{next(numbers)}"
@@ -79,8 +99,7 @@ class History:
         self.model = Model()
         self.lake = Export(streams, self.name, str(directory / self.name))
         self.archive = Export(streams, self.name, str(directory / f"{self.name}-archive"))
-        self.archived: list[Any] = []
-        self.archived_to = 1
+        self.other = Export(streams, self.name, str(directory / f"{self.name}-other"))
         # A rolled segment of its own for every few messages, so that passes find something.
         streams.create(self.name, segment={"max_bytes": "4KiB"})
 
@@ -96,44 +115,109 @@ class History:
             start = self.model.log_start
             self.model.log_start = start + round((self.model.end - start) * detail)
             self.streams.truncate(self.name, self.model.log_start)
+        elif action == "damage":
+            self.damage(*detail)
+        elif action == "export":
+            self.run(self.lake, **detail)
+            self.run(self.archive, mode="append", **detail)
         else:
-            self.export(*detail)
+            self.run(self.other, mode=detail, full=True)
 
-    def export(self, stop_before: int, partition_bytes: int | None = None) -> None:
-        """A run that the machine stops at, and the one after it."""
-        with disk(stop_before) as crashing:
-            try:
-                self.lake(partition_bytes=partition_bytes)
-            except Stopped:
-                crashing.cut_power()
-        self.lake(partition_bytes=partition_bytes)
-        assert table(self.lake.to) == self.model.compacted()
-        self.append(stop_before)
+    def damage(self, place: float, noticed: bool) -> None:
+        start = self.model.log_start
+        offset = start + int((self.model.end - start) * place)
+        if offset not in self.model.damaged:  # a bit that is flipped twice is as it was
+            lost = self.streams.damage(self.name, offset, noticed=noticed)
+            self.model.damaged.update(lost)
 
-    def append(self, stop_before: int) -> None:
+    def run(self, export: Export, stop_before: int | None = None, **asked: Any) -> None:
+        """A run, perhaps after one that the machine stopped at, with as many permissions as it
+        needs."""
+        permitted: dict[str, bool] = {}
+        while True:
+            before = rows_of(export)
+            with disk(stop_before) as crashing:
+                try:
+                    summary = export(**asked, **permitted)
+                    break
+                except Stopped:
+                    crashing.cut_power()
+                except (OffsetOutOfRange, CorruptRange, Conflict) as refused:
+                    assert rows_of(export) == before, "a run that failed has changed the table"
+                    permission = self.permission(export, refused, before, asked)
+                    assert permission not in permitted
+                    permitted[permission] = True
+            stop_before = None
+        self.check(export, summary)
+        if summary.mode == "append" and "discard_rows" not in permitted:
+            gone = set(before) - set(rows_of(export))
+            assert not gone, "an archive has lost rows without a word"
+
+    def permission(
+        self, export: Export, refused: LiftlogError, before: list[Row], asked: dict[str, Any]
+    ) -> str:
+        """What such a run needs, if it was right to refuse."""
+        if isinstance(refused, Conflict):
+            assert "--full would remove rows" in refused.message
+            assert self.may_lose(before, asked), refused.message
+            return "discard_rows"
+        if isinstance(refused, OffsetOutOfRange):
+            snapshot = newest(export.to)
+            assert snapshot is not None
+            assert (snapshot.mode, asked["full"]) == ("append", False)
+            assert snapshot.to_offset < self.model.log_start
+        else:
+            assert self.model.damaged
+        return "skip_lost"
+
+    def may_lose(self, before: list[Row], asked: dict[str, Any]) -> bool:
         log = self.streams.log(self.name)
-        present = {offset for offset in self._offsets() if offset >= self.archived_to}
-        with disk(stop_before) as crashing:
-            try:
-                self.archive(mode="append")
-            except Stopped:
-                crashing.cut_power()
-            except OffsetOutOfRange:
-                assert self.archived_to < self.model.log_start
-        self.archive(mode="append", skip_lost=True)
-        self.archived += [one for one in self.model.sent if one[0] in present]
-        self.archived_to = log.high_watermark
-        assert table(self.archive.to) == self.archived
+        first = min([row[0] for row in before], default=self.model.end)
+        return bool(
+            asked.get("mode") == "compacted"
+            or first < max(self.model.log_start, log.cleaned_below)
+            or self.model.damaged
+        )
 
-    def _offsets(self) -> list[int]:
-        from liftlog.client import connect_sync
+    def check(self, export: Export, summary: Summary) -> None:
+        """The table against what was sent, in the light of what it says is missing."""
+        model, snapshot, rows = self.model, newest(export.to), rows_of(export)
+        assert snapshot is not None
+        end = snapshot.to_offset
+        assert end == self.streams.log(self.name).high_watermark
+        sent = {row[0]: row for row in model.sent}
+        assert [row for row in rows if sent[row[0]] != row] == []
+        lost = {n for one in snapshot.lost for n in range(one.first_offset, one.next_offset)}
+        assert not [n for n in lost if n not in model.damaged and n >= model.log_start]
+        doubted = {key for batch in in_doubt(export.to) for key in batch.column("key").to_pylist()}
+        assert summary.keys_in_doubt == len(doubted)
+        if snapshot.mode == "append":
+            assert not doubted
+            missing = set(self.readable()) - set(rows)
+            assert missing <= {sent[n] for n in lost}
+            return
+        truth = model.compacted(end)
+        assert [row for row in rows if row[0] < model.log_start] == []
+        wrong = [row for row in rows if row not in truth and row[1] not in doubted]
+        assert not wrong, "values that are not the newest, and nothing says so"
+        absent = [row for row in truth if row not in rows and row[1] not in doubted]
+        assert not [row for row in absent if row[0] not in lost]
+        if not lost:
+            assert (rows, doubted) == (truth, set())
 
+    def readable(self) -> list[Row]:
+        """What the stream still has, as a client reads it."""
         with connect_sync(f"tcp://{self.streams.server}") as client:
-            return [record.offset for record in client.read(self.name, until="end")]
+            found = client.read(self.name, until="end", on_corrupt="skip")
+            return [(record.offset, record.key, record.value) for record in found]
+
+
+def rows_of(export: Export) -> list[Row]:
+    return table(export.to)
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(actions=ACTIONS)
 def test_exports_of_any_history(
@@ -142,7 +226,9 @@ def test_exports_of_any_history(
     history = History(streams, tmp_path)
     for action, detail in actions:
         history.apply(action, detail)
-    history.export(10**6)
-    whole = Export(streams, history.name, history.lake.to + "-whole")
-    whole()
-    assert table(whole.to) == table(history.lake.to)
+    last = {"stop_before": None, "partition_bytes": None, "optimize": False, "full": False}
+    history.apply("export", last)
+    if not history.model.damaged:
+        whole = Export(streams, history.name, history.lake.to + "-whole")
+        whole()
+        assert table(whole.to) == table(history.lake.to)

@@ -96,16 +96,19 @@ class ExportedStreams:
         with pytest.raises(Conflict):
             self.truncate(name, offset)
 
-    def damage(self, name: str, offset: int, *, noticed: bool = True) -> None:
-        """One bit of the batch with that offset; `noticed`: the daemon has found it already."""
-        log = self.log(name)
+    def damage(self, name: str, offset: int, *, noticed: bool = True) -> range:
+        """One bit of the batch with that offset; `noticed`: the daemon has found it already. The
+        offsets that are lost: none if there is no batch with records at that place."""
+        log, lost = self.log(name), range(0)
         for segment in log.segments:
             for position, header in batch_positions(segment.path):
-                if header.base_offset <= offset < header.next_offset:
+                if header.base_offset <= offset < header.next_offset and header.record_count:
                     flip(segment.path, position + 80)
+                    lost = range(header.base_offset, header.next_offset)
         self.run(log.roll)
         if noticed:
             self.do(self._scrub)
+        return lost
 
     async def _scrub(self) -> None:
         for host in self.cleaning.running.broker.hosts.values():
