@@ -29,27 +29,26 @@ MESSAGES = st.lists(
     min_size=1,
     max_size=8,
 )
+PLACES = st.sampled_from([0.0, 0.3, 0.6, 0.9])  # of the log
+CHANGES = st.one_of(
+    st.tuples(st.just("compact"), st.booleans()),
+    st.tuples(st.just("truncate"), st.sampled_from([0.1, 0.5, 1.0])),
+    st.tuples(st.just("damage"), st.tuples(PLACES, st.booleans())),
+    st.tuples(st.just("damage"), st.tuples(PLACES, st.booleans())),
+    st.tuples(st.just("convert"), st.sampled_from(["compacted", "append"])),
+)
 RUNS = st.fixed_dictionaries(
     {
         "stop_before": st.one_of(st.none(), st.integers(0, 60)),
         "partition_bytes": st.sampled_from([None, 6000]),  # one task, or several and some buckets
         "optimize": st.booleans(),
-        "full": st.sampled_from([False, False, True]),
+        "full": st.booleans(),
     }
 )
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), MESSAGES),
-        st.tuples(st.just("put"), MESSAGES),
-        st.tuples(st.just("compact"), st.booleans()),
-        st.tuples(st.just("truncate"), st.floats(0, 1)),
-        st.tuples(st.just("damage"), st.tuples(st.floats(0, 1), st.booleans())),
-        st.tuples(st.just("export"), RUNS),
-        st.tuples(st.just("export"), RUNS),
-        st.tuples(st.just("convert"), st.sampled_from(["compacted", "append"])),
-    ),
+ROUNDS = st.lists(
+    st.tuples(st.lists(MESSAGES, min_size=1, max_size=3), st.lists(CHANGES, max_size=2), RUNS),
     min_size=2,
-    max_size=10,
+    max_size=4,
 )
 
 numbers = itertools.count()
@@ -103,11 +102,12 @@ class History:
         # A rolled segment of its own for every few messages, so that passes find something.
         streams.create(self.name, segment={"max_bytes": "4KiB"})
 
-    def apply(self, action: str, detail: Any) -> None:
-        if action == "put":
-            self.streams.put(self.name, detail)
-            self.model.put(detail)
-        elif action == "compact":
+    def put(self, messages: list[Put]) -> None:
+        self.streams.put(self.name, messages)
+        self.model.put(messages)
+
+    def change(self, action: str, detail: Any) -> None:
+        if action == "compact":
             if detail:  # tombstones of the pass before go
                 self.streams.advance(7200)
             self.streams.compact(self.name)
@@ -117,11 +117,12 @@ class History:
             self.streams.truncate(self.name, self.model.log_start)
         elif action == "damage":
             self.damage(*detail)
-        elif action == "export":
-            self.run(self.lake, **detail)
-            self.run(self.archive, mode="append", **detail)
         else:
             self.run(self.other, mode=detail, full=True)
+
+    def export(self, **asked: Any) -> None:
+        self.run(self.lake, **asked)
+        self.run(self.archive, mode="append", **asked)
 
     def damage(self, place: float, noticed: bool) -> None:
         start = self.model.log_start
@@ -217,17 +218,18 @@ def rows_of(export: Export) -> list[Row]:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(actions=ACTIONS)
-def test_exports_of_any_history(
-    streams: ExportedStreams, tmp_path: Path, actions: list[tuple[str, Any]]
-) -> None:
+@given(rounds=ROUNDS)
+def test_exports_of_any_history(streams: ExportedStreams, tmp_path: Path, rounds: Any) -> None:
     history = History(streams, tmp_path)
-    for action, detail in actions:
-        history.apply(action, detail)
-    last = {"stop_before": None, "partition_bytes": None, "optimize": False, "full": False}
-    history.apply("export", last)
+    for groups, changes, run in rounds:
+        for messages in groups:
+            history.put(messages)
+        for action, detail in changes:
+            history.change(action, detail)
+        history.export(**run)
+    history.export(full=False)
     if not history.model.damaged:
         whole = Export(streams, history.name, history.lake.to + "-whole")
         whole()
