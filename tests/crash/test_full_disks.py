@@ -92,13 +92,14 @@ def test_a_disk_that_another_program_fills_under_commits(
         daemon.spawn().wait_listening()
         is_served(daemon, acked)
         disk.make_room()
-        assert publish_until_stored(raw) > acked[-1]
+        assert publish_until_stored(daemon, raw) > acked[-1]
         daemon.wait_ready()
         assert describe(daemon, "in").quarantined == []
         assert_no_traceback(daemon)
 
 
-def publish_until_stored(raw: RawNats) -> int:
+def publish_until_stored(daemon: Daemon, raw: RawNats) -> int:
+    until(lambda: describe(daemon, "in").state == "attached", PATIENCE)
     answers: list[int] = []
 
     def stored() -> bool:
@@ -131,7 +132,7 @@ def test_a_start_while_the_disk_is_still_full(
         daemon.spawn().wait_listening()
         is_served(daemon, acked)
         until(lambda: describe(daemon, "kept").size_bytes < 600_000, PATIENCE)
-        assert publish_until_stored(raw) > acked[-1]
+        assert publish_until_stored(daemon, raw) > acked[-1]
         assert_no_traceback(daemon)
 
 
