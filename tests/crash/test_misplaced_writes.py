@@ -251,8 +251,9 @@ def check(stored: Stored, log: Log, what: str) -> set[int]:
         assert damaged == unknown, f"{what}: {name}"
     dedupe = DedupeWindow(window_ns=10**18, max_ids=10**6)
     restore_dedupe(log, dedupe, BASE_NS + 1)
-    ids = {entry[2] for entry in dedupe.snapshot()["ids"]}
-    assert ids == everything - gone, f"{what}: message ids"
+    seen = {offset: dedupe.lookup(dedupe.mark(message_id(offset))) for offset in everything}
+    for offset, found_at in seen.items():
+        assert found_at == (None if offset in gone else offset), f"{what}: the id of {offset}"
     assert log.log_end_offset >= stored.end
     # Whoever met the damage has quarantined it.
     assert offsets_of(log.quarantined) & everything == gone, what
