@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.exporting import ExportedStreams, Put
 from support.repository import REPOSITORY
 from support.served_logs import ServedLogs
 from support.spark import patiently
@@ -236,3 +237,18 @@ def test_a_refusal_says_who_may_not_do_what(spark: SparkSession, tmp_path: Path)
         (line,) = told(stream="orders", tokenFile=str(token))
         assert "Unauthenticated: " in line
         assert "bob.wrong" not in line
+
+
+def test_the_lease_of_a_read_ends_with_its_job(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads each part to its end; and a second action on the same plan still works."""
+    with ExportedStreams(tmp_path / "data") as streams:
+        streams.create("in")
+        for n in range(20):
+            streams.put("in", [Put(f"k{n}", b"v" * 500)] * 10)
+        leases = streams.cleaning.running.broker.administration.leases
+        options = {"server": streams.server, "stream": "in", "targetPartitionBytes": "20000"}
+        frame = spark.read.format("liftlog").options(**options).load()
+        assert frame.rdd.getNumPartitions() > 3
+        for _ in range(2):
+            assert len(patiently(frame.collect)) == 200
+            assert leases.live("in") == []
