@@ -154,3 +154,17 @@ def test_the_server_dies_during_the_handover(cluster: NatsCluster) -> None:
         numbers = [int(value or b"") for value in values_of(daemon, "plain")]
         assert numbers == sorted(set(numbers)), "none doubled"
         assert_no_traceback(daemon)
+
+
+def test_over_websockets_too() -> None:
+    websocket = {"listen": "127.0.0.1:-1", "no_tls": True}
+    with NatsCluster(2, websocket=websocket, **LAME) as cluster:
+        found = re.search(r"websocket clients on (ws://127\.0\.0\.1:\d+)", cluster.servers[0].log)
+        assert found is not None
+        with Daemon(found[1], {"streams": STREAMS}) as daemon:
+            cluster.servers[0].lame_duck()
+            until(lambda: daemon.metric("liftlog_nats_handovers_total") == 1)
+            with RawNats(cluster.servers[1].port) as raw:
+                assert publish(raw, "ids.a", b"1")["seq"] == 1
+            assert daemon.metric("liftlog_nats_disconnects_total") == 0
+            assert_no_traceback(daemon)
