@@ -65,7 +65,10 @@ torture: setup ## Kill the daemon and cut its power 50 times in each durability 
 	  tests/crash/test_kill.py tests/crash/test_checkpoints.py tests/crash/test_power_cuts.py \
 	  tests/crash/test_storage_faults.py tests/crash/test_backups.py tests/crash/test_unreadable.py \
 	  tests/crash/test_misplaced_pages.py tests/crash/test_misplaced_writes.py \
-	  tests/integration/test_pull_fuzz.py tests/integration/test_starvation.py $(ARGS)
+	  tests/crash/test_full_disks.py tests/crash/test_lost_updates.py \
+	  tests/integration/test_pull_fuzz.py tests/integration/test_starvation.py \
+	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
+	  tests/integration/test_bad_input.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \
