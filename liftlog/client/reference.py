@@ -41,6 +41,7 @@ _VALUES: tuple[type, ...] = (
     client.Filter,
     client.Reset,
     client.StreamInfo,
+    client.StreamExtent,
     client.StreamUpdate,
     client.Removal,
     client.LeaseInfo,

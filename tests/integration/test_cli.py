@@ -84,7 +84,7 @@ def test_ls_and_info(liftlog: Cli, stream: str) -> None:
     (row,) = [row for row in rows if row.startswith(stream)]
     assert row.split()[1:4] == [f"{stream}.>", "attached", "1"]
     shown = liftlog.ok("stream", "info", stream)
-    assert "1 record, offsets 1 to 1" in shown
+    assert "1 record at offsets 1 to 1" in shown
     assert "dedupe_window: 2m" in shown
     (described,) = liftlog.objects("stream", "describe", stream)
     assert described["high_watermark"] == 2
