@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from envelope.liftbridge import Ack
@@ -94,17 +94,30 @@ def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]
     """`PUB` commands without those whose body is larger, and how many were left out. A server ends
     the connection of a client that sends one."""
     kept = []
-    pos = left_out = 0
-    while pos < len(commands):
-        line_end = commands.index(b"\r\n", pos)
-        size = int(commands[commands.rindex(b" ", pos, line_end) + 1 : line_end])
-        end = line_end + 2 + size + 2
-        if size <= max_payload_bytes:
-            kept.append(commands[pos:end])
+    left_out = 0
+    for start, body, end in _borders(commands):
+        if end - 2 - body <= max_payload_bytes:
+            kept.append(commands[start:end])
         else:
             left_out += 1
-        pos = end
     return b"".join(kept), left_out
+
+
+def published(commands: bytes) -> Iterator[Answer]:
+    """What `PUB` commands send, and where."""
+    for start, body, end in _borders(commands):
+        yield commands[start + 4 : commands.index(b" ", start + 4, body)], commands[body : end - 2]
+
+
+def _borders(commands: bytes) -> Iterator[tuple[int, int, int]]:
+    """Of each command where it starts, where its body does, and where the next one does."""
+    start = 0
+    while start < len(commands):
+        line_end = commands.index(b"\r\n", start)
+        size = int(commands[commands.rindex(b" ", start, line_end) + 1 : line_end])
+        end = line_end + 2 + size + 2
+        yield start, line_end + 2, end
+        start = end
 
 
 def publish_commands(answers: Iterable[Answer]) -> bytes:

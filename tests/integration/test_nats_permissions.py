@@ -16,6 +16,7 @@ from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, describe, publish, until, values_of
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.victims import AckVictim, assert_nobody_waits
 
 from liftlog.client import connect_sync
 from liftlog.errors import NatsRefused, StreamNotFound
@@ -134,6 +135,28 @@ def test_acks_that_nats_refuses(server: NatsServer) -> None:
         assert "200 acks, the last to _INBOX.x.y" in found["warnings"]["acks_refused"]
         assert daemon.log.count("nats-ack-refused") == 1, "one line, not one for each"
         assert len(values_of(daemon, "in")) == 200
+
+
+def test_acks_that_nats_refuses_on_ever_other_subjects(server: NatsServer) -> None:
+    """Publishers choose the subjects of the acks. A refusal costs the same whatever came before."""
+    server.reload(**users([">"], ["_INBOX.>"]))
+    streams = {**IN, "victim": {"subject": "victim"}}
+    with serving(server, streams) as daemon, RawNats(server.port) as raw:
+        burst = 1000
+
+        def attack() -> None:
+            for first in range(0, 20 * burst, burst):
+                last = first + burst
+                raw.send(b"".join(b"PUB in.a x.%d 1\r\n1\r\n" % n for n in range(first, last)))
+                until(lambda last=last: daemon.metric("liftlog_acks_refused_total") == last)
+
+        began = daemon.cpu_seconds
+        assert_nobody_waits(
+            lambda: [AckVictim(server.port, "victim")], attack, bound_seconds=0.5, attempts=1
+        )
+        assert daemon.cpu_seconds - began < 8
+        assert daemon.log.count("nats-ack-refused") == 1
+        assert daemon.metric("liftlog_nats_disconnects_total") == 0
 
 
 def test_create_leaves_nothing_behind(server: NatsServer) -> None:

@@ -18,6 +18,7 @@ from liftlog.errors import NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.overlap import Overlap
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
+from liftlog.stream.acks import published
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
@@ -93,10 +94,7 @@ class Handover:
         """Acks went out over the old connection: to the new one they are another client's."""
         if not self._echoing:
             return
-        while commands.startswith(b"PUB "):
-            line, _, rest = commands.partition(b"\r\n")
-            _, subject, size = line.split(b" ")
-            payload, commands = rest[: int(size)], rest[int(size) + 2 :]
+        for subject, payload in published(commands):
             text = subject.decode("ascii", "replace")
             for one in self._echoing:
                 if matches(one.subject, text):

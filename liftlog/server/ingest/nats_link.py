@@ -101,6 +101,7 @@ class NatsLink:
         self._ask_again_at = 0.0
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
         self._told: dict[str, float] = {}
+        self._refused_ack_told_at = -_TOLD_AGAIN_SECONDS
         self._look: JetStreamLook | None = None
         self._look_over: NatsConnection | None = None
         self._look_at = 0.0
@@ -237,7 +238,8 @@ class NatsLink:
         self._warn("nats-connect-failed server=%s error=%s", address.shown, text)
 
     def _warn(self, event: str, *values: object) -> None:
-        """In the log, but not twice a second for as long as it lasts."""
+        """In the log, but not twice a second for as long as it lasts. Only for lines of which
+        there are few: all of the last minute are remembered."""
         line, now = event % values, time.monotonic()
         self._told = {one: at for one, at in self._told.items() if now - at < _TOLD_AGAIN_SECONDS}
         if line not in self._told:
@@ -247,6 +249,7 @@ class NatsLink:
     def _connected(self, connection: NatsConnection, ending: Ending | None) -> None:
         self.counters.connects += 1
         self._told.clear()
+        self._refused_ack_told_at = -_TOLD_AGAIN_SECONDS
         logger.info(
             "nats-connected server=%s version=%s",
             connection.address.shown,
@@ -388,9 +391,13 @@ class NatsLink:
         if self._look is not None and refusal.subject.upper().startswith(API_PREFIX):
             self._look.is_refused = True
             return
+        now = time.monotonic()
         self.counters.acks_refused += 1
-        self.refused_ack = RefusedAck(refusal.subject, refusal.text, time.monotonic())
-        self._warn("nats-ack-refused subject=%s reason=%s", refusal.subject, refusal.text)
+        self.refused_ack = RefusedAck(refusal.subject, refusal.text, now)
+        # Not `_warn`, which remembers each line: publishers choose the subjects.
+        if now - self._refused_ack_told_at >= _TOLD_AGAIN_SECONDS:
+            self._refused_ack_told_at = now
+            logger.warning("nats-ack-refused subject=%s reason=%s", refusal.subject, refusal.text)
 
     async def _attach_missing(self, now: float) -> None:
         """Ask for what is not confirmed: wanted while there was no connection, or refused."""

@@ -22,6 +22,7 @@ estimated, rather too high: a few may then be stored twice, none is lost.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
@@ -82,7 +83,7 @@ class Overlap:
             seen.old += 1
             seen.old_at = now
             if seen.held:
-                number = seen.held.pop(0)
+                number = seen.held.popleft()
                 self.held_bytes -= self._held.pop(number).size_bytes
                 seen.copies += 1
                 self.copies += 1
@@ -161,7 +162,7 @@ class Overlap:
 class _Seen:
     """Equal messages."""
 
-    __slots__ = ("at", "copies", "example", "held", "old", "old_at", "seconds")
+    __slots__ = ("_expected", "at", "copies", "example", "held", "old", "old_at", "seconds")
 
     def __init__(self) -> None:
         self.old = 0
@@ -169,11 +170,12 @@ class _Seen:
         self.old_at = 0.0
         self.copies = 0
         """How many of those that the new one brought were taken for copies."""
-        self.held: list[int] = []
+        self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
         """How long the old one was ahead by so many."""
         self.at = 0.0
+        self._expected: int | None = None
 
     def pass_time(self, now: float) -> None:
         """Call it before a change. One message alone tells nothing."""
@@ -181,11 +183,15 @@ class _Seen:
             ahead = self.old - self.copies - len(self.held)
             self.seconds[ahead] = self.seconds.get(ahead, 0.0) + now - self.at
         self.at = now
+        self._expected = None
 
     @property
     def expected_copies(self) -> int:
         """How many of the old connection's messages come over the new one too."""
-        return self.old - min(max(self._without_copy(), 0), self.old)
+        # Asked for each late message, and `seconds` may be as long as there were messages.
+        if self._expected is None:
+            self._expected = self.old - min(max(self._without_copy(), 0), self.old)
+        return self._expected
 
     def _without_copy(self) -> int:
         if self.old < 2 or not self.seconds:
