@@ -199,3 +199,44 @@ def test_a_flood_of_leases_on_the_stream_of_the_victim(daemon: Daemon, server: N
         return [AckVictim(server.port, "attacked.b")]
 
     assert_nobody_waits(publisher, lambda: flood(daemon, renewals), bound_seconds=WORST_SECONDS)
+
+
+# --- many connections, each with very little ---
+
+SMALL: dict[str, dict[str, Any]] = {
+    "pings": {"k": "ping"},
+    "cancels": {"k": "cancel"},
+    "unknown kinds": {"k": "none"},
+    "streams that are not there": {"k": "fetch", "s": "none", "o": 1, "w": 0},
+    "reads": {"k": "fetch", "s": "attacked", "o": 1, "w": 0},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_many_connections_with_small_requests(
+    name: str, daemon: Daemon, publisher: Callable[[], list[Victim]]
+) -> None:
+    """All of them can be read from in each turn of the loop, however fast the daemon reads."""
+    requests = [frame({**SMALL[name], "i": number + 1}) for number in range(60)] * 5
+    attackers = [Attacker(daemon) for _ in range(250)]
+
+    def attack() -> None:
+        for attacker in attackers:
+            attacker.sock.setblocking(False)
+        unsent = {attacker: b"".join(requests) for attacker in attackers}
+        for _ in paced(1000):
+            for attacker in attackers:
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    left = unsent[attacker] or b"".join(requests)
+                    unsent[attacker] = left[attacker.sock.send(left) :]
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    attacker.sock.recv(1 << 18)
+
+    try:
+        assert_nobody_waits(publisher, attack, bound_seconds=WORST_SECONDS)
+    finally:
+        for attacker in attackers:
+            # What the daemon has not read yet goes with it: the next attack is another one.
+            no_time = struct.pack("ii", 1, 0)
+            attacker.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
+            attacker.sock.close()

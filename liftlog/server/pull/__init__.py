@@ -10,6 +10,7 @@ counters         what is counted
 listener         addresses, listening sockets
 transport        one connected non-blocking socket
 certificates     the daemon's own, for TLS
+rounds           what clients send is handled for a bounded time in each turn of the loop
 outbox           what waits to be sent on a connection: frames and slices of log files
 page_cache       whether sending a slice would wait for the disk
 

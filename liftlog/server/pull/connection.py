@@ -109,6 +109,11 @@ class PullConnection:
             self.loop.remove_reader(self._transport.fileno())
 
     def _on_readable(self) -> None:
+        self._server.rounds.run(self.principal or self, self._receive)
+
+    def _receive(self) -> None:
+        if not self._reading:
+            return  # stopped or closed since its turn was asked for
         if self._last_words:
             self._drop_input()
             return

@@ -27,6 +27,7 @@ from liftlog.server.pull.listener import Listener, open_listener
 from liftlog.server.pull.origins import origin_of
 from liftlog.server.pull.outbox import UnsentMemory
 from liftlog.server.pull.read_share import Ingested, ReadShare, ThreadUsage
+from liftlog.server.pull.rounds import Rounds
 from liftlog.server.pull.seams import Broker, Policy, ReadableStream
 from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
@@ -60,6 +61,7 @@ class PullServer:
         self.broker = broker
         self._usage = ThreadUsage()
         self.read_share = ReadShare(self._usage, ingested)
+        self.rounds = Rounds()
         self.limits = limits or PullLimits()
         self.audit = Audit()
         self.gate = Gate(policy, self.audit)
