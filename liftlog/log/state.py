@@ -139,15 +139,23 @@ class LogState:
     def record_count(self) -> int:
         """Records that can be read; an upper bound where damage or the log start cut a segment
         that was compacted."""
-        start, end = self.log_start_offset, self.high_watermark
-        total = 0
-        for segment in self._segments:
-            low, high = max(segment.base_offset, start), min(segment.next_offset, end)
-            lost = sum(
-                max(min(bad.next_offset, high) - max(bad.first_offset, low), 0)
-                for bad in self.quarantined
-            )
-            total += min(segment.record_count, max(high - low - lost, 0))
+        segments, start, end = self._segments, self.log_start_offset, self.high_watermark
+        total = sum([segment.record_count for segment in segments])
+        # Of most segments everything can be read. There may be many thousands of them, and this is
+        # asked for on the event loop.
+        below_start = _index_from(segments, start)
+        past_end = max(_index_from(segments, end) - 1, 0)
+        lost = dict.fromkeys([*range(below_start), *range(past_end, len(segments))], 0)
+        for bad in self.quarantined:
+            i = max(_index_from(segments, bad.first_offset + 1) - 1, 0)
+            while i < len(segments) and segments[i].base_offset < bad.next_offset:
+                low, high = max(segments[i].base_offset, start), min(segments[i].next_offset, end)
+                gone = min(bad.next_offset, high) - max(bad.first_offset, low)
+                lost[i] = lost.get(i, 0) + max(gone, 0)
+                i += 1
+        for i, count in lost.items():
+            low, high = max(segments[i].base_offset, start), min(segments[i].next_offset, end)
+            total -= max(segments[i].record_count - max(high - low - count, 0), 0)
         return total
 
     @property
@@ -221,6 +229,11 @@ class LogState:
             except OSError as error:
                 logger.warning("file-not-removed path=%s error=%s", path, error)
         return segment.size_bytes
+
+
+def _index_from(segments: Sequence[Segment], offset: int) -> int:
+    """Of the first segment that begins at or after `offset`."""
+    return bisect_left(segments, offset, key=lambda segment: segment.base_offset)
 
 
 def lies_behind(bad: QuarantinedRange, segment: Segment) -> bool:

@@ -1,0 +1,90 @@
+"""How many records of a log can be read, with damage, a log start, and very many segments."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from support.logs import DIRECTORY, create
+from support.simfs import SimFileSystem
+
+from liftlog.log import Log
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.reading import LogEnd
+from liftlog.log.segment import Segment
+
+
+def _log(
+    entries: Sequence[SegmentEntry],
+    ranges: Sequence[tuple[int, int]],
+    *,
+    start: int = 1,
+    end: int | None = None,
+) -> Log:
+    """A log of these segments, as far as counting goes."""
+    log = create(SimFileSystem())
+    *sealed, active = entries
+    log._segments = (
+        *(Segment(DIRECTORY, entry, sealed=True) for entry in sealed),
+        Segment(DIRECTORY, active, sealed=False),
+    )
+    end = active.next_offset if end is None else end
+    log._committed = LogEnd(end, active.base_offset, 0)
+    log._manifest = replace(
+        log._manifest,
+        log_start_offset=start,
+        quarantined=tuple(
+            QuarantinedRange(first, following, "any.log", 0, 8, "rot")
+            for first, following in ranges
+        ),
+    )
+    return log
+
+
+def _counted_one_by_one(log: Log) -> int:
+    """The same by definition: every segment against every range."""
+    start, end = log.log_start_offset, log.high_watermark
+    total = 0
+    for segment in log.segments:
+        low, high = max(segment.base_offset, start), min(segment.next_offset, end)
+        inside = [
+            max(min(bad.next_offset, high) - max(bad.first_offset, low), 0)
+            for bad in log.quarantined
+        ]
+        total += min(segment.record_count, max(high - low - sum(inside), 0))
+    return total
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_it_is_the_sum_over_all_segments(seed: int) -> None:
+    rng = random.Random(seed)
+    entries, base = [], rng.randint(1, 5)
+    first = base
+    for _ in range(rng.randint(1, 8)):
+        length = rng.choice([0, 1, 7, 20])
+        records = rng.randint(0, length)
+        entries.append(SegmentEntry(base, 0, 8, base + length, records))
+        base += length + rng.choice([0, 0, 0, 3])
+    borders = sorted(rng.sample(range(1, base + 5), min(2 * rng.randint(0, 4), base)))
+    ranges = list(zip(borders[::2], borders[1::2], strict=False))
+    rng.shuffle(ranges)
+    last = entries[-1]
+    log = _log(
+        entries,
+        ranges,
+        start=rng.choice([first, rng.randint(1, base)]),
+        end=rng.choice([last.next_offset, rng.randint(first, last.next_offset)]),
+    )
+    assert log.record_count == _counted_one_by_one(log)
+
+
+def test_many_segments_and_many_losses_cost_little() -> None:
+    """A description is made on the event loop: while it counts, nothing else runs."""
+    entries = [SegmentEntry(1 + i * 100, 0, 8, 101 + i * 100, 100) for i in range(16_000)]
+    log = _log(entries, [(1 + i * 1600, 11 + i * 1600) for i in range(1000)])
+    started = time.perf_counter()
+    assert log.record_count == 16_000 * 100 - 1000 * 10
+    assert time.perf_counter() - started < 1
