@@ -80,8 +80,7 @@ class Inventory:
         for problem in found.problems:
             self._note(f"{problem}; the other copy is used")
         if not found.is_written_twice:
-            if not self.manifest.sequence:
-                self.manifest = self.manifest.with_changes()
+            self.manifest = self.manifest.with_changes()
             try:
                 self.manifest.write(self.fs, self.directory)
             except OSError as error:

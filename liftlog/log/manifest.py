@@ -229,8 +229,13 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
         if copy is not None and failure is None:
             problems.append(f"{MANIFEST_NAME} is missing")
         return FoundManifest(copy, tuple(problems), is_written_twice=False)
-    if copy is None or copy.incarnation != main.incarnation or not main.sequence:
+    if copy is None or copy.incarnation != main.incarnation:
         return FoundManifest(main, tuple(problems), is_written_twice=False)
+    if not main.sequence:
+        # That version ran after the copy was written. What is written next must count more than the
+        # copy, also when the rename of the copy is what a power cut takes.
+        newest = replace(main, sequence=copy.sequence)
+        return FoundManifest(newest, tuple(problems), is_written_twice=False)
     if copy.sequence > main.sequence + 1:  # by 1 only: the machine stopped between the two
         problems.append(
             f"{MANIFEST_NAME} is older than its copy (change {main.sequence}, not {copy.sequence})"

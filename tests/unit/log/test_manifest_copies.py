@@ -8,7 +8,7 @@ import json
 import pytest
 from support.crash_scenarios import SCENARIOS, Scenario, World, start
 from support.logs import DIRECTORY, SMALL, Facts, Promises, check, commit, create, reopen
-from support.simfs import Fault, SimFileSystem
+from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptMetadata, CorruptRange
 from liftlog.log import Log
@@ -143,8 +143,10 @@ def test_a_crash_leaves_nothing_that_is_kept_aside(scenario: Scenario) -> None:
                 assert not _unlisted(image)
 
 
-def test_a_manifest_of_an_earlier_version_counts_more_than_an_older_copy() -> None:
-    """A daemon of that version has run since, and knew of no copy."""
+@pytest.mark.parametrize("keep", ["none", "some", "all", "last"])
+def test_a_manifest_of_an_earlier_version_counts_more_than_an_older_copy(keep: Keep) -> None:
+    """A daemon of that version has run since, and knew of no copy. Also when the first start after
+    it is interrupted anywhere, and only one of the two renames reaches the disk."""
     fs, log, promises = _log(6)
     stale = fs.read(COPY)
     for _ in range(6):
@@ -152,12 +154,26 @@ def test_a_manifest_of_an_earlier_version_counts_more_than_an_older_copy() -> No
     content = read_checkpoint_file(fs, MAIN, "manifest")
     assert content is not None
     del content["sequence"]
-    image = fs.power_cut("all")
-    image.replace(COPY, stale)
-    write_checkpoint_file(image, MAIN, "manifest", json.loads(json.dumps(content)))
-    again, _ = reopen(image)
-    check(again, promises)
-    assert image.read(COPY) == image.read(MAIN)
+    disk = fs.power_cut("all")
+    disk.replace(COPY, stale)
+    write_checkpoint_file(disk, MAIN, "manifest", json.loads(json.dumps(content)))
+    for stop_at in itertools.count():
+        image = disk.power_cut("all")
+        image.stop_at = stop_at
+        try:
+            reopen(image)
+        except MachineStopped:
+            interrupted = True
+        else:
+            interrupted = False
+        second = image.power_cut(keep, stop_at)
+        again, _ = reopen(second, boot="boot-2")
+        check(again, promises)
+        assert not _unlisted(second)
+        assert not again.quarantined
+        assert second.read(COPY) == second.read(MAIN)
+        if not interrupted:
+            return
 
 
 def test_both_damaged_is_refused_and_left_alone() -> None:
