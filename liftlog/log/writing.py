@@ -266,11 +266,12 @@ class LogWriting(LogState):
 
     def _must_roll(self, size: int, next_offset: int) -> bool:
         active = self._segments[-1]
+        if self._must_leave_file:  # also an empty one: what was refused may lie behind its end
+            return True
         if active.size_bytes == 0:
             return False
         return (
-            self._must_leave_file
-            or active.size_bytes + size > self.config.segment_max_bytes
+            active.size_bytes + size > self.config.segment_max_bytes
             or active.size_bytes + size > MAX_POSITION
             or next_offset - active.base_offset > 0xFFFF_FFFF
             or self._is_too_old(active)

@@ -15,9 +15,9 @@ import pytest
 from support import simfs
 from support.crash_scenarios import SCENARIOS, Scenario, World, start
 from support.logs import BASE_NS, DIRECTORY, Promises, check, create, encode, reopen
-from support.simfs import Keep, MachineStopped, SimFileSystem
+from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
-from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange
+from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
 from liftlog.log import ActiveState, Log, LogConfig, unreadable
 from liftlog.log.filesystem import read_whole
 from liftlog.log.index import index_path
@@ -369,3 +369,28 @@ def test_the_index_of_a_sealed_segment_is_made_anew() -> None:
     assert read_carefully(log) == one.promises.acked
     assert fs.read(path) == one.fs.read(path)
     assert log.offset_for_timestamp(BASE_NS) == 1
+
+
+def test_an_empty_segment_that_cannot_be_cut_back_is_left() -> None:
+    """Else the rest of a refused group would lie behind the next one, and continue it."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs)
+    first = log.segments[-1].path
+    batches = [encode(log, [b"refused"], first=1), encode(log, [b"refused"], first=2)]
+    fs.faults = [
+        Fault("write", path=first.name, short=sum(len(batch.data) for batch in batches)),
+        Fault("write", path=first.name),
+        Fault("truncate", path=first.name, times=10),
+    ]
+    with pytest.raises(StorageError):
+        log.append([*batches, encode(log, [b"refused"], first=3)])
+    log.append([encode(log, [b"granted"], first=1)])
+    log.advance_high_watermark(log.sync())
+    assert log.segments[-1].path != first
+    promises.acked = {1: b"granted"}
+    promises.written = {1: {b"granted"}}
+    for image, boot in ((fs.power_cut("all"), "boot-2"), (fs.kill(), "boot-1")):
+        image.faults = []
+        again, _ = reopen(image, boot=boot)
+        assert check(again, promises) == {1: b"granted"}
+        assert again.log_end_offset == 2
