@@ -39,7 +39,8 @@ def describe_pass(before: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if found.get("passes", 0) > before.get("passes", 0):
         return f"compacted: {describe_last_pass(found)}"
     reason = found.get("reason") or "no record that may be compacted is dirty"
-    return f"was not compacted: {reason}"
+    earlier = f"; the last pass: {describe_last_pass(found)}" if found.get("last_pass") else ""
+    return f"was not compacted: {reason}{earlier}"
 
 
 def describe_last_pass(found: Mapping[str, Any]) -> str:

@@ -137,7 +137,7 @@ def test_values_that_end_in_zeros(in_flight: str, server: NatsServer, tmp_path: 
         for publisher in books.publishers.values():
             publisher.start()
             publisher.easy = in_flight == "few"
-        for number in range(rounds(3)):
+        for number in range(rounds(1)):
             books.wait_acked(chance.randint(1, 60))
             stop = chance.choice(["run", "run", "kill", "stop"]) if number > 1 else "run"
             if stop != "run":

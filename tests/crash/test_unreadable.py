@@ -156,7 +156,7 @@ def test_pages_are_lost_under_load(seed: str, server: NatsServer, tmp_path: Path
         daemon = machine.daemon.start()
         bad = BadDisk(disk, daemon.data_dir, chance)
         fleet.start()
-        for _ in range(rounds(4)):
+        for _ in range(rounds(2)):
             fleet.wait_acked(chance.randint(200, 800))
             event = chance.choice(["nothing", "stop", "kill", "power cut"])
             if event == "stop":

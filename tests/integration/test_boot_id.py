@@ -11,6 +11,7 @@ from support.daemon import Daemon
 from support.ingesting import describe, publish, records_of
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.rounds import modes
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +32,7 @@ def hidden() -> list[str]:
     return wrapper
 
 
-@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+@pytest.mark.parametrize("durability", modes("os", "interval", "fsync"))
 def test_with_the_boot_id_a_kill_costs_no_offset(
     server: NatsServer, tmp_path: Path, durability: str
 ) -> None:
@@ -47,7 +48,7 @@ def test_with_the_boot_id_a_kill_costs_no_offset(
             assert publish(raw, "orders", b"20")["seq"] == 21
 
 
-@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+@pytest.mark.parametrize("durability", modes("os", "interval", "fsync"))
 def test_without_it_the_daemon_says_why_offsets_are_passed_over(
     server: NatsServer, tmp_path: Path, durability: str
 ) -> None:

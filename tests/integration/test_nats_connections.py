@@ -253,5 +253,6 @@ def test_too_many_connections() -> None:
         until(is_full)  # the probe of the start may take the place for a moment
         with serving(server.url).spawn() as daemon:
             daemon.wait_listening()
-            until(lambda: "maximum connections" in daemon.get("/readyz")[1].lower())
+            # NATS hangs up behind its reason: on a busy machine the end may be seen before it.
+            until(lambda: "maximum connections" in daemon.get("/readyz")[1].lower(), 60)
         others[0].close()
