@@ -52,6 +52,9 @@ def _facts(kind: type[LiftlogError]) -> ErrorFacts:
     )
 
 
+REFUSAL_CLASSES = ("400", "429", "500", "503")  # `code` of a refusal, beside its err_code
+
+
 def all_refusals() -> list[ErrorFacts]:
     """What a publisher can be answered on NATS instead of an ack, by err_code."""
     found = {one for one in vars(refusals).values() if isinstance(one, Refusal)}

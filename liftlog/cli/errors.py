@@ -69,7 +69,7 @@ def lookup(code: str) -> ExitCode:
       liftlog errors lookup 10071
       liftlog errors lookup exit:8
     """
-    from liftlog.cli.error_table import all_errors, all_refusals
+    from liftlog.cli.error_table import REFUSAL_CLASSES, all_errors, all_refusals
     from liftlog.cli.suggestions import closest
 
     style, word = output_format(), code.strip()
@@ -80,6 +80,8 @@ def lookup(code: str) -> ExitCode:
     if not found:
         close = closest(word, [one.name for one in known])
         guess = f"did you mean {close}? " if close else ""
+        if word in REFUSAL_CLASSES:
+            guess = f"{word} is shared by several refusals; look up the err_code beside it. "
         raise Problem(
             f"there is no error {word!r}",
             ExitCode.NOT_FOUND,

@@ -23,7 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_INTERRUPTED)
     tell_client_events()
     # https://no-color.org: also where click would colour; None lets it look at the terminal.
-    cli.main(arguments, prog_name="liftlog", color=False if os.environ.get("NO_COLOR") else None)
+    color = False if os.environ.get("NO_COLOR") else None
+    try:
+        cli.main(arguments, prog_name="liftlog", color=color)
+    except OSError as error:  # of --help; the commands' own end in Root.invoke
+        from liftlog.cli.problems import report, silence_closed_output
+
+        code = report(error)
+        silence_closed_output()
+        sys.exit(code)
 
 
 def _open_standard_streams() -> None:

@@ -102,7 +102,8 @@ def warn(text: str) -> None:
 
 
 def silence_closed_output() -> None:
-    """After a closed pipe: let the interpreter's last flush go nowhere instead of complaining."""
+    """After a write to stdout or stderr failed: send what is still buffered to /dev/null, so that
+    the flush at the end of the interpreter does not print an error of its own."""
     import os
 
     for stream in (sys.stdout, sys.stderr):

@@ -164,6 +164,13 @@ class Publisher:
         return judge_answer(item.subject, message.data, (message.headers or {}).get("Status"))
 
 
+def why_not_connected(error: Exception) -> str:
+    """In words. asyncio's TimeoutError has none: the port accepts and sends no INFO of NATS."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "what listens there does not answer as a NATS server does"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 @asynccontextmanager
 async def connected(servers: list[str], creds: Path | None) -> AsyncIterator[Publisher]:
     """A connection to NATS; closed at the end. Raises Problem."""
@@ -197,9 +204,8 @@ def _not_connected(where: str, error: Exception) -> Problem:
             ExitCode.DENIED,
             hint="give user and password in --nats URL, or --creds FILE",
         )
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return Problem(
-        f"cannot connect to NATS at {where}: {reason}",
+        f"cannot connect to NATS at {where}: {why_not_connected(error)}",
         ExitCode.CANNOT_CONNECT,
         hint="check --nats (or NATS_URL) and that nats-server runs there",
     )

@@ -52,6 +52,9 @@ class Root(Commands):
         except BrokenPipeError:
             silence_closed_output()
             code = ExitCode.PIPE_CLOSED
+        except OSError as error:
+            code = report(error, debug=debug_wanted())
+            silence_closed_output()  # a full disk behind stdout: what is buffered cannot go there
         except Exception as error:  # noqa: BLE001  # the last resort: words instead of a traceback
             suggest_stream(error)
             code = report(error, debug=debug_wanted())

@@ -68,6 +68,9 @@ def test_lost_records(server: NatsServer) -> None:
             f"[{first:,}, {following:,}) {bad['reason']}"
         }
         assert daemon.metric("liftlog_quarantined_offsets", stream="hurt") == following - first
+        badge = '<a class="state state-failed" href="#damage">damage</a>'
+        assert badge in daemon.get("/ui/streams/hurt")[1]
+        assert badge not in daemon.get("/ui/streams/well")[1]
         with connect_sync(daemon.pull_address) as client:
             client.truncate_prefix("hurt", following)
         assert seen(daemon) == {}, "the stream no longer reaches back to it"

@@ -113,14 +113,16 @@ def check_nats(settings: Settings) -> Iterator[Checkup]:
     if settings.nats.embedded:
         yield Checkup("nats", SKIPPED, "the daemon starts a server of its own")
         return
+    from liftlog.cli.publisher import why_not_connected
+
     try:
         found = asyncio.run(_ask_nats(settings))
     except Exception as error:  # noqa: BLE001  # nats-py raises many kinds; all mean the same here
         yield Checkup(
             "nats",
             FAILED,
-            f"{', '.join(_shown(settings))}: {str(error) or type(error).__name__}",
-            "check nats.servers, the login, and that the server runs",
+            f"{', '.join(_shown(settings))}: {why_not_connected(error)}",
+            "check nats.servers (the port of NATS is usually 4222), the login, and that it runs",
         )
         return
     yield Checkup("nats", OK, f"{found['url']}, server {found['version']}, {found['rtt']:.1f} ms")

@@ -3,6 +3,8 @@
 import os
 import resource
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,29 @@ def test_a_wrong_configuration_ends_it() -> None:
     assert result.exit_code == ExitCode.FAILED
     assert "did you mean" in result.stdout
     assert "fdatasync" not in result.stdout
+
+
+def test_a_port_where_no_nats_server_answers() -> None:
+    """In a process of its own: nats-py leaves the socket open that it gave up."""
+    code = """
+import sys
+from liftlog.cli.doctor import network
+from liftlog.settings import load_settings
+
+network._SECONDS = 0.2
+settings = load_settings(None, {}, [f"nats.servers=nats://127.0.0.1:{sys.argv[1]}"])
+for found in network.check_nats(settings):
+    print(found.status, found.detail)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(silent.getsockname()[1])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.stdout.startswith(FAILED), done.stderr
+    assert "does not answer as a NATS server does" in done.stdout
 
 
 def test_no_nats_is_a_failure_and_no_password_is_shown(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from liftlog.cli.error_table import all_errors, all_refusals
 from liftlog.cli.exit_codes import MEANINGS, ExitCode
 from liftlog.cli.root import cli
 from liftlog.errors import WIRE_ERRORS
+from liftlog.stream import refusals
+from liftlog.stream.refusals import Refusal
 
 
 def run(*arguments: str) -> Result:
@@ -57,3 +59,10 @@ def test_what_is_none_is_guessed() -> None:
     assert result.exit_code == ExitCode.NOT_FOUND
     assert "did you mean OFFSET_OUT_OF_RANGE?" in result.stderr
     assert run("lookup", "4711").exit_code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("refusal", [refusals.PAUSED, refusals.READ_ONLY, refusals.OVERLOADED])
+def test_the_class_of_a_refusal_leads_to_its_err_code(refusal: Refusal) -> None:
+    result = run("lookup", str(refusal.code))
+    assert result.exit_code == ExitCode.NOT_FOUND
+    assert "look up the err_code beside it" in result.stderr

@@ -231,3 +231,20 @@ def test_errors_are_not_coloured_where_nobody_wants_it(value: str, coloured: boo
     )
     assert b"error:" in done.stdout
     assert (b"\x1b[" in done.stdout) is coloured
+
+
+@pytest.mark.parametrize("arguments", [["errors", "ls"], ["config", "show"], ["--help"]])
+def test_output_onto_a_full_disk_is_an_error_and_nothing_else(arguments: list[str]) -> None:
+    buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "liftlog", *arguments],
+            env=buffered,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == ExitCode.FAILED
+    assert done.stderr == "error: No space left on device\n"
