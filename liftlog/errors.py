@@ -301,7 +301,8 @@ class CheckpointUncertain(LiftlogError):
 
 class NatsRefused(LiftlogError):
     """NATS does not let the daemon's user subscribe to the stream's subject, or has another reason
-    to refuse the subscription; the message has its words.
+    to refuse the subscription; or it refuses what a publisher sends without asking for acks. The
+    message has its words.
 
     Give the user in the daemon's `nats` settings the permission, see docs/how-to/nats.md. A stream
     that was to be created does not exist then.

@@ -1,91 +1,303 @@
-"""The work of `liftlog pub`: messages in, results printed, an exit code out."""
+"""The work of `liftlog pub`: messages in, results printed, an exit code out.
+
+The library's Publisher checks, sends and judges the answers; here messages are made from the
+command line, and results are printed in the order of the messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from liftlog.cli.acks import Result
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.output import ObjectArray, object_array, write_lines
-from liftlog.cli.problems import note, warn
-from liftlog.cli.pub_messages import LineSplitter, Outgoing, Template
-from liftlog.cli.publisher import publish_all
+from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.standard_input import chunks
 from liftlog.cli.text import plural
+from liftlog.client.publisher import (
+    Ack,
+    NotPublished,
+    Published,
+    Publisher,
+    PublishFailed,
+    PublishRefused,
+    PublishUnknown,
+)
+from liftlog.errors import LiftlogError, NatsUnavailable
+from liftlog.server.logs import mask
+
+PLACEHOLDER = "{n}"
+
+_CONNECT_SECONDS = 10
 
 
-def run_pub(
-    servers: list[str],
-    template: Template,
-    payload: bytes | None,
-    *,
-    count: int,
-    from_stdin: bool,
-    creds: Path | None,
-    timeout: float | None,
-    style: str,
-) -> ExitCode:
-    """Publish and print. Raises Problem."""
-    messages = _lines(template) if from_stdin else _repeated(template, payload, count)
-    array = object_array(style) if timeout is not None else None
-    tally = _Tally(array)
-    surroundings: AbstractContextManager[object] = array if array is not None else nullcontext()
-    with surroundings:
-        sent = asyncio.run(
-            publish_all(servers, messages, creds=creds, timeout=timeout, show=tally.show)
-        )
-    if timeout is None:
-        note(f"{plural(sent, 'message')} sent without asking for an ack")
-    elif tally.failed:
-        total = tally.acked + tally.failed
-        note(f"{tally.acked:,} of {plural(total, 'message')} acked")
-        if tally.stopped:
+class Outgoing(NamedTuple):
+    """One message to publish. `value` None is a tombstone."""
+
+    value: bytes | None
+    key: bytes | None = None
+    message_id: str | None = None
+
+
+class Template(NamedTuple):
+    """What all messages of one command share."""
+
+    subject: str
+    key: bytes | None = None
+    message_id: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    use_envelope: bool = False
+
+    def outgoing(self, value: bytes | None, number: int) -> Outgoing:
+        """The number replaces {n} in key and message id."""
+        key, message_id = self.key, self.message_id
+        if key is not None:
+            key = key.replace(PLACEHOLDER.encode(), b"%d" % number)
+        if message_id is not None:
+            message_id = message_id.replace(PLACEHOLDER, str(number))
+        return Outgoing(value, key, message_id)
+
+    async def repeated(self, value: bytes | None, count: int) -> AsyncIterator[Outgoing]:
+        """The message `count` times; {n} is replaced only when there are several."""
+        if count == 1:
+            yield Outgoing(value, self.key, self.message_id)
+            return
+        for number in range(1, count + 1):
+            text = None if value is None else value.replace(PLACEHOLDER.encode(), b"%d" % number)
+            yield self.outgoing(text, number)
+
+    async def lines(self) -> AsyncIterator[Outgoing]:
+        """A message of each line of standard input."""
+        splitter = LineSplitter()
+        number = 0
+        async for chunk in chunks(sys.stdin.buffer):
+            for line in splitter.feed(chunk):
+                number += 1
+                yield self.outgoing(line, number)
+        for line in splitter.rest():
+            yield self.outgoing(line, number + 1)
+
+
+class LineSplitter:
+    """Chunks of bytes -> lines without their ends; what follows the last end comes from `rest`."""
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterable[bytes]:
+        *lines, tail = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._pending, lines[0]])
+            self._pending.clear()
+        if tail:
+            self._pending.append(tail)
+        return [line.removesuffix(b"\r") for line in lines]
+
+    def rest(self) -> Iterable[bytes]:
+        if not self._pending:
+            return []
+        line = b"".join(self._pending)
+        self._pending.clear()
+        return [line.removesuffix(b"\r")]
+
+
+class Job(NamedTuple):
+    """One `liftlog pub`. `timeout` None sends without asking for acks."""
+
+    servers: list[str]
+    creds: Path | None
+    timeout: float | None
+    template: Template
+    value: bytes | None
+    how_often: int
+    from_stdin: bool
+
+    def run(self, style: str) -> ExitCode:
+        """Publish and print. Raises LiftlogError."""
+        if self.timeout is None:
+            sent = asyncio.run(self._send())
+            note(f"{plural(sent, 'message')} sent without asking for an ack")
+            return ExitCode.OK
+        array = object_array(style)
+        results = _Results(self.template.subject, self.timeout, array)
+        with array or nullcontext():
+            asyncio.run(self._publish(self.timeout, results))
+        if results.failed:
+            note(f"{results.acked:,} of {plural(results.acked + results.failed, 'message')} acked")
+        if results.stopped:
             note("Nothing more was sent after that.")
-    return tally.code
+        return results.code
+
+    def _messages(self) -> AsyncIterator[Outgoing]:
+        if self.from_stdin:
+            return self.template.lines()
+        return self.template.repeated(self.value, self.how_often)
+
+    async def _open(self, timeout: float) -> Publisher:
+        publisher = Publisher(
+            self.servers,
+            ack_timeout=timeout,
+            retry_for=0,
+            use_envelope=self.template.use_envelope,
+            connect_timeout=_CONNECT_SECONDS,
+            name="liftlog pub",
+            allow_reconnect=False,
+            max_reconnect_attempts=1,  # of the first connect: two attempts at each server
+            reconnect_time_wait=0.1,
+            user_credentials=None if self.creds is None else str(self.creds),
+        )
+        try:
+            return await publisher.open()
+        except NatsUnavailable as error:
+            raise _not_connected(mask(", ".join(self.servers)), error) from error
+
+    async def _send(self) -> int:
+        """Returns how many were sent."""
+        subject, headers = self.template.subject, self.template.headers
+        publisher = await self._open(1)
+        sent = 0
+        try:
+            async for value, key, message_id in self._messages():
+                await publisher.send(
+                    subject, value, key=key, headers=headers, message_id=message_id
+                )
+                sent += 1
+            await publisher.flush()
+        except LiftlogError as error:
+            raise _or_lost(publisher, error) from error
+        finally:
+            await publisher.close()
+        return sent
+
+    async def _publish(self, timeout: float, results: _Results) -> None:
+        """Many in flight, results in the order of sending; nothing more after a final one."""
+        publisher = await self._open(timeout)
+        asked: asyncio.Queue[asyncio.Future[Published] | None] = asyncio.Queue()
+        sender = asyncio.create_task(self._submit(publisher, asked))
+        try:
+            await results.collect(asked, publisher)
+        finally:
+            sender.cancel()
+            while not asked.empty():
+                future = asked.get_nowait()
+                if future is not None and not future.cancel():
+                    future.exception()  # after a final result the others say the same
+            try:
+                await sender
+            except asyncio.CancelledError:
+                pass
+            except LiftlogError as error:
+                raise _or_lost(publisher, error) from error
+            finally:
+                await publisher.close()
+
+    async def _submit(
+        self, publisher: Publisher, asked: asyncio.Queue[asyncio.Future[Published] | None]
+    ) -> None:
+        subject, headers = self.template.subject, self.template.headers
+        try:
+            async for value, key, message_id in self._messages():
+                future = await publisher.submit(
+                    subject, value, key=key, headers=headers, message_id=message_id
+                )
+                asked.put_nowait(future)
+        finally:
+            asked.put_nowait(None)
 
 
-async def _repeated(
-    template: Template, payload: bytes | None, count: int
-) -> AsyncIterator[Outgoing]:
-    for message in template.repeated(payload, count):
-        yield message
-
-
-async def _lines(template: Template) -> AsyncIterator[Outgoing]:
-    splitter = LineSplitter()
-    number = 0
-    async for chunk in chunks(sys.stdin.buffer):
-        for line in splitter.feed(chunk):
-            number += 1
-            yield template.outgoing(line, number)
-    for line in splitter.rest():
-        yield template.outgoing(line, number + 1)
-
-
-class _Tally:
+class _Results:
     """Prints results as they come and counts them."""
 
-    def __init__(self, array: ObjectArray | None) -> None:
+    def __init__(self, subject: str, timeout: float, array: ObjectArray | None) -> None:
         self.acked = 0
         self.failed = 0
         self.stopped = False
         self.code = ExitCode.OK
+        self._subject = subject
+        self._timeout = timeout
         self._array = array
 
-    def show(self, results: list[Result]) -> None:
+    async def collect(
+        self, asked: asyncio.Queue[asyncio.Future[Published] | None], publisher: Publisher
+    ) -> None:
+        """Wait for one result after the other; those that are there together go out together.
+
+        Returns after the last one, or after one that is final: the next would fare no better.
+        """
+        acks: list[Ack] = []
+        while not self.stopped:
+            if asked.empty():
+                self._show(acks)
+            future = await asked.get()
+            if future is None:
+                break
+            if not future.done():
+                self._show(acks)
+            try:
+                acks.append((await future).acks[0])
+            except PublishFailed as failure:
+                self._show(acks)
+                self._show_failure(failure, publisher)
+        self._show(acks)
+
+    def _show(self, acks: list[Ack]) -> None:
+        """Leaves the list empty."""
+        self.acked += len(acks)
+        if self._array is None:
+            write_lines([_to_line(ack) for ack in acks])
+        elif acks:
+            self._array.add([self._to_object(ack) for ack in acks])
+        acks.clear()
+
+    def _show_failure(self, failure: PublishFailed, publisher: Publisher) -> None:
+        self.failed += 1
+        self.stopped = not isinstance(failure, PublishRefused)
+        self.code = ExitCode.CANNOT_CONNECT if publisher.closed else ExitCode.NOT_ACKED
+        if isinstance(failure, PublishUnknown) and not publisher.closed:
+            failure.message = f"no ack came in {self._timeout:g} s"
         if self._array is not None:
-            self._array.add([result.to_object() for result in results])
-        else:
-            write_lines([result.to_line() for result in results if result.ack is not None])
-        for result in results:
-            if result.ack is not None:
-                self.acked += 1
-                continue
-            self.failed += 1
-            self.code = result.code
-            warn(f"{result.problem} ({result.hint})" if result.hint else result.problem)
-        self.stopped = bool(results) and results[-1].final
+            self._array.add([{"subject": self._subject, "problem": failure.message}])
+        warn(str(failure))
+
+    def _to_object(self, ack: Ack) -> dict[str, Any]:
+        found = {"subject": self._subject, "stream": ack.stream, "seq": ack.offset}
+        if ack.duplicate:
+            found["duplicate"] = True
+        if ack.durability != "fsync":
+            found["durability"] = ack.durability
+        return found
+
+
+def _to_line(ack: Ack) -> str:
+    line = f"{ack.stream} {ack.offset}"
+    if ack.duplicate:
+        line += " duplicate"
+    if ack.durability != "fsync":
+        line += f" durability={ack.durability}"
+    return line
+
+
+def _not_connected(where: str, error: NatsUnavailable) -> Problem:
+    if "authorization" in error.message.lower() or "authentication" in error.message.lower():
+        return Problem(
+            f"NATS at {where} refused the login: {error.message}",
+            ExitCode.DENIED,
+            hint="give user and password in --nats URL, or --creds FILE",
+        )
+    return Problem(
+        error.message.replace("to NATS", f"to NATS at {where}", 1),
+        ExitCode.CANNOT_CONNECT,
+        hint="check --nats (or NATS_URL) and that nats-server runs there",
+    )
+
+
+def _or_lost(publisher: Publisher, error: LiftlogError) -> LiftlogError:
+    """The error, or that the connection is lost if that is why."""
+    if not publisher.closed and not isinstance(error, NatsUnavailable | NotPublished):
+        return error
+    return Problem(error.message, ExitCode.CANNOT_CONNECT)

@@ -21,13 +21,7 @@ from typing import Any, Literal, Self
 
 from liftlog.client.publishing.answers import read_answer
 from liftlog.client.publishing.delivery import Delivery
-from liftlog.client.publishing.message import (
-    EXPECTED_LAST_SEQUENCE,
-    EXPECTED_STREAM,
-    MESSAGE_ID,
-    Message,
-    checked,
-)
+from liftlog.client.publishing.message import Message, checked
 from liftlog.client.publishing.nats_link import NatsLink, NatsTarget
 from liftlog.client.publishing.outbox import Outbox, RetryPolicy, Sequenced, Unordered
 from liftlog.client.publishing.results import (
@@ -41,6 +35,7 @@ from liftlog.client.publishing.results import (
     Refusal,
 )
 from liftlog.errors import InvalidArgument, LiftlogError
+from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE, EXPECTED_STREAM, MESSAGE_ID
 
 __all__ = [
     "Ack",
@@ -137,6 +132,8 @@ class Publisher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._engine: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._unconfirmed_since: float | None = None  # the first `send` that no flush confirmed
         self._reconnects = 0
 
     # --- life ---
@@ -146,6 +143,7 @@ class Publisher:
         await self._link.open(self._on_answer)
         self._reconnects = self._link.reconnects
         self._closed = ""
+        self._loop = asyncio.get_running_loop()
         self._engine = asyncio.create_task(self._run(), name="liftlog-publisher")
         return self
 
@@ -212,32 +210,79 @@ class Publisher:
     ) -> asyncio.Future[Published]:
         """Like `publish`, but returns as soon as the message has its place among those under
         way; the future has the result."""
-        message = self._message(subject, value, key, headers, message_id)
+        message = self._message(subject, value, key, headers, message_id, makes_id=self._makes_ids)
         names = self._expect if expect is None else tuple(dict.fromkeys(expect))
         if isinstance(expect, str) or (self._order == "sequence" and names != self._expect):
             raise InvalidArgument(
                 "expect is a list of stream names, with order=sequence always one"
             )
         await self._slots.acquire()
+        number = self._count + 1
         try:
             self._check_open(message)
-            self._link.check_size(*self._to_wire(message, self._count, 1, _LARGE))
+            wire = self._to_wire(message, self._link.reply(number, 1), _LARGE)
+            self._link.check_size(*wire)
         except BaseException:
             self._slots.release()
             raise
-        self._count += 1
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        delivery = Delivery(message, names, partial(self._on_settled, self._count, future))
-        delivery.number = self._count
+        self._count = number
+        future: asyncio.Future[Published] = self._loop.create_future()
+        delivery = Delivery(message, names, partial(self._on_settled, number, future))
+        delivery.number = number
+        if self._order != "sequence":
+            delivery.wire = wire
         self._pending[self._count] = delivery
         self._idle.clear()
         self._outbox.add(delivery)
         self._wake.set()
         return future
 
+    async def send(
+        self,
+        subject: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+    ) -> None:
+        """Publish without asking for an ack, for a stream with `acks: off`: sent once, and whether
+        it is stored is not known. Keeps the order of the calls.
+
+        `flush` returns when NATS has taken it. Raises NotPublished while there is no connection,
+        and InvalidArgument as `publish` does, also with an `order` other than `any`.
+        """
+        if self._order != "any":
+            raise InvalidArgument('send needs order="any": the others rest on acks')
+        message = self._message(subject, value, key, headers, message_id, makes_id=False)
+        self._check_open(message)
+        payload, lines = message.to_wire("")
+        self._link.check_size(payload, lines)
+        if self._unconfirmed_since is None:
+            self._unconfirmed_since = self._loop.time()
+        if not await self._link.send(subject, payload, "", lines):
+            raise NotPublished(
+                f"not sent: there is no connection to NATS: {self._link.last_error or 'lost'}",
+                subject=subject,
+                message_id=message_id,
+            )
+
     async def flush(self) -> None:
-        """Returns when no message is under way. Raises nothing: the futures have the results."""
+        """Returns when no message is under way; the futures have the results.
+
+        Raises something only after `send`: NatsUnavailable when it is uncertain whether NATS has
+        taken every message, NatsRefused for one that NATS refused.
+        """
         await self._idle.wait()
+        since, self._unconfirmed_since = self._unconfirmed_since, None
+        if since is not None:
+            await self._link.confirm(since)
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be published any more, such as a connection that NATS will not try
+        again. Empty while the publisher is open."""
+        return self._closed
 
     def resume(self, last_sequence: int | None = None) -> None:
         """Go on after OrderBroken. `last_sequence`: the stream's last offset, if known.
@@ -256,11 +301,13 @@ class Publisher:
         key: bytes | str | None,
         headers: Mapping[str, str] | None,
         message_id: str | None,
+        *,
+        makes_id: bool,
     ) -> Message:
-        headers = dict(headers or {})
+        headers = dict(headers) if headers else {}
         if message_id is None:
             message_id = headers.pop(MESSAGE_ID, None)
-        if message_id is None and self._makes_ids:
+        if message_id is None and makes_id:
             message_id = f"{self._name}.{next(self._made_ids)}"
         if self._order == "sequence" and headers.keys() & {
             EXPECTED_STREAM,
@@ -277,9 +324,8 @@ class Publisher:
         )
 
     def _to_wire(
-        self, message: Message, number: int, attempt: int, last_sequence: int | None
+        self, message: Message, reply: str, last_sequence: int | None
     ) -> tuple[bytes, dict[str, str] | None]:
-        reply = self._link.reply(number, attempt)
         if self._order != "sequence":
             return message.to_wire(reply)
         return message.to_wire(reply, stream=self._expect[0], last_sequence=last_sequence)
@@ -305,7 +351,7 @@ class Publisher:
         if answer is None:
             delivery.foreign_answers += 1
             return
-        self._outbox.answered(delivery, attempt, answer, asyncio.get_running_loop().time())
+        self._outbox.answered(delivery, attempt, answer, self._loop.time())
         self._wake.set()
 
     def _on_settled(
@@ -316,14 +362,23 @@ class Publisher:
         if not self._pending:
             self._idle.set()
         result = delivery.result
-        if isinstance(result, PublishUnknown) and self._order == "one_in_flight":
-            self._on_broken(result)
+        if isinstance(result, PublishUnknown):
+            self._explain(result, delivery)
+            if self._order == "one_in_flight":
+                self._on_broken(result)
         if future.done():  # cancelled: nobody waits
             return
         if isinstance(result, Published):
             future.set_result(result)
         elif result is not None:
             future.set_exception(result)
+
+    def _explain(self, failure: PublishUnknown, delivery: Delivery) -> None:
+        """NATS drops what a user may not publish and tells the connection, not the message."""
+        if delivery.first_sent is not None:
+            error = self._link.error_since(delivery.first_sent)
+            if error is not None:
+                failure.hint = f"NATS reported: {error}"
 
     def _on_broken(self, failure: PublishFailed) -> None:
         self._broken = self._broken or failure
@@ -335,7 +390,7 @@ class Publisher:
     # --- the engine ---
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         try:
             while not self._link.is_closed:
                 self._wake.clear()
@@ -359,10 +414,11 @@ class Publisher:
             now = loop.time()
             attempt = delivery.start_attempt(now)
             self._deadlines.append((now + self._ack_timeout, delivery, attempt))
-            payload, headers = self._to_wire(
-                delivery.message, delivery.number, attempt, delivery.last_sequence
-            )
             reply = self._link.reply(delivery.number, attempt)
+            wire, delivery.wire = delivery.wire, None
+            if wire is None or attempt > 1:
+                wire = self._to_wire(delivery.message, reply, delivery.last_sequence)
+            payload, headers = wire
             if not await self._link.send(delivery.message.subject, payload, reply, headers):
                 delivery.withdraw_attempt()
                 self._outbox.send_again(delivery, now)
@@ -376,7 +432,8 @@ class Publisher:
         deadlines = self._deadlines
         while deadlines and (lost or deadlines[0][0] <= now or deadlines[0][1].settled):
             _, delivery, attempt = deadlines.popleft()
-            self._outbox.expired(delivery, attempt, now)
+            if not delivery.settled:
+                self._outbox.expired(delivery, attempt, now)
 
     def _next_look(self, now: float) -> float:
         times = [now + _WATCH_SECONDS]

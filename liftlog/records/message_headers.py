@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+# The headers that steer storing: JetStream's names, then our own. Case matters, as in nats-server.
+MESSAGE_ID = "Nats-Msg-Id"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+EXPECTED_LAST_MESSAGE_ID = "Nats-Expected-Last-Msg-Id"
+EXPECTED_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+KEY = "Liftlog-Key"
+TOMBSTONE = "Liftlog-Tombstone"
+CORRELATION_ID = "Liftlog-Correlation-Id"
+
 PREAMBLE = b"NATS/1.0"
 _CRLF = b"\r\n"
 

@@ -1,10 +1,11 @@
-"""The message headers that steer storing, as JetStream names them, and our two own."""
+"""What the headers of a message ask of the stream: see the names in `records.message_headers`."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
+from liftlog.records import message_headers
 from liftlog.records.message_headers import first_value
 from liftlog.stream.refusals import (
     BAD_TOMBSTONE,
@@ -14,15 +15,15 @@ from liftlog.stream.refusals import (
     Refusal,
 )
 
-MESSAGE_ID = b"Nats-Msg-Id"
-EXPECTED_STREAM = b"Nats-Expected-Stream"
-EXPECTED_LAST_SEQUENCE = b"Nats-Expected-Last-Sequence"
-EXPECTED_LAST_MESSAGE_ID = b"Nats-Expected-Last-Msg-Id"
-EXPECTED_SUBJECT_SEQUENCE = b"Nats-Expected-Last-Subject-Sequence"
-EXPECTED_SUBJECT = b"Nats-Expected-Last-Subject-Sequence-Subject"
-KEY = b"Liftlog-Key"
-TOMBSTONE = b"Liftlog-Tombstone"
-CORRELATION_ID = b"Liftlog-Correlation-Id"
+MESSAGE_ID = message_headers.MESSAGE_ID.encode()
+CORRELATION_ID = message_headers.CORRELATION_ID.encode()
+_EXPECTED_STREAM = message_headers.EXPECTED_STREAM.encode()
+_EXPECTED_LAST_SEQUENCE = message_headers.EXPECTED_LAST_SEQUENCE.encode()
+_EXPECTED_LAST_MESSAGE_ID = message_headers.EXPECTED_LAST_MESSAGE_ID.encode()
+_EXPECTED_SUBJECT_SEQUENCE = message_headers.EXPECTED_SUBJECT_SEQUENCE.encode()
+_EXPECTED_SUBJECT = message_headers.EXPECTED_SUBJECT.encode()
+_KEY = message_headers.KEY.encode()
+_TOMBSTONE = message_headers.TOMBSTONE.encode()
 
 MAX_MESSAGE_ID_BYTES = 255
 """As in an envelope. JetStream has no bound of its own; but an id is kept and repeated."""
@@ -76,8 +77,8 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     key: bytes | None = None
     tombstone: bool | None = False
     if b"\r\nLiftlog-" in block:
-        key = first_value(block, KEY)
-        wish = first_value(block, TOMBSTONE)
+        key = first_value(block, _KEY)
+        wish = first_value(block, _TOMBSTONE)
         tombstone = False if wish is None else _BOOLEANS.get(wish.lower())
     refusal = BAD_TOMBSTONE if tombstone is None else None
     if b"\r\nNats-" not in block:
@@ -89,12 +90,12 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     expected_last_sequence = subject_sequence = subject = None
     names_subject_sequence = False
     if b"\r\nNats-Expected-" in block:
-        expected_stream = first_value(block, EXPECTED_STREAM) or b""
-        expected_last_sequence = _sequence(first_value(block, EXPECTED_LAST_SEQUENCE))
-        expected_last_message_id = first_value(block, EXPECTED_LAST_MESSAGE_ID) or b""
+        expected_stream = first_value(block, _EXPECTED_STREAM) or b""
+        expected_last_sequence = _sequence(first_value(block, _EXPECTED_LAST_SEQUENCE))
+        expected_last_message_id = first_value(block, _EXPECTED_LAST_MESSAGE_ID) or b""
         if b"\r\nNats-Expected-Last-Subject-" in block:
-            subject_sequence = first_value(block, EXPECTED_SUBJECT_SEQUENCE)
-            subject = first_value(block, EXPECTED_SUBJECT)
+            subject_sequence = first_value(block, _EXPECTED_SUBJECT_SEQUENCE)
+            subject = first_value(block, _EXPECTED_SUBJECT)
             names_subject_sequence = not (subject_sequence is None and subject is None)
     unsupported = _UNSUPPORTED.search(block)
     if unsupported is not None:

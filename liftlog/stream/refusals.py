@@ -9,6 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from liftlog.records.message_headers import (
+    EXPECTED_SUBJECT,
+    EXPECTED_SUBJECT_SEQUENCE,
+    MESSAGE_ID,
+    TOMBSTONE,
+)
+
 
 class Refusal(NamedTuple):
     """`reason` is the label of the metric; the rest goes into the nack."""
@@ -31,7 +38,7 @@ SHUTTING_DOWN = Refusal("shutting_down", 503, 10077, "the log is shutting down")
 PAUSED = Refusal("paused", 503, 10077, "the stream is paused")
 READ_ONLY = Refusal("read_only", 400, 10109, "the stream is read-only")
 TOMBSTONE_WITHOUT_KEY = Refusal("bad_tombstone", 400, 10003, "a tombstone needs a key")
-BAD_TOMBSTONE = Refusal("bad_tombstone", 400, 10003, "Liftlog-Tombstone must be true or false")
+BAD_TOMBSTONE = Refusal("bad_tombstone", 400, 10003, f"{TOMBSTONE} must be true or false")
 HEADERS_TOO_LARGE = Refusal(
     "headers_too_large", 400, 10097, "header size exceeds maximum allowed of 64k"
 )
@@ -39,7 +46,7 @@ TOO_MANY_HEADERS = Refusal(
     "headers_too_large", 400, 10097, "more than 1000 header lines beside an envelope"
 )
 MESSAGE_ID_TOO_LONG = Refusal(
-    "bad_message_id", 400, 10003, "the Nats-Msg-Id is longer than 255 bytes"
+    "bad_message_id", 400, 10003, f"the {MESSAGE_ID} is longer than 255 bytes"
 )
 FAST_BATCHES = Refusal("unsupported_batch", 400, 10205, "batch publish is disabled")
 BAD_ENVELOPE = Refusal(
@@ -54,13 +61,13 @@ SUBJECT_SEQUENCES_ARE_OFF = Refusal(
     "unsupported_header",
     400,
     10003,
-    "Nats-Expected-Last-Subject-Sequence needs the setting subject_sequences of the stream",
+    f"{EXPECTED_SUBJECT_SEQUENCE} needs the setting subject_sequences of the stream",
 )
 EXPECTED_SUBJECT_WITH_WILDCARDS = Refusal(
     "unsupported_header",
     400,
     10003,
-    "Nats-Expected-Last-Subject-Sequence-Subject with wildcards is not supported",
+    f"{EXPECTED_SUBJECT} with wildcards is not supported",
 )
 EXPECTED_SUBJECT_WITHOUT_SEQUENCE = Refusal(
     "missing_sequence",

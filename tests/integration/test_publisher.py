@@ -12,6 +12,7 @@ from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, describe, records_of, refused, values_of
 from support.nats_server import NatsServer
 
+import envelope
 from liftlog.client.publisher import (
     Ack,
     NotPublished,
@@ -22,7 +23,7 @@ from liftlog.client.publisher import (
     PublishRefused,
     PublishUnknown,
 )
-from liftlog.errors import InvalidArgument, LiftlogError, NatsUnavailable
+from liftlog.errors import InvalidArgument, LiftlogError, NatsRefused, NatsUnavailable
 
 pytestmark = pytest.mark.integration
 
@@ -276,3 +277,84 @@ def test_settings_that_cannot_work() -> None:
     ):
         with pytest.raises(InvalidArgument):
             Publisher(**settings)  # type: ignore[arg-type]
+
+
+# --- without acks, and what NATS reports ---
+
+LIMITED: dict[str, Any] = {
+    "authorization": {
+        "users": [
+            {"user": "u", "password": "p", "permissions": {"publish": {"deny": "secret.>"}}},
+        ]
+    }
+}
+
+
+async def test_send_asks_for_no_ack_and_keeps_the_order(
+    publisher: Publisher, server: NatsServer, daemon: Daemon
+) -> None:
+    for number in range(300):
+        await publisher.send("silent", b"%d" % number, key="k", message_id=f"id-{number}")
+    await publisher.flush()
+    listener = await nats.connect(server.url)
+    try:
+        heard = await listener.subscribe("wrapped")
+        await listener.flush()
+        async with Publisher(server.url, use_envelope=True) as enveloping:
+            await enveloping.send("wrapped", None, key=b"\xff\n")
+        message = await heard.next_msg(timeout=5)
+    finally:
+        await listener.close()
+    opened = envelope.decode(message.data)
+    assert opened is not None
+    assert (opened.key, opened.value, opened.ack_subject, message.reply) == (
+        b"\xff\n", None, None, "",
+    )  # fmt: skip
+    with pytest.raises(InvalidArgument, match="does not fit"):
+        await publisher.send("silent", b"", key=" k")
+    with pytest.raises(InvalidArgument, match="NATS allows"):
+        await publisher.send("silent", b"x" * 2_000_000)
+    async with Publisher(server.url, order="one_in_flight") as ordered:
+        with pytest.raises(InvalidArgument, match="any"):
+            await ordered.send("silent", b"")
+    # What came later on the same connection path is stored: so are the messages before it.
+    deadline = asyncio.get_running_loop().time() + 10
+    found: list[bytes | None] = []
+    while len(found) < 300 and asyncio.get_running_loop().time() < deadline:
+        found = values_of(daemon, "silent")
+    assert found[-300:] == [b"%d" % number for number in range(300)]
+
+
+async def test_what_nats_refuses_is_named() -> None:
+    with NatsServer(**LIMITED) as limited:
+        address = limited.url.replace("://", "://u:p@")
+        async with Publisher(address, ack_timeout=0.3, retry_for=0) as publisher:
+            with pytest.raises(PublishUnknown) as caught:
+                await publisher.publish("secret.a", b"")
+            assert "ermissions" in caught.value.hint
+            await publisher.send("secret.a", b"")
+            with pytest.raises(NatsRefused, match="ermissions"):
+                await publisher.flush()
+            await publisher.flush()  # what was told once is over
+            await publisher.send("open.a", b"")
+            await publisher.flush()
+
+
+async def test_a_lost_connection_is_told_apart() -> None:
+    with NatsServer() as gone:
+        publisher = await Publisher(gone.url, retry_for=0, allow_reconnect=False).open()
+        try:
+            assert publisher.closed == ""
+            listener = await nats.connect(gone.url, allow_reconnect=False)
+            await listener.subscribe("a")
+            await listener.flush()
+            future = await publisher.submit("a", b"")
+            gone.kill()
+            with pytest.raises((PublishUnknown, NotPublished), match="closed"):
+                await asyncio.wait_for(future, 20)
+            assert "connection to NATS is closed" in publisher.closed
+            with pytest.raises(LiftlogError, match="connection to NATS is closed"):
+                await publisher.send("a", b"")
+            await listener.close()
+        finally:
+            await publisher.close()

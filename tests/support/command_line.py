@@ -36,11 +36,11 @@ class Cli:
     def objects(self, *arguments: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.ok(*arguments, "-o", "jsonl").splitlines()]
 
-    def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def spawn(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [*COMMAND, *arguments],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), **self.environ},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

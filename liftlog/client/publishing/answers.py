@@ -14,6 +14,7 @@ class NoResponders:
 
 NO_RESPONDERS: Final = NoResponders()
 _NO_RESPONDERS_STATUS = "503"
+_parse = json.JSONDecoder().decode
 
 Answer = Ack | Refusal | NoResponders
 
@@ -26,7 +27,7 @@ def read_answer(payload: bytes, status: str | None = None) -> Answer | None:
     if status == _NO_RESPONDERS_STATUS and not payload:
         return NO_RESPONDERS
     try:
-        found = json.loads(payload)
+        found = _parse(payload.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):

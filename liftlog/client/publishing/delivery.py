@@ -50,6 +50,7 @@ class Delivery:
         "number",
         "on_settled",
         "result",
+        "wire",
     )
 
     def __init__(
@@ -57,6 +58,8 @@ class Delivery:
     ) -> None:
         self.message = message
         self.number = 0  # for whoever sends it
+        self.wire: tuple[bytes, dict[str, str] | None] | None = None
+        """Payload and headers of the first attempt, if they are known."""
         self.expect = expect
         self.on_settled = on_settled
         self.result: Published | PublishFailed | None = None
@@ -96,6 +99,10 @@ class Delivery:
 
         A `passing` refusal is one that says nothing about the message: it came too early.
         """
+        if not self.expect and self.result is None and isinstance(answer, Ack):
+            self._acks[_ANY] = answer  # the usual end, without detours
+            self._settle(Published(self.message.subject, self.message.message_id, (answer,)))
+            return
         if isinstance(answer, NoResponders):
             self._nobody.add(attempt)
         elif not self.expect or answer.stream in self.expect:
@@ -167,6 +174,8 @@ class Delivery:
             who = ", ".join(filter(None, missing)) or "a stream"
             text = f"no answer tells whether {who} stored it ({self._attempts_made()})"
             hint = "publish it again with the same message id"
+            if self.message.message_id is None:
+                hint = "the stream may have `acks: off` (then ask for none), or be overloaded"
             if self.foreign_answers:
                 hint = "what answered on this subject is no stream: does a service reply there?"
         elif broken is not None:

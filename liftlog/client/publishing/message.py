@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from liftlog.client.companions import envelope
 from liftlog.errors import InvalidArgument
-
-MESSAGE_ID = "Nats-Msg-Id"
-EXPECTED_STREAM = "Nats-Expected-Stream"
-EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
-_KEY = "Liftlog-Key"
-_TOMBSTONE = "Liftlog-Tombstone"
+from liftlog.records.message_headers import (
+    EXPECTED_LAST_SEQUENCE,
+    EXPECTED_STREAM,
+    KEY,
+    MESSAGE_ID,
+    TOMBSTONE,
+)
 
 _SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(?:\.[^\s.*>\x00-\x1f\x7f]+)*")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # what nats-py sends
-_BREAKS_LINE = re.compile(r"[\r\n\0]")
+_BREAKS_LINE = re.compile(r"[\r\n\0\ud800-\udfff]")  # or cannot be encoded at all
+_WITHOUT_BLANKS = "without blanks at its ends"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """What the caller wants to have stored. `value` None is a tombstone. Made by `checked`."""
 
     subject: str
@@ -49,9 +51,9 @@ class Message:
         if self.message_id is not None:
             headers[MESSAGE_ID] = self.message_id
         if self.key is not None:
-            headers[_KEY] = self.key.decode()
+            headers[KEY] = self.key.decode()
         if self.value is None:
-            headers[_TOMBSTONE] = "true"
+            headers[TOMBSTONE] = "true"
         return self.value or b"", headers or None
 
     def _enveloped(self, reply: str, headers: dict[str, str], last: int | None) -> bytes:
@@ -70,36 +72,38 @@ def checked(
     value: bytes | str | None,
     *,
     key: bytes | str | None,
-    headers: Mapping[str, str] | None,
+    headers: Mapping[str, str],
     message_id: str | None,
     use_envelope: bool,
 ) -> Message:
     """Raises InvalidArgument for what NATS or liftlog could not carry unchanged."""
-    if not _SUBJECT.fullmatch(subject):
+    if not _is_subject(subject):
         raise InvalidArgument(
             f"nothing can be published on {subject!r}",
             hint="a subject is tokens joined by dots, without blanks and wildcards",
         )
-    for name, text in (headers or {}).items():
-        if not _NAME.fullmatch(name) or _BREAKS_LINE.search(text):
-            raise InvalidArgument(f"the header {name!r} does not fit a NATS header line")
+    for name, text in headers.items():
+        if not _NAME.fullmatch(name) or not _fits_header(text):
+            raise InvalidArgument(
+                f"the header {name!r} does not fit a NATS header line",
+                hint=f"a header value is one line of text {_WITHOUT_BLANKS}",
+            )
     if message_id is not None and (not message_id or not _fits_header(message_id)):
-        raise InvalidArgument(f"the message id {message_id!r} does not fit a NATS header")
-    raw_key = key.encode() if isinstance(key, str) else key
+        raise InvalidArgument(
+            f"the message id {message_id!r} does not fit a NATS header",
+            hint=f"a message id is one line of text {_WITHOUT_BLANKS}, and not empty",
+        )
+    raw_key = _to_bytes(key, "key")
     if value is None and raw_key is None:
         raise InvalidArgument("a tombstone (value None) needs a key")
     if raw_key is not None and not use_envelope and not _fits_header(raw_key):
         raise InvalidArgument(
             f"the key {raw_key!r} does not fit a NATS header",
-            hint="keys of any bytes travel in an envelope: Publisher(..., use_envelope=True)",
+            hint=f"a key in a header is one line of text {_WITHOUT_BLANKS}; an envelope carries "
+            "any bytes: Publisher(..., use_envelope=True), `liftlog pub --envelope`",
         )
     message = Message(
-        subject,
-        value.encode() if isinstance(value, str) else value,
-        raw_key,
-        dict(headers or {}),
-        message_id,
-        use_envelope,
+        subject, _to_bytes(value, "value"), raw_key, headers, message_id, use_envelope
     )
     if use_envelope:
         try:
@@ -109,8 +113,22 @@ def checked(
     return message
 
 
+@lru_cache(maxsize=256)
+def _is_subject(text: str) -> bool:
+    return _SUBJECT.fullmatch(text) is not None
+
+
+def _to_bytes(item: bytes | str | None, name: str) -> bytes | None:
+    if not isinstance(item, str):
+        return item
+    try:
+        return item.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the {name} {item!r} is not valid text: {error}") from error
+
+
 def _fits_header(item: str | bytes) -> bool:
-    """Whether it arrives unchanged: header values lose the blanks around them."""
+    """Whether it arrives unchanged: NATS clients cut the blanks around a header value."""
     if isinstance(item, bytes):
         try:
             item = item.decode()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from liftlog.errors import InvalidArgument, MissingDependency, NatsUnavailable
+from liftlog.errors import InvalidArgument, MissingDependency, NatsRefused, NatsUnavailable
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as NatsClient
@@ -24,6 +24,7 @@ OnAnswer = Callable[[int, int, bytes, str | None], None]
 _PING_SECONDS = 10
 _RECONNECT_SECONDS = 0.25
 _CLOSE_SECONDS = 5
+_FLUSH_SECONDS = 5
 _HEADER_OVERHEAD_BYTES = 14  # NATS/1.0, two line ends
 _LINE_OVERHEAD_BYTES = 4
 
@@ -47,6 +48,10 @@ class NatsLink:
         self._inbox = ""
         self._subscription: Subscription | None = None
         self.last_error: Exception | None = None
+        self._last_error_at = 0.0
+        # The errors of nats-py, which is imported by `open`: certainly not sent, perhaps sent.
+        self._unsent: tuple[type[Exception], ...] = ()
+        self._uncertain: tuple[type[Exception], ...] = ()
 
     async def open(self, on_answer: OnAnswer) -> None:
         """Raises NatsUnavailable, MissingDependency."""
@@ -58,6 +63,13 @@ class NatsLink:
                 hint="pip install nats-py (it is the extra publish of liftlog-client)",
             ) from error
 
+        self._uncertain = (nats.errors.Error, OSError)
+        self._unsent = (
+            nats.errors.ConnectionClosedError,
+            nats.errors.ConnectionDrainingError,
+            nats.errors.OutboundBufferLimitError,
+            nats.errors.MaxPayloadError,
+        )
         if self._servers is not None:
             await self._connect(self._servers)
         self._inbox = self._client.new_inbox()
@@ -92,9 +104,8 @@ class NatsLink:
                 await self._client.connect(servers=servers, **options)
         except (nats.errors.Error, OSError, ValueError) as error:
             await self.close()
-            reason = self.last_error or error
             raise NatsUnavailable(
-                f"cannot connect to NATS: {str(reason) or type(reason).__name__}",
+                f"cannot connect to NATS: {why_not_connected(self.last_error or error)}",
                 hint="check the address, the login, and that nats-server runs there",
             ) from error
         except BaseException:
@@ -103,6 +114,12 @@ class NatsLink:
 
     async def _on_error(self, error: Exception) -> None:
         self.last_error = error
+        self._last_error_at = asyncio.get_running_loop().time()
+
+    def error_since(self, start: float) -> Exception | None:
+        """The last error that NATS reported, such as a missing permission, if it came after
+        `start`. None on a connection of the caller's, who has those errors."""
+        return self.last_error if self._last_error_at >= start else None
 
     @property
     def is_closed(self) -> bool:
@@ -134,24 +151,39 @@ class NatsLink:
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
     ) -> bool:
         """False when it certainly was not sent; True may mean anything, as usual on a network."""
-        import nats.errors
-
         if not self._client.is_connected:
             # nats-py would keep it and send it after reconnecting, however late that is.
             return False
         try:
             await self._client.publish(subject, payload, reply=reply, headers=headers)
-        except (
-            nats.errors.ConnectionClosedError,
-            nats.errors.ConnectionDrainingError,
-            nats.errors.OutboundBufferLimitError,
-            nats.errors.MaxPayloadError,
-        ) as error:
+        except self._unsent as error:
             self.last_error = error
             return False
-        except (nats.errors.Error, OSError) as error:
+        except self._uncertain as error:
             self.last_error = error
         return True
+
+    async def confirm(self, since: float) -> None:
+        """Returns when NATS has taken everything that was sent since then.
+
+        Raises NatsUnavailable when that is uncertain, NatsRefused for what NATS reported.
+        """
+        import nats.errors
+
+        try:
+            await self._client.flush(_FLUSH_SECONDS)
+        except (nats.errors.Error, OSError) as error:
+            reason = self.error_since(since) or error
+            raise NatsUnavailable(
+                f"NATS may not have taken every message: {reason}",
+                hint="publish with acks to know, or publish everything again",
+            ) from error
+        refused = self.error_since(since)
+        if refused is not None:
+            raise NatsRefused(
+                f"NATS refused a message: {refused}",
+                hint="give the publisher's NATS user permission to publish there",
+            )
 
     async def close(self) -> None:
         """The caller's connection stays open."""
@@ -163,3 +195,10 @@ class NatsLink:
                     await self._client.close()
                 elif self._subscription is not None:
                     await self._subscription.unsubscribe()
+
+
+def why_not_connected(error: Exception) -> str:
+    """In words. asyncio's TimeoutError has none: the port accepts and sends no INFO of NATS."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "what listens there does not answer as a NATS server does"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -19,13 +19,13 @@ from liftlog.client.publisher import Publisher
 from liftlog.client.publishing.results import Ack
 from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
 from liftlog.protocol.stream_info import StreamInfo
+from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE
 from liftlog.server.http.bodies import Message
 from liftlog.server.ingest.login import login_options
 from liftlog.settings import NatsSettings
 
 logger = logging.getLogger("liftlog.server.http")
 
-EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 _CLOSE_SECONDS = 1.0
 
 

@@ -21,16 +21,13 @@ from liftlog.records.json_form import (
     record_object,
     show_time,
 )
-from liftlog.records.message_headers import header_lines
+from liftlog.records.message_headers import KEY, MESSAGE_ID, TOMBSTONE, header_lines
 from liftlog.server.http.failures import NotRepresentable
 
 OFFSET = "Liftlog-Offset"
 TIMESTAMP = "Liftlog-Timestamp"
 SUBJECT = "Liftlog-Subject"
-KEY = "Liftlog-Key"
-TOMBSTONE = "Liftlog-Tombstone"
 EXPECTED_LAST_OFFSET = "Liftlog-Expected-Last-Offset"
-MESSAGE_ID = "Nats-Msg-Id"
 HEADER_PREFIX = "Liftlog-Header-"
 
 MAX_HEAD_BYTES = 7 * 1024

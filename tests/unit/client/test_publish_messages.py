@@ -12,7 +12,7 @@ from liftlog.errors import InvalidArgument
 
 
 def make(subject: str = "orders.a", value: Any = b"v", **fields: Any) -> Message:
-    given = {"key": None, "headers": None, "message_id": None, "use_envelope": False} | fields
+    given = {"key": None, "headers": {}, "message_id": None, "use_envelope": False} | fields
     return checked(subject, value, **given)
 
 
@@ -62,11 +62,17 @@ def test_subjects(subject: str) -> None:
         {"headers": {"A B": "x"}},
         {"headers": {"A:": "x"}},
         {"headers": {"A": "x\r\nB: y"}},
+        {"headers": {"A": " x"}},
+        {"headers": {"A": "x\u2003"}, "use_envelope": True},
+        {"headers": {"A": "\udcff"}},
         {"message_id": ""},
         {"message_id": " m"},
         {"message_id": "m\n"},
+        {"message_id": "\udcff"},
         {"key": b"\xff"},
         {"key": "k "},
+        {"key": "\udcff"},
+        {"value": "\udcff"},
         {"key": b"k\rk"},
         {"value": None},
         {"value": None, "use_envelope": True},
