@@ -34,6 +34,7 @@ from liftlog.server.logs import mask
 PLACEHOLDER = "{n}"
 
 _CONNECT_SECONDS = 10
+_IN_FLIGHT = 512  # as many as a commit takes while the next ones are made
 
 
 class Outgoing(NamedTuple):
@@ -142,6 +143,7 @@ class Job(NamedTuple):
         publisher = Publisher(
             self.servers,
             ack_timeout=timeout,
+            max_in_flight=_IN_FLIGHT,
             retry_for=0,
             use_envelope=self.template.use_envelope,
             connect_timeout=_CONNECT_SECONDS,

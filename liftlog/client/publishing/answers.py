@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from liftlog.client.publishing.results import Ack, Refusal
@@ -14,6 +15,7 @@ class NoResponders:
 
 NO_RESPONDERS: Final = NoResponders()
 _NO_RESPONDERS_STATUS = "503"
+_USUAL_ACK = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([1-9][0-9]{0,18})\}')
 _parse = json.JSONDecoder().decode
 
 Answer = Ack | Refusal | NoResponders
@@ -26,6 +28,9 @@ def read_answer(payload: bytes, status: str | None = None) -> Answer | None:
     """
     if status == _NO_RESPONDERS_STATUS and not payload:
         return NO_RESPONDERS
+    usual = _USUAL_ACK.fullmatch(payload)
+    if usual is not None:  # a third of the time that JSON takes
+        return Ack(usual[1].decode(), int(usual[2]))
     try:
         found = _parse(payload.decode())
     except (ValueError, RecursionError):

@@ -135,8 +135,9 @@ class NatsLink:
         """Raises InvalidArgument: NATS closes the connection of who publishes too much at once."""
         size = len(payload)
         if headers:
-            lines = (len(name) + len(text.encode()) for name, text in headers.items())
-            size += _HEADER_OVERHEAD_BYTES + sum(lines) + _LINE_OVERHEAD_BYTES * len(headers)
+            size += _HEADER_OVERHEAD_BYTES + _LINE_OVERHEAD_BYTES * len(headers)
+            for name, text in headers.items():
+                size += len(name) + len(text.encode())
         allowed = self._client.max_payload
         if size > allowed:
             raise InvalidArgument(
