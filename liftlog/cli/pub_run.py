@@ -29,7 +29,7 @@ from liftlog.client.publisher import (
     PublishUnknown,
 )
 from liftlog.errors import LiftlogError, NatsUnavailable
-from liftlog.server.logs import mask
+from liftlog.server.life.logs import mask
 
 PLACEHOLDER = "{n}"
 

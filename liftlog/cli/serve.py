@@ -61,7 +61,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
     settings = load()
 
     from liftlog.server.daemon import run
-    from liftlog.server.logs import configure_logging
+    from liftlog.server.life.logs import configure_logging
 
     logging_ = settings.logging
     configure_logging(logging_.level, logging_.format, path=logging_.file)

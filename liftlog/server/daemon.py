@@ -22,30 +22,30 @@ from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
-from liftlog.server.broker import Broker
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
-from liftlog.server.disk_probe import DiskProbe
-from liftlog.server.embedded import DEFAULT_PORT, EmbeddedNats
-from liftlog.server.health import Health, Phase
-from liftlog.server.housekeeping import Housekeeping
-from liftlog.server.http.assembly import make_http_server
 from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http_port import make_http_server
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
-from liftlog.server.logs import reopen_logs
-from liftlog.server.loop_watch import LoopWatch
+from liftlog.server.life.embedded import DEFAULT_PORT, EmbeddedNats
+from liftlog.server.life.health import Health, Phase
+from liftlog.server.life.logs import reopen_logs
+from liftlog.server.life.reloading import Reloads
+from liftlog.server.life.schedule import keep_house
+from liftlog.server.life.service_manager import ServiceManager
+from liftlog.server.life.signals import Signals
 from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import Exposition
 from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.server.pull.limits import limits_of
-from liftlog.server.reloading import Reloads
-from liftlog.server.schedule import keep_house
-from liftlog.server.service_manager import ServiceManager
-from liftlog.server.signals import Signals
-from liftlog.server.sync_times import SyncTimes
+from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.housekeeping import Housekeeping
+from liftlog.server.vitals.disk_probe import DiskProbe
+from liftlog.server.vitals.loop_watch import LoopWatch
+from liftlog.server.vitals.sync_times import SyncTimes
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
 from liftlog.settings.acl_file import load_policy

@@ -30,8 +30,8 @@ from liftlog.log.rewrite import ScrubJob, scrub
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records import encode_batch, parse_header
 from liftlog.records.selection import parse_selection
-from liftlog.server.dedupe_restoring import restore_dedupe
 from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.server.streams.dedupe_restoring import restore_dedupe
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import parse_options

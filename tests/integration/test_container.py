@@ -25,7 +25,7 @@ from support.raw_nats import RawNats
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 pytestmark = pytest.mark.integration
 

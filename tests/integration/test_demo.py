@@ -150,7 +150,7 @@ def test_without_a_nats_server_it_says_what_to_install(
 ) -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
     code = (
-        "import shutil, sys; from pathlib import Path; from liftlog.server import embedded;"
+        "import shutil, sys; from pathlib import Path; from liftlog.server.life import embedded;"
         "sys.executable = '/nonexistent/python'; shutil.which = lambda name: None;"
         "from liftlog.cli.root import cli; cli.main(['demo'])"
     )

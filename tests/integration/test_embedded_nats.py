@@ -14,8 +14,8 @@ import pytest
 from support.raw_nats import RawNats
 
 from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
-from liftlog.server import embedded
-from liftlog.server.embedded import EmbeddedNats, find_nats_server
+from liftlog.server.life import embedded
+from liftlog.server.life.embedded import EmbeddedNats, find_nats_server
 
 pytestmark = pytest.mark.integration
 
@@ -181,7 +181,7 @@ def test_the_server_dies_with_a_killed_parent(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from liftlog.server.embedded import EmbeddedNats\n"
+        "from liftlog.server.life.embedded import EmbeddedNats\n"
         "async def main():\n"
         "    server = EmbeddedNats(Path(sys.argv[1]))\n"
         "    await server.start()\n"

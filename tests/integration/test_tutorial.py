@@ -16,7 +16,7 @@ import pytest
 from support.ingesting import until
 from support.pages import blocks, run_shell, tools_in
 
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 from liftlog.settings import Settings
 
 pytestmark = pytest.mark.integration

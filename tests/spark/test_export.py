@@ -20,7 +20,7 @@ from support.exporting import ExportedStreams, Put, table
 from support.spark import patiently, spark_environment
 
 from liftlog.errors import CorruptRange
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 from liftlog.spark.columns import schema_of
 from liftlog.spark.export import newest, read
 from liftlog.spark.export.job import ExportJob, Summary

@@ -15,7 +15,7 @@ import pytest
 from support.served_logs import ServedLogs
 from support.spark import patiently, spark_environment
 
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ import yaml
 from support.processes import cpu_seconds, kill_session, status_bytes, wrapped_pid
 from support.repository import REPOSITORY
 
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 READY_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 30.0

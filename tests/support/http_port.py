@@ -10,6 +10,7 @@ from liftlog.server.http.access import Access
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi
 from liftlog.server.http.server import HttpServer
+from liftlog.server.metrics.text_format import CONTENT_TYPE
 from liftlog.server.pull import PullServer
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.descriptions import Descriptions
@@ -29,6 +30,8 @@ class Healthy:
 
 
 class NoMetrics:
+    content_type = CONTENT_TYPE
+
     async def render(self) -> bytes:
         return b""
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.server.broker import Broker
-from liftlog.server.stream_host import StreamHost
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.broker import Broker
 from liftlog.settings import Settings
 from liftlog.stream import MessageRun
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from support.processes import wrapped_pid
 
-from liftlog.server.child_processes import tied_to_parent
-from liftlog.server.embedded import announced_port, find_nats_server, write_config
+from liftlog.server.life.embedded import announced_port, find_nats_server, write_config
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 START_TIMEOUT_SECONDS = 20.0
 _RELOADED = "Reloaded server configuration"

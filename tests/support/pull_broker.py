@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from acl.policy import Policy
 from liftlog.errors import Conflict, StreamNotFound
 from liftlog.log import EncodedBatch, Log, LogConfig, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.leases import Lease
@@ -17,9 +18,8 @@ from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import LogSlice, PullLimits, PullServer
-from liftlog.server.pull.seams import Policy
-from liftlog.server.stream_retention import grant_lease
-from liftlog.server.stream_settings import check_incarnation
+from liftlog.server.streams.retention import grant_lease
+from liftlog.server.streams.settings import check_incarnation
 
 
 class CountingLog:

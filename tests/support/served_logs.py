@@ -12,8 +12,8 @@ from typing import Any, Self
 from support.loop_thread import LoopThread
 from support.pull_broker import LogBroker, LoggedStream, pull_server
 
+from acl.policy import Policy
 from liftlog.log import LogConfig
-from liftlog.server.pull.seams import Policy
 
 
 class ServedLogs:

@@ -22,7 +22,7 @@ from support.processes import kill_session
 from support.repository import REPOSITORY
 from support.spark import spark_environment
 
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 ENTRYPOINT = REPOSITORY / "config/spark/entrypoint.sh"
 WORKERS = 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.problems import Problem
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 _READY_SECONDS = 15.0
 _STOP_SECONDS = 10.0

@@ -35,7 +35,7 @@ from liftlog.cli.offline.files import find_streams
 from liftlog.cli.offline.verify import KNOWN, NOTE, verify_stream
 from liftlog.cli.text import plural
 from liftlog.client import Record, connect
-from liftlog.server.embedded import EmbeddedNats
+from liftlog.server.life.embedded import EmbeddedNats
 
 STREAM = "orders"
 _KILL_DELAY_SECONDS = 0.004

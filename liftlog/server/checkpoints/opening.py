@@ -12,8 +12,8 @@ from liftlog.server.checkpoints.layout import OFFSETS_STREAM
 from liftlog.server.checkpoints.over_nats import OVER_NATS_OWNER, CheckpointIntake
 from liftlog.server.checkpoints.rebuilding import load_table
 from liftlog.server.checkpoints.service import Checkpoints
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import RunHandler
-from liftlog.server.stream_host import StreamHost
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects
 

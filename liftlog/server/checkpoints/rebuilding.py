@@ -15,7 +15,7 @@ from liftlog.server.checkpoints.layout import (
     decode_value,
 )
 from liftlog.server.checkpoints.table import CheckpointTable
-from liftlog.server.damage import quarantine_found
+from liftlog.server.commits.damage import quarantine_found
 
 logger = logging.getLogger("liftlog.server.checkpoints")
 

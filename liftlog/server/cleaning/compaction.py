@@ -18,7 +18,7 @@ from liftlog.log import Log
 from liftlog.log.rewrite import CompactJob
 from liftlog.log.segment import Segment
 from liftlog.records import HEADER_SIZE, parse_header
-from liftlog.server.stream_configs import window_ns
+from liftlog.server.commits.configs import window_ns
 from liftlog.settings import CompactionSettings, StreamSettings
 
 logger = logging.getLogger("liftlog.server.cleaner")

@@ -31,7 +31,7 @@ from liftlog.server.cleaning.compaction import compaction_of, make_job
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.scrubbing import job_for
 from liftlog.server.cleaning.state import StreamCleaning
-from liftlog.server.stream_host import StreamHost
+from liftlog.server.commits.host import StreamHost
 from liftlog.settings import CleanerSettings
 
 logger = logging.getLogger("liftlog.server.cleaner")

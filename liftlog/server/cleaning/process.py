@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import liftlog
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 logger = logging.getLogger("liftlog.server.cleaner")
 

@@ -1,6 +1,5 @@
 """The HTTP port.
 
-assembly    all of it from the daemon's settings
 server      listens; `/livez`, `/readyz`, `/metrics`
 guard       what connections may cost: how many, how long
 counters    requests by route and status, and their time

@@ -7,14 +7,14 @@ from typing import Protocol
 
 from aiohttp import web
 
+from acl.policy import Policy
 from liftlog.errors import Forbidden, LiftlogError, Unauthenticated
 from liftlog.protocol.messages import ANONYMOUS
+from liftlog.server.access.audit import Audit
+from liftlog.server.access.authentication import Authenticator, Identity
+from liftlog.server.access.gate import Gate
+from liftlog.server.access.origins import http_peer, place_of
 from liftlog.server.http.hosts import HostNames
-from liftlog.server.pull.audit import Audit
-from liftlog.server.pull.authentication import Authenticator, Identity
-from liftlog.server.pull.gate import Gate
-from liftlog.server.pull.origins import http_peer, place_of
-from liftlog.server.pull.seams import Policy
 
 _BEARER = "bearer "
 

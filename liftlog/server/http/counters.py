@@ -8,7 +8,7 @@ from collections import Counter
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from liftlog.server.metrics.histogram import LATENCY_BOUNDS, Histogram
+from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 NO_ROUTE = "none"
 """Instead of a path that a client made up: labels hold nothing of it."""

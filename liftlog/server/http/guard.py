@@ -27,7 +27,7 @@ from typing import cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from liftlog.server.pull.origins import place_of
+from liftlog.server.access.origins import place_of
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
 HEALTH_PLACES = 16

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from aiohttp import web
 
+from acl.rules import Operation
 from liftlog.client.publishing.results import Ack
 from liftlog.errors import (
     BadRequest,
@@ -36,7 +37,7 @@ from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying
 from liftlog.server.http.one_record import check_readable, read_record
 from liftlog.server.http.turns import Turns
-from liftlog.server.pull.seams import Operation, ReadableStream
+from liftlog.server.pull.seams import ReadableStream
 
 _PREFIX = "/api/v1/streams/{stream}"
 _JSON = "application/json"

@@ -13,9 +13,9 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.records.decode import Record, decode_batch
-from liftlog.server.damage import quarantine_damage
+from liftlog.server.access.gate import Gate
+from liftlog.server.commits.damage import quarantine_damage
 from liftlog.server.http.failures import NoRecord
-from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.seams import ReadableLog
 
 logger = logging.getLogger("liftlog.server.http")

@@ -17,7 +17,6 @@ from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.hosts import HostNames
-from liftlog.server.metrics.text_format import CONTENT_TYPE
 
 
 class Health(Protocol):
@@ -35,6 +34,8 @@ class Health(Protocol):
 
 
 class Metrics(Protocol):
+    @property
+    def content_type(self) -> str: ...
     async def render(self) -> bytes:
         """In the text format of Prometheus."""
         ...
@@ -215,7 +216,7 @@ class HttpServer:
         except Forbidden as error:
             raise web.HTTPForbidden(text=f"{error.message}: {error.hint}\n") from None
         page = await self._exposition.render()
-        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=page, headers={"Content-Type": self._exposition.content_type})
 
 
 def _verdict(body: dict[str, Any]) -> dict[str, Any]:

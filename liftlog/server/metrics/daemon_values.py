@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 from acl.rules import OPERATIONS
 from liftlog import __version__
-from liftlog.server.broker import Broker
+from liftlog.server.access.audit import LOGIN
 from liftlog.server.cleaning.cleaner import Cleaner
-from liftlog.server.disk_probe import DiskProbe
-from liftlog.server.health import Health, Phase
 from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.ingest.endings import Cause
 from liftlog.server.ingest.nats_link import NatsLink
-from liftlog.server.loop_watch import LoopWatch
-from liftlog.server.metrics.histogram import Histogram
+from liftlog.server.life.health import Health, Phase
+from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.process_values import process_values
 from liftlog.server.pull import PullServer
-from liftlog.server.pull.audit import LOGIN
-from liftlog.server.reloading import Reloads
-from liftlog.server.sync_times import SyncTimes
+from liftlog.server.streams.broker import Broker
+from liftlog.server.vitals.disk_probe import DiskProbe
+from liftlog.server.vitals.histogram import Histogram
+from liftlog.server.vitals.loop_watch import LoopWatch
+from liftlog.server.vitals.sync_times import SyncTimes
 from liftlog.server.web.sessions import Sessions
 
 _DENIABLE = {(what, way): 0 for what in (*OPERATIONS, LOGIN) for way in ("http", "pull")}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.metrics.daemon_values import (
     Sources,
     daemon_histograms,
@@ -26,8 +27,7 @@ from liftlog.server.metrics.stream_values import (
     refused,
 )
 from liftlog.server.metrics.table import CONSUMERS, METRICS, Metric
-from liftlog.server.metrics.text_format import Page, labels_text
-from liftlog.server.stream_host import StreamHost
+from liftlog.server.metrics.text_format import CONTENT_TYPE, Page, labels_text
 
 _TURN_SECONDS = 0.002
 """The event loop is held for about so long at a time."""
@@ -39,6 +39,8 @@ _CHECKPOINT_METRICS = [metric for metric in CONSUMERS if metric.labels == ("cons
 
 class Exposition:
     """Belongs to the event loop."""
+
+    content_type = CONTENT_TYPE
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

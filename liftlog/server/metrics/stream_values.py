@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from liftlog.server.cleaning.state import StreamCleaning
-from liftlog.server.metrics.histogram import Histogram
-from liftlog.server.stream_host import StreamHost
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.vitals.histogram import Histogram
 from liftlog.stream.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 
 STREAM_VALUES: dict[str, Callable[[StreamHost], float]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from liftlog.server.metrics.histogram import COUNT_BOUNDS, LATENCY_BOUNDS
+from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS
 
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from liftlog.server.metrics.histogram import Histogram
 from liftlog.server.metrics.table import Metric
+from liftlog.server.vitals.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -4,7 +4,7 @@ server           `PullServer`: accepts, and keeps the connections
 connection       one connected client: its socket, its login, its end
 client_requests  its requests, from the frame to the answer
 
-seams            what is needed of the daemon: Broker, ReadableStream, Policy
+seams            what is needed of the daemon: Broker, ReadableStream
 limits           bounds
 counters         what is counted
 listener         addresses, listening sockets
@@ -24,12 +24,6 @@ read_share       what all of them may cost the event loop
 
 requests         what each other request needs of the ACL, and what answers it
 administration_requests, checkpoint_requests   more of them
-
-origins          where a client comes from, as the kernel says
-authentication   who a client is
-guessing         how often who may be wrong about a token
-gate             every request passes here: names, authorization
-audit            who logged in, who was refused what, who changed something
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from liftlog.errors import (
 from liftlog.protocol.messages import NONCE_BYTES, Auth, Hello, Message
 from liftlog.protocol.server_connection import InFlight, ServerConnection
 from liftlog.protocol.states import State
-from liftlog.server.pull.authentication import NOBODY, Identity
+from liftlog.server.access.authentication import NOBODY, Identity
+from liftlog.server.access.origins import Origin
 from liftlog.server.pull.client_requests import ClientRequests
 from liftlog.server.pull.limits import (
     HELD_FRAMES_BYTES,
@@ -27,7 +28,6 @@ from liftlog.server.pull.limits import (
     LINGERING_CLOSE_BYTES,
     LINGERING_CLOSE_SECONDS,
 )
-from liftlog.server.pull.origins import Origin
 from liftlog.server.pull.outbox import Outbox
 from liftlog.server.pull.transport import Transport
 from liftlog.tls.contexts import problem

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from liftlog.errors import Cancelled, CorruptRange, LiftlogError
 from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.selection import Selection, parse_selection
-from liftlog.server.damage import quarantine_found
+from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.positions import check_identity, known_offset

@@ -23,7 +23,7 @@ from liftlog.records.column_set import Columns
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.place import Place
 from liftlog.records.selection import Selection
-from liftlog.server.damage import quarantine_damage, quarantine_found
+from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.pull.building import AnswerBuilder
 from liftlog.server.pull.seams import LogSlice, ReadableLog
 

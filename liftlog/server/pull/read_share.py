@@ -18,6 +18,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple
 
+from liftlog.server.streams.intake import Ingested
+
 _TICK_SECONDS = 0.02
 _MEMORY_SECONDS = 0.1
 """Over about how long measurements are averaged: single time slices tell nothing."""
@@ -43,13 +45,6 @@ class Usage(NamedTuple):
     running: float
     waiting: float
     """For a processor."""
-
-
-class Ingested(NamedTuple):
-    """From NATS, since the daemon started."""
-
-    chunks: int
-    size_bytes: int
 
 
 class ThreadUsage:

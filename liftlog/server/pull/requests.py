@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from acl.rules import Operation
 from liftlog.errors import Conflict, InternalError, LiftlogError
 from liftlog.protocol.administration import Metadata, StreamsFor
 from liftlog.protocol.checkpoints import ListCheckpoints
@@ -24,8 +25,8 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
 )
 from liftlog.protocol.stream_info import StreamInfo
-from liftlog.server.pull.gate import Gate
-from liftlog.server.pull.seams import Broker, Operation
+from liftlog.server.access.gate import Gate
+from liftlog.server.pull.seams import Broker
 
 
 class Caller(NamedTuple):

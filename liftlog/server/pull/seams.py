@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from liftlog.errors import LiftlogError
 from liftlog.protocol.administration import StreamUpdate
@@ -89,7 +89,7 @@ class ReadableStream(Protocol):
 
 
 class Leases(Protocol):
-    """See `liftlog.server.lease_keeping`."""
+    """See `liftlog.server.streams.leases`."""
 
     async def acquire(
         self,
@@ -115,7 +115,7 @@ class Leases(Protocol):
 
 
 class Administration(Protocol):
-    """See `liftlog.server.administration`."""
+    """See `liftlog.server.streams.administration`."""
 
     async def update_stream(
         self,
@@ -201,52 +201,3 @@ class Checkpoints(Protocol):
         """Some, and where to go on; that may be one that `may_read` hides unless `limit` were
         found."""
         ...
-
-
-Operation = Literal["create", "delete", "read", "commit", "admin"]
-
-
-class Decision(Protocol):
-    @property
-    def allowed(self) -> bool: ...
-    @property
-    def explanation(self) -> str: ...
-
-
-class ReadDecision(Decision, Protocol):
-    @property
-    def subjects(self) -> tuple[str, ...] | None:
-        """Those whose records may be read; None: all."""
-        ...
-
-
-class Policy(Protocol):
-    """The part of `acl.Policy` that is asked here."""
-
-    @property
-    def allows_anonymous(self) -> bool:
-        """Whether clients may come without a token, as the principal `anonymous`."""
-        ...
-
-    @property
-    def accepts_tokens(self) -> bool: ...
-    @property
-    def accepts_nkeys(self) -> bool: ...
-    def authenticate_token(self, token: str, /) -> str | None:
-        """The principal, or None. Slow on purpose: called in a thread."""
-        ...
-
-    def authenticate_nkey(self, public_key: str, text: bytes, signature: bytes) -> str | None: ...
-    def principal_of_certificate(self, names: Iterable[str]) -> str | None: ...
-    def principal_of_uid(self, uid: int) -> str | None: ...
-    def credential(self, name: str, method: str) -> object:
-        """What this principal authenticates with; None: not by this method."""
-        ...
-
-    def decide(
-        self, principal: str, operation: Operation, stream: str, subject: str | None = None
-    ) -> Decision:
-        """`subject` is what a stream to be created would be attached to."""
-        ...
-
-    def decide_read(self, principal: str, stream: str) -> ReadDecision: ...

@@ -13,25 +13,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from acl.policy import Policy
 from liftlog.errors import ConfigError, LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
 from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import encode_frame
 from liftlog.protocol.server_connection import InFlight
-from liftlog.server.pull.audit import Audit
-from liftlog.server.pull.authentication import Authenticator, Identity
+from liftlog.server.access.audit import Audit
+from liftlog.server.access.authentication import Authenticator, Identity
+from liftlog.server.access.gate import Gate
+from liftlog.server.access.origins import origin_of
 from liftlog.server.pull.connection import PrincipalUse, PullConnection
 from liftlog.server.pull.counters import PullCounters
-from liftlog.server.pull.gate import Gate
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
-from liftlog.server.pull.origins import origin_of
 from liftlog.server.pull.outbox import UnsentMemory
-from liftlog.server.pull.read_share import Ingested, ReadShare, ThreadUsage
+from liftlog.server.pull.read_share import ReadShare, ThreadUsage
 from liftlog.server.pull.rounds import Rounds
-from liftlog.server.pull.seams import Broker, Policy, ReadableStream
+from liftlog.server.pull.seams import Broker, ReadableStream
 from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
 from liftlog.server.pull.turns import Turns
+from liftlog.server.streams.intake import Ingested
 from liftlog.tls.contexts import own_certificate
 
 logger = logging.getLogger("liftlog.server.pull")

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, quote
 
 from aiohttp import web
 
+from acl.policy import Policy
 from liftlog.errors import (
     BadRequest,
     Forbidden,
@@ -18,7 +19,6 @@ from liftlog.errors import (
 )
 from liftlog.protocol.messages import ANONYMOUS
 from liftlog.server.http.access import Access, is_navigation
-from liftlog.server.pull.seams import Policy
 from liftlog.server.web import answers
 from liftlog.server.web.asking import Viewer
 from liftlog.server.web.sessions import MAX_AGE_SECONDS, Sessions

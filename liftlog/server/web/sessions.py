@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from liftlog.server.pull.authentication import Identity
-from liftlog.server.pull.seams import Policy
+from acl.policy import Policy
+from liftlog.server.access.authentication import Identity
 
 MAX_SESSIONS = 1000
 MAX_PER_PRINCIPAL = 20

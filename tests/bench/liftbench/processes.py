@@ -14,7 +14,7 @@ from typing import Any
 
 from support.repository import REPOSITORY
 
-from liftlog.server.child_processes import tied_to_parent
+from liftlog.server.vitals.child_processes import tied_to_parent
 
 TESTS = REPOSITORY / "tests"
 _NOT_A_DISK = {"tmpfs", "ramfs", "devtmpfs"}

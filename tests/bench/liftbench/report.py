@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from liftlog.server.embedded import find_nats_server
+from liftlog.server.life.embedded import find_nats_server
 
 from .figures import (
     FILES,

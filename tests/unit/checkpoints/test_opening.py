@@ -21,7 +21,6 @@ from liftlog.errors import (
 )
 from liftlog.log import LogSlice
 from liftlog.records import parse_header
-from liftlog.server.broker import Broker
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints import table as table_module
 from liftlog.server.checkpoints.expiry import expire
@@ -30,6 +29,7 @@ from liftlog.server.checkpoints.opening import is_open_to_nats, open_checkpoints
 from liftlog.server.checkpoints.rebuilding import load_table
 from liftlog.server.checkpoints.service import settle
 from liftlog.server.checkpoints.table import CheckpointTable
+from liftlog.server.streams.broker import Broker
 from liftlog.settings import Settings
 
 ORDERS = {"orders": {"subject": "in"}}

@@ -16,8 +16,8 @@ from liftlog.errors import InvalidArgument
 from liftlog.log.index import index_path
 from liftlog.server.cleaning.process import JobFailed, WorkerDied
 from liftlog.server.cleaning.worker import DEFECT, IO_ERROR
-from liftlog.server.housekeeping import Housekeeping
-from liftlog.server.stream_retention import decide_retention, remove_decided
+from liftlog.server.streams.housekeeping import Housekeeping
+from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.stream import MessageRun
 
 

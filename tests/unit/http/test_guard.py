@@ -18,6 +18,7 @@ from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.server import HttpServer
+from liftlog.server.metrics.text_format import CONTENT_TYPE
 
 SECRET = "a-secret-that-is-long-enough"
 POLICY = f"""
@@ -202,6 +203,8 @@ class Slow(Healthy):
 class SlowMetrics:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
+
+    content_type = CONTENT_TYPE
 
     async def render(self) -> bytes:
         await self.go_on.wait()

@@ -13,25 +13,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.local_broker import Running
 from support.local_checkpoints import LocalOffsets
 
+from liftlog.server.access.audit import Audit
+from liftlog.server.access.gate import Gate
 from liftlog.server.checkpoints.layout import Stored
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.cleaning.state import StreamCleaning
-from liftlog.server.disk_probe import DiskProbe
-from liftlog.server.health import Health, Phase
 from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.ingest.nats_link import NatsLink
-from liftlog.server.loop_watch import LoopWatch
+from liftlog.server.life.health import Health, Phase
+from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics import exposition as module
 from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS, Exposition
 from liftlog.server.metrics.table import METRICS
-from liftlog.server.pull.audit import Audit
 from liftlog.server.pull.counters import PullCounters
-from liftlog.server.pull.gate import Gate
-from liftlog.server.reloading import Reloads
-from liftlog.server.sync_times import SyncTimes
+from liftlog.server.vitals.disk_probe import DiskProbe
+from liftlog.server.vitals.loop_watch import LoopWatch
+from liftlog.server.vitals.sync_times import SyncTimes
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import NatsSettings
 

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from liftlog.server import stream_observations
-from liftlog.server.metrics.histogram import Histogram
-from liftlog.server.stream_observations import StreamObservations
-from liftlog.server.sync_times import SyncTimes
+from liftlog.server.commits import observations
+from liftlog.server.commits.observations import StreamObservations
+from liftlog.server.vitals.histogram import Histogram
+from liftlog.server.vitals.sync_times import SyncTimes
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     times = [0.0]
-    monkeypatch.setattr(stream_observations.time, "perf_counter", lambda: times[0])
+    monkeypatch.setattr(observations.time, "perf_counter", lambda: times[0])
 
     def set_time(seconds: float) -> None:
         times[0] = seconds

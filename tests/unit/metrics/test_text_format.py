@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from liftlog.server.metrics.histogram import Histogram
 from liftlog.server.metrics.table import Metric
 from liftlog.server.metrics.text_format import Page, labels_text, number
+from liftlog.server.vitals.histogram import Histogram
 
 # The parser splits lines as Python does; Prometheus only knows line feeds.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"))  # fmt: skip  # noqa: E501

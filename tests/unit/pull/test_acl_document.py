@@ -10,8 +10,8 @@ import yaml
 from acl import document, policy, rules
 from acl.tokens import hash_token, new_secret
 from liftlog.protocol.messages import REQUESTS
-from liftlog.server.pull import audit
-from liftlog.server.pull.guessing import PAIR, PLACE, PRINCIPAL
+from liftlog.server.access import audit
+from liftlog.server.access.guessing import PAIR, PLACE, PRINCIPAL
 from liftlog.server.pull.requests import HANDLERS, STARTERS
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/acl.md").read_text()

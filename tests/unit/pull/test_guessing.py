@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from liftlog.server.pull.audit import Audit
-from liftlog.server.pull.guessing import PAIR, PLACE, PRINCIPAL, GuessLimiter
-from liftlog.server.pull.origins import place_of
+from liftlog.server.access.audit import Audit
+from liftlog.server.access.guessing import PAIR, PLACE, PRINCIPAL, GuessLimiter
+from liftlog.server.access.origins import place_of
 
 
 class Clock:

@@ -14,8 +14,9 @@ from support.raw_pull import RawPull
 
 from liftlog.records.decode import iter_batches
 from liftlog.server.pull import PullLimits, tailing
-from liftlog.server.pull.read_share import Ingested, ReadShare, ThreadUsage
+from liftlog.server.pull.read_share import ReadShare, ThreadUsage
 from liftlog.server.pull.tailing import Tail, TailGroup
+from liftlog.server.streams.intake import Ingested
 
 LINGER = 0.05
 

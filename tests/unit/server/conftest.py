@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.local_broker import Running
 
-from liftlog.server.administration import Administration
+from liftlog.server.streams.administration import Administration
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from liftlog.errors import (
     OffsetOutOfRange,
     StaleIncarnation,
 )
-from liftlog.server.administration import Administration
+from liftlog.server.streams.administration import Administration
 
 # --- truncate ---
 

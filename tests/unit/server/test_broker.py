@@ -26,9 +26,9 @@ from liftlog.errors import (
 from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records import codecs
-from liftlog.server import broker as broker_module
-from liftlog.server import stream_maker
-from liftlog.server.stream_host import StreamHost
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams import broker as broker_module
+from liftlog.server.streams import making
 
 # --- deletion ---
 
@@ -166,7 +166,7 @@ async def test_a_creation_that_fails_leaves_nothing(
         raise DiskFull("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stream_maker, "make_sequencer", fail)
+        patch.setattr(making, "make_sequencer", fail)
         with pytest.raises(DiskFull):
             await running.broker.create_stream("s", {"subject": "in"})
     assert not running.data_dir.stream_path("s").exists()
@@ -192,7 +192,7 @@ async def test_a_stream_that_cannot_be_served_does_not_keep_the_daemon_from_star
     for name in ("a", "b"):
         await running.broker.create_stream(name, {"subject": name})
     await running.broker.close()
-    original = stream_maker.make_sequencer
+    original = making.make_sequencer
 
     def fail_for_a(name: str, *arguments: Any) -> Any:
         if name == "a":
@@ -201,7 +201,7 @@ async def test_a_stream_that_cannot_be_served_does_not_keep_the_daemon_from_star
 
     again = Running(running.data_dir.path)
     with monkeypatch.context() as patch:
-        patch.setattr(stream_maker, "make_sequencer", fail_for_a)
+        patch.setattr(making, "make_sequencer", fail_for_a)
         await again.start()
     assert {info.name: info.state for info in await again.broker.list_streams()} == {
         "a": "failed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftlog.server.clock_guard import ClockGuard
+from liftlog.server.vitals.clock_guard import ClockGuard
 
 SECOND = 10**9
 

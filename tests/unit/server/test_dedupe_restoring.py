@@ -12,7 +12,7 @@ from support.local_broker import Running
 
 from liftlog.errors import CorruptRange, StorageError
 from liftlog.log import LogSlice
-from liftlog.server.dedupe_restoring import last_message_id, restore_dedupe
+from liftlog.server.streams.dedupe_restoring import last_message_id, restore_dedupe
 from liftlog.stream import DedupeWindow, MessageRun
 
 COUNT = 60

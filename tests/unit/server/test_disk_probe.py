@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.server import disk_probe
-from liftlog.server.disk_probe import PROBE_NAME, DiskProbe, DiskState
+from liftlog.server.vitals import disk_probe
+from liftlog.server.vitals.disk_probe import PROBE_NAME, DiskProbe, DiskState
 
 
 @pytest.fixture

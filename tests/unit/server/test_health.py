@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from liftlog.server.attachments import RefusedSubject
-from liftlog.server.disk_probe import DiskProbe, DiskState
-from liftlog.server.health import Health, Phase
 from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
-from liftlog.server.reloading import Reloads
+from liftlog.server.life.health import Health, Phase
+from liftlog.server.life.reloading import Reloads
+from liftlog.server.streams.attachments import RefusedSubject
+from liftlog.server.vitals.disk_probe import DiskProbe, DiskState
 
 
 class Parts:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.local_broker import Running
 
-from liftlog.server.housekeeping import Housekeeping
-from liftlog.server.side_by_side import SideBySide
-from liftlog.server.stream_retention import grant_lease
+from liftlog.server.streams.housekeeping import Housekeeping
+from liftlog.server.streams.retention import grant_lease
+from liftlog.server.streams.side_by_side import SideBySide
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_streams_without_limits_are_not_looked_at(
     await streams(running, "limited", retention={"max_messages": 5})
     seen = []
     monkeypatch.setattr(
-        "liftlog.server.housekeeping.decide_retention",
+        "liftlog.server.streams.housekeeping.decide_retention",
         lambda log, *arguments, **options: seen.append(log.name),
     )
     await housekeeping.apply_retention(by_time=True)

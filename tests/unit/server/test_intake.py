@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.local_broker import Running
 
-from liftlog.server.pull.read_share import Ingested
+from liftlog.server.streams.intake import Ingested
 from liftlog.stream import MessageRun
 
 

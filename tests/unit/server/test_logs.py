@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from liftlog.errors import ConfigError
-from liftlog.server.logs import (
+from liftlog.server.life.logs import (
     JsonFormatter,
     LogFile,
     PrettyFormatter,

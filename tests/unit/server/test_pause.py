@@ -12,8 +12,8 @@ from liftlog.errors import (
     Conflict,
     StreamUnavailable,
 )
-from liftlog.server import administration as module
-from liftlog.server.administration import Administration
+from liftlog.server.streams import administration as module
+from liftlog.server.streams.administration import Administration
 from liftlog.stream import MessageRun
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from liftlog.errors import ConfigError
-from liftlog.server.reloading import Reloads
+from liftlog.server.life.reloading import Reloads
 
 
 class File:

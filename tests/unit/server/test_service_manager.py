@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.server.service_manager import ServiceManager
+from liftlog.server.life.service_manager import ServiceManager
 
 
 @contextmanager

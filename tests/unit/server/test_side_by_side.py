@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from liftlog.errors import StorageError
-from liftlog.server.side_by_side import SideBySide
-from liftlog.server.stream_host import StreamHost
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.side_by_side import SideBySide
 
 
 class Named:

@@ -10,7 +10,7 @@ import pytest
 
 STUCK = """\
 import asyncio, sys, time
-from liftlog.server.signals import Signals
+from liftlog.server.life.signals import Signals
 
 def stand_still():
     print("standing", flush=True)

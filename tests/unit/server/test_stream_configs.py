@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from liftlog.server.stream_configs import log_config
+from liftlog.server.commits.configs import log_config
 from liftlog.settings import parse_stream_settings
 
 HOUR_NS = 3600 * 1_000_000_000

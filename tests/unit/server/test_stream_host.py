@@ -14,13 +14,13 @@ import pytest
 
 from liftlog.errors import DiskFull, StorageError, StreamUnavailable, SyncFailed
 from liftlog.log import DataDir, Log, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.server.commit_policy import InlineBudget
-from liftlog.server.dedupe_restoring import write_dedupe_snapshot
-from liftlog.server.group_writing import GroupWriter
-from liftlog.server.stream_configs import log_config
-from liftlog.server.stream_host import StreamHost
-from liftlog.server.stream_opening import make_sequencer
-from liftlog.server.writer_pool import WriterPool
+from liftlog.server.commits.budget import InlineBudget
+from liftlog.server.commits.configs import log_config
+from liftlog.server.commits.group_writing import GroupWriter
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.commits.writer_pool import WriterPool
+from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
+from liftlog.server.streams.opening import make_sequencer
 from liftlog.settings import parse_stream_settings
 from liftlog.stream import AckSubjects, MessageRun
 

@@ -16,7 +16,7 @@ from compaction.retention import RetentionDecision
 from liftlog.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from liftlog.log import Log, OsFileSystem
 from liftlog.server.cleaning.compaction import plan_pass
-from liftlog.server.stream_retention import (
+from liftlog.server.streams.retention import (
     decide_retention,
     grant_lease,
     remove_decided,

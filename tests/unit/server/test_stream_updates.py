@@ -20,7 +20,7 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from liftlog.server.administration import Administration
+from liftlog.server.streams.administration import Administration
 from liftlog.stream import MessageRun
 
 

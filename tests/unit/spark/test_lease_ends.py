@@ -14,7 +14,7 @@ from support.local_cleaning import Cleaning
 from liftlog.client import LeaseInfo, connect_sync
 from liftlog.errors import DiskFull, LeaseGone, OffsetOutOfRange
 from liftlog.server.pull import PullServer
-from liftlog.server.stream_retention import decide_retention, remove_decided
+from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.spark import decoder
 from liftlog.spark.daemon_transport import DaemonTransport
 from liftlog.spark.options import ReadOptions, parse_options
@@ -213,7 +213,7 @@ async def test_a_plain_read_does_without_where_there_is_no_lease_to_have(
     def full(*given: Any, **named: Any) -> Any:
         raise DiskFull("no room")
 
-    monkeypatch.setattr("liftlog.server.lease_keeping.grant_lease", full)
+    monkeypatch.setattr("liftlog.server.streams.leases.grant_lease", full)
     chosen = options(address, "plain")
     ranges = await planned(chosen)
     assert sum([len(await rows(chosen, wanted)) for wanted in ranges]) == RECORDS

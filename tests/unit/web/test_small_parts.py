@@ -7,7 +7,7 @@ from typing import Any
 
 from liftlog.errors import StreamNotFound
 from liftlog.protocol.messages import StreamInfo
-from liftlog.server.pull.authentication import Identity
+from liftlog.server.access.authentication import Identity
 from liftlog.server.web import sessions
 from liftlog.server.web.descriptions import Descriptions
 from liftlog.server.web.entering import _OWN_PATH

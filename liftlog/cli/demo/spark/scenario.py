@@ -36,7 +36,7 @@ from liftlog.cli.demo.story import Story
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.text import plural, show_size
 from liftlog.client import connect
-from liftlog.server.embedded import EmbeddedNats
+from liftlog.server.life.embedded import EmbeddedNats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,115 @@
+"""Who logged in, who was refused what, and who changed something: events of the logger
+`liftlog.audit`.
+
+Each principal, and whoever has none, may cause so many lines and no more; what was left out is
+counted in the next one. Nothing that a client sends gets here unescaped or at any length, and
+nothing of a token or a key at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from liftlog.server.access.guessing import Buckets, Rate
+from liftlog.server.access.origins import way_in
+
+AUDIT_LOGGER = "liftlog.audit"
+LOGIN = "login"
+
+log = logging.getLogger(AUDIT_LOGGER)
+
+_PER_PRINCIPAL = Rate(60, 1)
+_ALTOGETHER = Rate(1000, 20)
+_MAX_CHARACTERS = 300
+_MAX_PRINCIPALS = 4096
+_ALL = ""
+
+
+class Audit:
+    """Belongs to one event loop."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._buckets: Buckets[str] = Buckets(_PER_PRINCIPAL, now, _MAX_PRINCIPALS)
+        self._whole: Buckets[str] = Buckets(_ALTOGETHER, now)
+        self._suppressed: Counter[str] = Counter()
+        self.denied_total: Counter[tuple[str, str]] = Counter()
+        """By operation, or `login`, and way in."""
+
+    def denied(
+        self, principal: str | None, peer: str, operation: str, stream: str, explanation: str
+    ) -> None:
+        self.denied_total[operation, way_in(peer)] += 1
+        if self._may_tell(principal):
+            log.warning(
+                "denied principal=%s peer=%s operation=%s stream=%s reason=%s suppressed=%d",
+                *map(_plain, (principal, peer, operation, stream, explanation)),
+                self._take_suppressed(principal),
+            )
+
+    def allowed(
+        self, principal: str | None, peer: str, operation: str, stream: str, explanation: str
+    ) -> None:
+        """For what changes something."""
+        if self._may_tell(principal):
+            log.info(
+                "allowed principal=%s peer=%s operation=%s stream=%s reason=%s suppressed=%d",
+                *map(_plain, (principal, peer, operation, stream, explanation)),
+                self._take_suppressed(principal),
+            )
+
+    def logged_in(self, principal: str, peer: str, method: str) -> None:
+        if self._may_tell(principal):
+            log.info(
+                "logged-in principal=%s peer=%s method=%s suppressed=%d",
+                *map(_plain, (principal, peer, method)),
+                self._take_suppressed(principal),
+            )
+
+    def login_refused(self, claimed: str | None, peer: str, method: str, reason: str) -> None:
+        """`claimed` is a principal that there is, or None: a name that nobody has may be the
+        secret of somebody who mixed the two up."""
+        self.denied_total[LOGIN, way_in(peer)] += 1
+        if self._may_tell(None):
+            log.warning(
+                "login-refused principal=%s peer=%s method=%s reason=%s suppressed=%d",
+                *map(_plain, (claimed, peer, method, reason)),
+                self._take_suppressed(None),
+            )
+
+    def withdrawn(self, principal: str, peer: str, method: str) -> None:
+        """The credential that it came with is in the ACL no more."""
+        if self._may_tell(principal):
+            log.warning(
+                "withdrawn principal=%s peer=%s method=%s suppressed=%d",
+                *map(_plain, (principal, peer, method)),
+                self._take_suppressed(principal),
+            )
+
+    def _may_tell(self, principal: str | None) -> bool:
+        who = _who(principal)
+        if self._buckets.level(who) < 1 or self._whole.level(_ALL) < 1:
+            if len(self._suppressed) >= _MAX_PRINCIPALS:
+                self._suppressed.clear()
+            self._suppressed[who] += 1
+            return False
+        self._buckets.change(who, -1)
+        self._whole.change(_ALL, -1)
+        return True
+
+    def _take_suppressed(self, principal: str | None) -> int:
+        return self._suppressed.pop(_who(principal), 0)
+
+
+def _who(principal: str | None) -> str:
+    return "-" if principal is None else principal  # no principal is called so
+
+
+def _plain(text: str | None) -> str:
+    """Printable ASCII on one line, of bounded length."""
+    shown = _who(text)
+    if len(shown) > _MAX_CHARACTERS:
+        shown = shown[:_MAX_CHARACTERS] + "..."
+    return shown if shown.isascii() and shown.isprintable() else ascii(shown)[1:-1]

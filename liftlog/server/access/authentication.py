@@ -1,0 +1,192 @@
+"""Who a client is: by token, nkey, TLS certificate or Unix user, as the policy says.
+
+What is cheap to refuse is refused first: guesses beyond their bound, then too many at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from acl.policy import Policy
+from liftlog.errors import LiftlogError, LimitExceeded, Unauthenticated
+from liftlog.protocol.messages import ANONYMOUS, CERTIFICATE, NKEY, TOKEN, UNIX, Auth
+from liftlog.server.access.audit import Audit
+from liftlog.server.access.guessing import Bounded, GuessLimiter
+from liftlog.server.access.origins import Origin
+
+_THREADS = 2
+_MAX_NAME_CHARACTERS = 64
+_MAX_VERIFIED = 1024
+
+
+class Identity(NamedTuple):
+    """A principal (None: no ACL is configured), and what it was recognised by."""
+
+    principal: str | None
+    method: str = ANONYMOUS
+    credential: object = None
+
+    def holds_in(self, policy: Policy | None) -> bool:
+        """Whether it would still be recognised by that."""
+        if policy is None or self.principal is None:
+            return policy is None
+        return policy.credential(self.principal, self.method) == self.credential
+
+
+NOBODY = Identity(None)
+
+
+class Authenticator:
+    """Belongs to one event loop. Errors are Unauthenticated and LimitExceeded."""
+
+    def __init__(
+        self, audit: Audit, *, max_pending: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.pending = 0
+        self.guesses = GuessLimiter(now)
+        self._audit = audit
+        self._max_pending = max_pending
+        self._secret = secrets.token_bytes(32)
+        self._verified: Bounded[bytes, Identity] = Bounded()  # by a hash that only we can make
+        self._checks: dict[tuple[Policy, bytes], asyncio.Future[str | None]] = {}  # under way
+        self._pool = ThreadPoolExecutor(_THREADS, "liftlog-auth")
+
+    def methods(
+        self, policy: Policy | None, origin: Origin, peer_names: tuple[str, ...]
+    ) -> list[str]:
+        """How this client may authenticate."""
+        if policy is None:
+            return [ANONYMOUS]
+        by_uid = None if origin.uid is None else policy.principal_of_uid(origin.uid)
+        offered = {
+            NKEY: policy.accepts_nkeys,
+            TOKEN: policy.accepts_tokens,
+            CERTIFICATE: policy.principal_of_certificate(peer_names) is not None,
+            UNIX: by_uid is not None,
+            ANONYMOUS: policy.allows_anonymous,
+        }
+        return [method for method, is_there in offered.items() if is_there]
+
+    async def identify(
+        self,
+        policy: Policy | None,
+        origin: Origin,
+        peer_names: tuple[str, ...],
+        proof: Auth,
+        text_to_sign: bytes,
+    ) -> Identity:
+        """Of a client that answered the challenge; its method is one of those offered."""
+        if policy is None:
+            return NOBODY
+        claimed, principal = None, None
+        try:
+            if proof.method == TOKEN:
+                claimed = _name_in(proof.token or "")
+                principal = await self._by_token(policy, proof.token, origin.place)
+            elif proof.method == NKEY:
+                principal = self._by_nkey(policy, proof, origin.place, text_to_sign)
+            elif proof.method == CERTIFICATE:
+                principal = policy.principal_of_certificate(peer_names)
+            elif proof.method == UNIX and origin.uid is not None:
+                principal = policy.principal_of_uid(origin.uid)
+            elif proof.method == ANONYMOUS and policy.allows_anonymous:
+                principal = ANONYMOUS
+            if principal is None:
+                raise Unauthenticated("this daemon does not know you")
+        except LiftlogError as error:
+            if claimed is not None and policy.credential(claimed, TOKEN) is None:
+                claimed = None
+            self._audit.login_refused(claimed, origin.name, proof.method, error.name)
+            raise
+        self._audit.logged_in(principal, origin.name, proof.method)
+        return Identity(principal, proof.method, policy.credential(principal, proof.method))
+
+    async def identify_bearer(self, policy: Policy, place: str, peer: str, token: str) -> Identity:
+        """Of an HTTP request. Only refusals are audited: each request comes with its token."""
+        try:
+            principal = await self._by_token(policy, token, place)
+        except LiftlogError as error:
+            claimed: str | None = _name_in(token)
+            if policy.credential(_name_in(token), TOKEN) is None:
+                claimed = None
+            self._audit.login_refused(claimed, peer, TOKEN, error.name)
+            raise
+        return Identity(principal, TOKEN, policy.credential(principal, TOKEN))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+    async def _by_token(self, policy: Policy, token: str | None, place: str) -> str:
+        if token is None:
+            raise Unauthenticated("the token is missing")
+        name = _name_in(token)
+        key = hashlib.blake2b(token.encode("utf-8", "surrogatepass"), key=self._secret).digest()
+        check = self._checks.get((policy, key))
+        if check is not None:
+            # A fleet that connects at once: the same token again is no further guess. The check may
+            # be over and still be listed: then this does not wait.
+            principal = await asyncio.shield(check)
+            if principal is None:
+                raise Unauthenticated("the token is not valid")
+            return principal
+        known = self._verified.get(key)
+        if known is not None and known.principal is not None and known.holds_in(policy):
+            # Each HTTP request, and each connection of a fleet that connects again at once.
+            self._begin(place, name)
+            self.guesses.succeeded(place, name)
+            return known.principal
+        if self.pending >= self._max_pending:
+            raise LimitExceeded("too many clients are authenticating at once", hint="try again")
+        self._begin(place, name)
+        principal = await asyncio.shield(self._begin_check(policy, token, key))
+        if principal is None:
+            raise Unauthenticated("the token is not valid")
+        self.guesses.succeeded(place, name)
+        return principal
+
+    def _begin_check(self, policy: Policy, token: str, key: bytes) -> asyncio.Future[str | None]:
+        """Goes on when whoever asked is gone: others may wait for the same."""
+        loop = asyncio.get_running_loop()
+        check = loop.run_in_executor(self._pool, policy.authenticate_token, token)
+        self._checks[policy, key] = check
+        self.pending += 1
+
+        def ended(_: asyncio.Future[str | None]) -> None:
+            self.pending -= 1
+            del self._checks[policy, key]
+            principal = None if check.cancelled() or check.exception() else check.result()
+            if principal is not None:
+                identity = Identity(principal, TOKEN, policy.credential(principal, TOKEN))
+                self._verified.keep(key, identity, _MAX_VERIFIED)
+
+        check.add_done_callback(ended)
+        return check
+
+    def _by_nkey(self, policy: Policy, proof: Auth, place: str, text: bytes) -> str:
+        """Takes a tenth of a millisecond, so it needs no thread."""
+        if proof.public_key is None or proof.signature is None:
+            raise Unauthenticated("the nkey or its signature is missing")
+        name = proof.public_key[:_MAX_NAME_CHARACTERS]
+        self._begin(place, name)
+        principal = policy.authenticate_nkey(proof.public_key, text, proof.signature)
+        if principal is None:
+            raise Unauthenticated(
+                "the nkey is not known, or its signature is not for this connection",
+                hint="with TLS it holds only if nobody stands between client and daemon",
+            )
+        self.guesses.succeeded(place, name)
+        return principal
+
+    def _begin(self, place: str, name: str) -> None:
+        if not self.guesses.begin(place, name):
+            raise LimitExceeded("too many failed attempts to log in", hint="try again in a minute")
+
+
+def _name_in(token: str) -> str:
+    return token.partition(".")[0][:_MAX_NAME_CHARACTERS]

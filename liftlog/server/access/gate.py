@@ -1,0 +1,119 @@
+"""Every request passes here before it reaches the daemon."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from acl.policy import Decision, Policy, ReadDecision
+from acl.rules import Operation
+from liftlog.errors import Forbidden
+from liftlog.names import check_stream_name
+from liftlog.protocol.messages import ANONYMOUS
+from liftlog.server.access.audit import Audit
+
+Key = TypeVar("Key")
+Kept = TypeVar("Kept")
+
+_CHANGES = frozenset({"create", "delete"})
+_MAX_KEPT = 4096
+
+PRIVILEGED = frozenset({"create", "delete", "admin"})
+"""Audited also when it is allowed."""
+
+
+class Gate:
+    """`policy` None means that no ACL is configured: everyone is anonymous and may do all."""
+
+    def __init__(self, policy: Policy | None, audit: Audit | None = None) -> None:
+        self.policy = policy
+        self._audit = audit or Audit()
+        self._kept: dict[tuple[str, Operation, str], Decision] = {}
+        self._kept_reads: dict[tuple[str, str], ReadDecision] = {}
+
+    def authorize(
+        self,
+        principal: str | None,
+        operation: Operation,
+        stream: str,
+        *,
+        peer: str = "",
+        subject: str | None = None,
+    ) -> None:
+        """Raises InvalidArgument for a bad name, then Forbidden, before anything is looked up.
+        `peer` is told to the audit.
+
+        For `read` this is about the stream itself: its description, offsets, leases, checkpoints.
+        Whoever hands out records asks `readable_subjects`.
+        """
+        if operation == "read":
+            self.readable_subjects(principal, stream, peer=peer)
+            return
+        check_stream_name(stream, may_be_system=operation not in _CHANGES)
+        if self.policy is None:
+            return
+        decision = self._decide(self.policy, principal or ANONYMOUS, operation, stream, subject)
+        if not decision.allowed:
+            self._audit.denied(principal, peer, operation, stream, decision.explanation)
+            raise _forbidden(principal, operation, stream, decision.explanation)
+        if operation in PRIVILEGED:
+            self._audit.allowed(principal, peer, operation, stream, decision.explanation)
+
+    def readable_subjects(
+        self, principal: str | None, stream: str, *, peer: str = ""
+    ) -> tuple[str, ...] | None:
+        """The subjects on which records of `stream` may be handed out; None: all.
+
+        Raises as `authorize`.
+        """
+        check_stream_name(stream, may_be_system=True)
+        if self.policy is None:
+            return None
+        decision = self._decide_read(self.policy, principal or ANONYMOUS, stream)
+        if not decision.allowed:
+            self._audit.denied(principal, peer, "read", stream, decision.explanation)
+            raise _forbidden(principal, "read", stream, decision.explanation)
+        return decision.subjects
+
+    def may(self, principal: str | None, operation: Operation, stream: str) -> bool:
+        """Whether it is allowed, for answers that only show what the principal may see."""
+        if self.policy is None:
+            return True
+        if operation == "read":
+            return self._decide_read(self.policy, principal or ANONYMOUS, stream).allowed
+        return self._decide(self.policy, principal or ANONYMOUS, operation, stream, None).allowed
+
+    def _decide(
+        self,
+        policy: Policy,
+        principal: str,
+        operation: Operation,
+        stream: str,
+        subject: str | None,
+    ) -> Decision:
+        if subject is not None:
+            return policy.decide(principal, operation, stream, subject)
+        decision = self._kept.get((principal, operation, stream))
+        if decision is None:
+            decision = policy.decide(principal, operation, stream)
+            _keep(self._kept, (principal, operation, stream), decision)
+        return decision
+
+    def _decide_read(self, policy: Policy, principal: str, stream: str) -> ReadDecision:
+        """Kept, since every fetch asks, each time that it is looked at."""
+        decision = self._kept_reads.get((principal, stream))
+        if decision is None:
+            decision = policy.decide_read(principal, stream)
+            _keep(self._kept_reads, (principal, stream), decision)
+        return decision
+
+
+def _keep(kept: dict[Key, Kept], key: Key, decision: Kept) -> None:
+    if len(kept) >= _MAX_KEPT:
+        kept.clear()  # whoever asks for names that are none must not fill the memory
+    kept[key] = decision
+
+
+def _forbidden(
+    principal: str | None, operation: Operation, stream: str, explanation: str
+) -> Forbidden:
+    return Forbidden(f"{principal!r} may not {operation} the stream {stream!r}", hint=explanation)

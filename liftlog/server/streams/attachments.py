@@ -1,0 +1,146 @@
+"""Which streams receive messages from NATS, and by which subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from liftlog.server.commits.host import SYSTEM, StreamHost
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
+from liftlog.server.streams.intake import Intake
+
+GapNoter = Callable[[StreamHost, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedSubject:
+    """A subscription that NATS refuses."""
+
+    stream: str
+    subject: str
+    problem: str
+    is_required: bool
+    """Whether the daemon is not ready without it."""
+
+
+class Attachments:
+    """Belongs to the event loop. Before there is a link nothing is attached."""
+
+    def __init__(self, hosts: Mapping[str, StreamHost], intake: Intake, note_gap: GapNoter) -> None:
+        """`note_gap` is told of each event in which messages may have passed a stream by."""
+        self._hosts = hosts
+        self._intake = intake
+        self._note_gap = note_gap
+        self._link: NatsLink | None = None
+        self._subscriptions: dict[str, LinkSubscription] = {}
+        self._own_receivers: dict[str, RunHandler] = {}
+        self._optional: set[str] = set()
+
+    # --- attaching ---
+
+    def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
+        """Attach a stream of the system's own. Call it before `set_link`. Unless it `is_required`,
+        the daemon is ready also when NATS refuses the subscription."""
+        self._own_receivers[name] = receive
+        if not is_required:
+            self._optional.add(name)
+
+    def set_link(self, link: NatsLink) -> None:
+        """Streams are attached through this link from now on."""
+        self._link = self._intake.link = link
+        for host in self._hosts.values():
+            self.want(host)
+
+    def want(self, host: StreamHost) -> None:
+        """Subscribe for a stream as soon as there is a connection."""
+        if self._link is None or not self.is_attachable(host):
+            return
+        receive = self._own_receivers.get(host.name) or self._intake.receiver(host)
+        self._subscriptions[host.name] = self._link.want(
+            host.settings.subject,
+            host.settings.queue_group,
+            receive,
+            partial(self._note_gap, host),
+            is_acked=host.settings.acks == "on",
+        )
+
+    async def attach(self, host: StreamHost) -> None:
+        """Returns when NATS has confirmed what is wanted. Raises NatsUnavailable, and
+        NatsRefused when NATS does not allow it."""
+        wanted = self._subscriptions.get(host.name)
+        if self._link is not None and wanted is not None:
+            await self._link.attach(wanted)
+
+    async def detach(self, host: StreamHost) -> None:
+        """Returns when nothing more comes."""
+        wanted = self._subscriptions.pop(host.name, None)
+        if self._link is not None and wanted is not None:
+            await self._link.unwant(wanted)
+
+    async def drain(self) -> None:
+        """Detach everything; what NATS had sent has been received on return."""
+        if self._link is not None:
+            await self._link.drain()
+
+    # --- how it stands ---
+
+    def is_attachable(self, host: StreamHost) -> bool:
+        """Whether it is to receive messages: what the system has for itself may get none."""
+        return host.origin != SYSTEM or host.name in self._own_receivers
+
+    def is_attached(self, host: StreamHost) -> bool:
+        """Whether NATS delivers to the stream, for all that is known."""
+        return self.connected and self._is_confirmed(host)
+
+    @property
+    def all_confirmed(self) -> bool:
+        """Every stream's subscription is confirmed, except those that need not be."""
+        return all(
+            self._is_confirmed(host) or self._is_optional_and_refused(host)
+            for host in self._hosts.values()
+            if self.is_attachable(host)
+        )
+
+    def refused(self) -> list[RefusedSubject]:
+        """What NATS refuses, in the order of the streams' names."""
+        return [
+            RefusedSubject(name, wanted.subject, wanted.problem, name not in self._optional)
+            for name, wanted in sorted(self._subscriptions.items())
+            if wanted.problem
+        ]
+
+    def jetstream_warnings(self, host: StreamHost) -> list[str]:
+        """Streams of JetStream that ack the same messages."""
+        wanted = self._subscriptions.get(host.name)
+        if wanted is None or not wanted.jetstream_streams or host.settings.acks != "on":
+            return []
+        names = ", ".join(wanted.jetstream_streams)
+        return [
+            f"JetStream acks the same messages (its stream {names}): publishers take the first ack"
+        ]
+
+    def _is_optional_and_refused(self, host: StreamHost) -> bool:
+        wanted = self._subscriptions.get(host.name)
+        return host.name in self._optional and wanted is not None and bool(wanted.problem)
+
+    def _is_confirmed(self, host: StreamHost) -> bool:
+        wanted = self._subscriptions.get(host.name)
+        return wanted is not None and wanted.confirmed
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None and self._link.connected
+
+    @property
+    def problem(self) -> str:
+        """Why there is no connection; empty when there is one."""
+        if self._link is None:
+            return "no connection was made yet"
+        return "" if self._link.connected else self._link.problem
+
+    @property
+    def server_version(self) -> str:
+        """Empty without a connection."""
+        return self._link.server_version if self._link is not None else ""

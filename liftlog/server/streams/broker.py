@@ -1,0 +1,431 @@
+"""The streams of the daemon: find, create, describe, attach to NATS, delete; all of them at the
+start and at the end.
+
+Everything runs on the event loop; blocking work goes to the writer pool or to threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from liftlog.errors import (
+    Conflict,
+    Forbidden,
+    InvalidArgument,
+    NatsRefused,
+    ShuttingDown,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from liftlog.log import Clock, DataDir
+from liftlog.log.recovery import ActiveState
+from liftlog.names import is_stream_name
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.checkpoints import Checkpoints
+from liftlog.server.commits.host import SYSTEM, StreamHost
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.subscriptions import RunHandler
+from liftlog.server.streams.administration import Administration
+from liftlog.server.streams.attachments import Attachments, RefusedSubject
+from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
+from liftlog.server.streams.description import describe, describe_broken
+from liftlog.server.streams.intake import Intake
+from liftlog.server.streams.making import StreamMaker
+from liftlog.server.streams.metadata import save_metadata
+from liftlog.server.streams.neighbours import Neighbours
+from liftlog.server.streams.possible_losses import PossibleLosses
+from liftlog.server.streams.settings import check_same
+from liftlog.server.streams.troubles import stream_troubles
+from liftlog.server.vitals.clock_guard import ClockGuard
+from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.settings import Settings, StreamSettings, parse_stream_settings
+from liftlog.stream import AckSubjects
+
+logger = logging.getLogger("liftlog.server")
+
+_DRAIN_SECONDS = 30.0
+_MAX_NAMED = 20
+_TURN_SECONDS = 0.002
+"""The event loop is held for about so long at a time by a list of all streams."""
+
+
+class Compactor(Protocol):
+    """What cleans the streams' sealed segments."""
+
+    def describe(self, host: StreamHost) -> dict[str, Any]: ...
+    def request(self, host: StreamHost) -> None: ...
+    async def forget(self, host: StreamHost) -> None: ...
+    async def interrupt(self, host: StreamHost) -> None: ...
+    def history(self, host: StreamHost) -> list[dict[str, Any]]: ...
+    def failures(self) -> dict[str, str]: ...
+
+
+class Broker:
+    """Implements the pull server's Broker."""
+
+    def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
+        self.settings = settings
+        self.server_id = secrets.token_hex(8)
+        self.hosts: dict[str, StreamHost] = {}
+        self.intake = Intake(settings.commit, settings.ingest.max_pending_bytes, clock, self.hosts)
+        self.broken: dict[str, str] = {}
+        """Those that are not served, and why."""
+        self._data_dir = data_dir
+        self.reserve = DiskReserve(data_dir.path)
+        self.changes = asyncio.Lock()
+        """Held while streams come or go."""
+        self.clock_guard = ClockGuard(clock)
+        self._losses = PossibleLosses(clock)
+        self._attachments = Attachments(self.hosts, self.intake, self._losses.note)
+        self._neighbours = Neighbours(self.hosts, settings.nats.ack_subjects)
+        self._maker = StreamMaker(
+            self.hosts,
+            self.broken,
+            settings,
+            data_dir,
+            committers=self.intake,
+            neighbours=self._neighbours,
+            losses=self._losses,
+            now_ns=self.now_ns,
+        )
+        self.compactor: Compactor | None = None
+        self.administration = Administration(self)
+        self._checkpoints: Checkpoints | None = None
+        self._closing = False
+        self._deleting: set[str] = set()
+        """Whoever waits for records of these must not take them for failed."""
+
+    def now_ns(self) -> int:
+        """For judging ages, see ClockGuard."""
+        return self.clock_guard.now_ns()
+
+    # --- start ---
+
+    async def open_streams(
+        self, *, assume_yes: bool, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Open every stream on disk and apply the configuration.
+
+        A stream that cannot be opened is left alone and shown as failed; the others are served.
+        Once `is_stopping`, the rest stays as it lies on disk.
+        Raises ConfigError when the configuration would delete much of a stream.
+        """
+        await asyncio.to_thread(self.reserve.release)
+        await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
+        self.streams_changed()
+
+    async def keep_disk_reserve(self) -> None:
+        """Set room aside for the day when the disk is full. Call it before messages come in, and
+        after everything that a start must write."""
+        await asyncio.to_thread(self.reserve.keep)
+
+    # --- the system's own streams ---
+
+    async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost:
+        """A stream that the daemon writes itself; made if there is none. Call it behind
+        `open_streams`. Raises StreamUnavailable when it is there and could not be opened."""
+        if name in self.broken:
+            raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
+        host = self.hosts.get(name)
+        if host is None:
+            host = await self._maker.create(name, settings, origin=SYSTEM)
+        elif host.settings != settings:
+            await host.run_exclusive(lambda: None, then=partial(host.adopt, settings))
+            await save_metadata(host)
+        self.streams_changed()
+        return host
+
+    def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
+        """Attach a stream of the system's own. Call it before `set_link`."""
+        self._attachments.receive_for(name, receive, is_required=is_required)
+
+    @property
+    def ack_subjects(self) -> AckSubjects:
+        return self._neighbours.ack_subjects
+
+    def send(self, commands: bytes) -> None:
+        """NATS commands."""
+        self.intake.send(commands)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Raises StreamUnavailable when they could not be opened."""
+        if self._checkpoints is None:
+            raise StreamUnavailable(
+                "there are no checkpoints: the stream _offsets could not be opened",
+                hint="the daemon's log has the cause",
+            )
+        return self._checkpoints
+
+    @property
+    def has_checkpoints(self) -> bool:
+        return self._checkpoints is not None
+
+    def serve_checkpoints(self, checkpoints: Checkpoints) -> None:
+        """From now on these are the checkpoints."""
+        self._checkpoints = checkpoints
+
+    # --- NATS ---
+
+    def set_link(self, link: NatsLink) -> None:
+        """Streams are attached through this link from now on."""
+        self._attachments.set_link(link)
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    @property
+    def attached(self) -> bool:
+        """Every stream's subscription is confirmed, except those that need not be."""
+        return self._attachments.all_confirmed
+
+    def jetstream_rivals(self) -> list[str]:
+        """Streams whose messages JetStream acks as well."""
+        return [
+            host.name for host in self.hosts.values() if self._attachments.jetstream_warnings(host)
+        ]
+
+    def refused_subjects(self) -> list[RefusedSubject]:
+        """Subscriptions that NATS refuses."""
+        return self._attachments.refused()
+
+    def streams_changed(self) -> None:
+        """Subjects that acks must not go to, and who is a neighbour of whom."""
+        self._neighbours.changed()
+
+    # --- the pull server's Broker ---
+
+    async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
+        """Make a stream and attach it; returns after NATS confirmed the subscription.
+
+        Idempotent for equal settings. Raises Conflict with the differences, InvalidArgument,
+        NatsUnavailable (the stream then exists, detached, and is attached as soon as possible),
+        NatsRefused (a stream that was not there before is not there then either).
+        """
+        wanted_settings = parse_stream_settings(settings)
+        if not is_stream_name(name):
+            raise InvalidArgument(
+                f"{name!r} is not a stream name",
+                hint="letters, digits, `-` and `_`, at most 128, not beginning with `_` or `-`",
+            )
+        async with self.changes:
+            if self._closing:
+                raise ShuttingDown("the daemon is stopping")
+            if name in self.broken:
+                raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
+            host = self.hosts.get(name)
+            is_new = host is None
+            if host is not None:
+                check_same(name, host.origin, host.settings, wanted_settings)
+            else:
+                host = await self._maker.create(name, wanted_settings, origin="api")
+                self.streams_changed()
+                self._attachments.want(host)
+        try:
+            await self._attachments.attach(host)
+        except NatsRefused:
+            if is_new:
+                await self._undo_creation(host)
+            raise
+        return self.describe(host)
+
+    async def _undo_creation(self, host: StreamHost) -> None:
+        """NATS does not let us have its messages, and the caller is told so: leave nothing behind
+        that would be asked for again and again."""
+        async with self.changes:
+            if self.hosts.get(host.name) is not host or self._closing:
+                return
+            try:
+                await self._end_host(host)
+                await self._maker.remove_files(host.name)
+            finally:
+                self._deleting.discard(host.name)
+            logger.info("stream-not-created stream=%s cause=nats-refused", host.name)
+
+    async def describe_stream(self, name: str) -> StreamInfo:
+        if name in self.broken:
+            return describe_broken(name, self.broken[name])
+        return self.describe(self._host(name))
+
+    async def list_streams(self) -> list[StreamInfo]:
+        """Without the system's own. Other work gets its turn in between, so each is described as it
+        is at its own moment."""
+        found = []
+        turn_began = time.perf_counter()
+        for name in self.stream_names():
+            if time.perf_counter() - turn_began > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn_began = time.perf_counter()
+            with contextlib.suppress(StreamNotFound):  # deleted meanwhile
+                found.append(await self.describe_stream(name))
+        return found
+
+    def stream_names(self) -> list[str]:
+        """In order, without the system's own."""
+        return sorted(filter(is_stream_name, {*self.hosts, *self.broken}))
+
+    async def delete_stream(self, name: str) -> None:
+        """Detach, commit and ack what arrived, remove the files; also of a stream that could not
+        be opened. When the files will not go, the stream is shown as failed and can be deleted
+        again."""
+        async with self.changes:
+            if not is_stream_name(name):
+                raise Forbidden(f"stream {name} belongs to the daemon", hint="it is left as it is")
+            host = None if name in self.broken else self._host(name)
+            if name in self.settings.streams:
+                raise Conflict(
+                    f"stream {name} comes from the configuration file",
+                    hint="remove it there and restart the daemon, then delete it",
+                )
+            try:
+                if host is not None:
+                    await self._end_host(host)
+                await self._maker.remove_files(name)
+            finally:
+                self._deleting.discard(name)
+            logger.info("stream-deleted stream=%s", name)
+
+    async def _end_host(self, host: StreamHost) -> None:
+        await self._attachments.detach(host)
+        try:
+            await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
+        except TimeoutError:
+            self._attachments.want(host)
+            raise StreamUnavailable(
+                f"stream {host.name} was not deleted: its disk does not answer"
+            ) from None
+        del self.hosts[host.name]
+        self.broken[host.name] = "its deletion did not finish"
+        self._deleting.add(host.name)
+        host.close()
+        if self.compactor is not None:
+            await self.compactor.forget(host)
+        self.streams_changed()
+        await asyncio.to_thread(host.log.close)
+
+    async def compact_stream(self, name: str) -> StreamInfo:
+        """Ask for a pass as soon as possible; describe the stream with the request noted."""
+        host = self.stream(name)
+        if self.compactor is None:
+            raise ShuttingDown("nothing is compacted at the moment")
+        self.compactor.request(host)
+        return self.describe(host)
+
+    def compaction_history(self, name: str) -> list[dict[str, Any]]:
+        """What the last passes since the start did, the newest first."""
+        return [] if self.compactor is None else self.compactor.history(self._host(name))
+
+    def stream(self, name: str) -> StreamHost:
+        host = self._host(name)
+        if host.failure:
+            raise StreamUnavailable(f"stream {name} has failed: {host.failure}")
+        return host
+
+    def _host(self, name: str) -> StreamHost:
+        host = self.hosts.get(name)
+        if host is None:
+            if name in self.broken and name not in self._deleting:
+                raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
+            raise StreamNotFound(f"there is no stream {name!r}")
+        return host
+
+    def describe(self, host: StreamHost) -> StreamInfo:
+        compaction = self.compactor.describe(host) if self.compactor is not None else {}
+        warnings = self._neighbours.warnings(host) + self._attachments.jetstream_warnings(host)
+        return describe(host, self.state_of(host), warnings, compaction)
+
+    def state_of(self, host: StreamHost) -> str:
+        if host.failure:
+            return "failed"
+        if not self._attachments.is_attachable(host):
+            return "internal"
+        if not self.is_attached(host):
+            return "detached"
+        if host.settings.read_only:
+            return "read-only"
+        return "paused" if host.settings.paused else "attached"
+
+    def is_attached(self, host: StreamHost) -> bool:
+        """Whether NATS delivers to the stream, for all that is known."""
+        return self._attachments.is_attached(host)
+
+    def failed_streams(self) -> list[str]:
+        """Those that cannot be written, or could not be opened."""
+        return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
+
+    def troubles(self, may_read: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
+        """What is wrong with streams that are served all the same; see `stream_troubles`."""
+        failures = {} if self.compactor is None else self.compactor.failures()
+        return stream_troubles(self.hosts, failures, may_read)
+
+    def stalled_streams(self, seconds: float) -> list[str]:
+        """Those whose disk has not answered for so long."""
+        return [name for name, host in self.hosts.items() if host.in_flight_seconds > seconds]
+
+    @property
+    def nats_connected(self) -> bool:
+        return self._attachments.connected
+
+    @property
+    def nats_problem(self) -> str:
+        """Why the daemon does not get what is published, as far as NATS has to do with it: no
+        connection, or a subject that it refuses. Empty when all is well."""
+        if not self.nats_connected:
+            return f"not connected to NATS: {self._attachments.problem}"
+        refused = [
+            f"{one.subject} (stream {one.stream}): {one.problem}"
+            for one in self.refused_subjects()
+            if one.is_required
+        ]
+        return f"NATS refuses {'; '.join(refused[:_MAX_NAMED])}" if refused else ""
+
+    @property
+    def nats_version(self) -> str:
+        """Of the server; empty without a connection."""
+        return self._attachments.server_version
+
+    # --- stop ---
+
+    async def drain(self) -> None:
+        """Take no more messages; commit and answer everything that was received."""
+        self._closing = True
+        await self._attachments.drain()
+        for host in self.hosts.values():
+            host.refuse_new()
+        await asyncio.gather(*(host.drained() for host in self.hosts.values()))
+
+    async def close(self) -> None:
+        """Close every log; a clean marker is written when all of them closed well."""
+        await self._losses.close()
+        for host in self.hosts.values():
+            host.close()
+        # Commits that a drain did not wait for end on the loop, before the logs are closed.
+        await asyncio.to_thread(self.intake.pool.close)
+        await asyncio.to_thread(self._close_logs, list(self.hosts.values()))
+
+    def _close_logs(self, hosts: Iterable[StreamHost]) -> None:
+        self.reserve.release()
+        states: dict[str, ActiveState] = {}
+        started = time.monotonic()
+        stepped_ns = self.intake.now_ns() - self.intake.steady_ns()
+        for host in hosts:
+            try:
+                write_dedupe_snapshot(host.log, host.sequencer.dedupe, stepped_ns=stepped_ns)
+                host.subjects.save()
+            except OSError as error:
+                logger.warning("snapshot-failed stream=%s error=%s", host.name, error)
+            state = None if host.failure else host.log.close()
+            if state is not None:
+                states[host.name] = state
+        self._data_dir.mark_clean(states)
+        self.reserve.keep()  # the next start may find the disk full
+        self._data_dir.close(None)
+        logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)

@@ -1,0 +1,149 @@
+"""The message ids that a stream remembers, when it is opened: from the snapshot of a clean stop, or
+from the log. Blocking."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
+from liftlog.log import Log
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.records import Place, decode_batch, iter_batches, parse_header
+from liftlog.server.commits.damage import quarantine_found
+from liftlog.stream import DedupeWindow
+from liftlog.stream.dedupe import message_ids
+
+logger = logging.getLogger("liftlog.server.stream")
+
+_SNAPSHOT_NAME = "dedupe"
+_SNAPSHOT_MAX_IDS = 200_000  # beyond it scanning the log costs less than writing the snapshot
+_SCAN_BYTES = 4 * 1024 * 1024
+
+
+def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
+    """Fill an empty window with what it would hold, had it been there all the time."""
+    if not dedupe.window_ns:
+        return
+    if not _restore_snapshot(log, dedupe):
+        _rebuild(log, dedupe, now_ns - dedupe.window_ns)
+    dedupe.expire(now_ns)
+
+
+def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
+    """Learn the message ids of the window from the log alone, also those that retention has put
+    out of the readers' reach. What cannot be read costs the ids that lie in it."""
+    recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
+    offset = recent[0].base_offset if recent else log.high_watermark
+    while offset < log.high_watermark:
+        reached, problem = offset, None
+        try:
+            found = log.read_stored(offset, _SCAN_BYTES)
+            if found is None:
+                return
+            with found:
+                place = Place(found.first_offset, found.next_offset)
+                reached = _learn(log.name, found.pread(), offset, place, dedupe, since_ns)
+        except CorruptRange as error:
+            with suppress(StorageError):  # whoever reads it next tries again
+                quarantine_found(log, error)
+            reached, problem = error.next_offset, str(error)
+        except (StorageError, OSError) as error:
+            problem = str(error)
+        if problem or reached == offset:
+            _note_loss(log.name, offset, problem or "a damaged batch header")
+        if reached == offset:  # nobody knows how far it goes: on with the next segment
+            ends = [segment.next_offset for segment in log.segments]
+            reached = min([end for end in ends if end > offset], default=log.high_watermark)
+        offset = reached
+
+
+def _note_loss(name: str, offset: int, error: object) -> None:
+    logger.warning("dedupe-ids-lost stream=%s offset=%d error=%s", name, offset, error)
+
+
+def _learn(
+    name: str, raw: bytes, offset: int, place: Place, dedupe: DedupeWindow, since_ns: int
+) -> int:
+    """Add the ids of the batches in `raw` from `offset` on; returns the offset to read on at.
+
+    A damaged body costs its batch. At a damaged header this stops: reading on from there tells
+    how far the damage goes.
+    """
+    reached, position = offset, 0
+    while position < len(raw):
+        try:
+            header = parse_header(raw, position)
+            place.take(header)
+        except CorruptBatch:
+            break
+        if header.max_timestamp_ns >= since_ns:
+            try:
+                dedupe.add_batch(decode_batch(raw, position).trim(offset))
+            except CorruptBatch as error:
+                _note_loss(name, header.base_offset, error)
+        position += header.length
+        reached = max(offset, header.next_offset)
+    return reached
+
+
+def last_message_id(log: Log) -> bytes:
+    """Of the newest record; b"" if it has none, or cannot be read."""
+    last = log.high_watermark - 1
+    try:
+        found = log.read_stored(last, 1)
+        if found is None:
+            return b""
+        with found:
+            for batch in iter_batches(found.pread()):
+                for offset, _, message_id in message_ids(batch):
+                    if offset == last:
+                        return message_id
+    except (CorruptRange, CorruptBatch, StorageError, OSError) as error:
+        logger.warning("last-message-id-lost stream=%s error=%s", log.name, error)
+    return b""
+
+
+# --- the snapshot of a clean stop ---
+
+
+def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0) -> None:
+    """Save the window so that the next start need not scan for it. Raises OSError.
+
+    `stepped_ns` is how far the wall clock has stepped since the start: the next start measures ages
+    by it from there on, and each id keeps its age.
+    """
+    if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
+        return
+    # After a stop that could not drain, some ids belong to messages that were never stored.
+    end = log.log_end_offset
+    content: dict[str, Any] = dedupe.snapshot()
+    content["marks"] = [
+        [seen_ns + stepped_ns, mark, offset]
+        for seen_ns, mark, offset in content["marks"]
+        if offset < end
+    ]
+    content |= {"lineage": log.lineage, "log_end_offset": end}
+    write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
+
+
+def _restore_snapshot(log: Log, dedupe: DedupeWindow) -> bool:
+    """True when there was a snapshot of exactly this state of the log."""
+    try:
+        content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
+        if content is None or (content["lineage"], content["log_end_offset"]) != (
+            log.lineage,
+            log.log_end_offset,
+        ):
+            return False
+        dedupe.restore(content)
+    except (CorruptMetadata, KeyError, TypeError, ValueError, OSError) as error:
+        logger.warning("dedupe-snapshot-ignored stream=%s error=%s", log.directory.name, error)
+        return False
+    return True
+
+
+def _snapshot_path(log: Log) -> Path:
+    return log.directory / _SNAPSHOT_NAME

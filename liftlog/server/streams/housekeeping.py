@@ -1,0 +1,162 @@
+"""What every stream needs from time to time: rolls, retention, recovery points."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+from compaction import RetentionDecision
+from liftlog.errors import DiskFull, LiftlogError
+from liftlog.log import DataDir
+from liftlog.log.recovery import ActiveState
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.retention import decide_retention, remove_decided
+from liftlog.server.streams.side_by_side import SideBySide
+from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server")
+
+_DECIDERS = 4
+
+
+class Streams(Protocol):
+    """The streams of the daemon."""
+
+    @property
+    def hosts(self) -> Mapping[str, StreamHost]: ...
+    @property
+    def changes(self) -> asyncio.Lock:
+        """Held while streams come or go."""
+        ...
+
+    def now_ns(self) -> int:
+        """For judging ages."""
+        ...
+
+
+class Housekeeping:
+    """Runs on the event loop; log calls and decisions run in threads."""
+
+    def __init__(self, streams: Streams, data_dir: DataDir, reserve: DiskReserve) -> None:
+        self._streams = streams
+        self._data_dir = data_dir
+        self._reserve = reserve
+        # Threads of its own: a decision may read from a disk that stalls.
+        self._deciders = ThreadPoolExecutor(_DECIDERS, "liftlog-retention")
+        self._retention = SideBySide("retention")
+        self._recovery_points = SideBySide("recovery-point")
+        self._states: dict[StreamHost, ActiveState] = {}
+
+    async def close(self) -> None:
+        await self._retention.close()
+        await self._recovery_points.close()
+        self._deciders.shutdown(wait=False, cancel_futures=True)
+
+    # --- retention ---
+
+    async def apply_retention(self, *, by_time: bool) -> None:
+        """Roll idle segments that are too old, then delete what the limits say."""
+        hosts = [host for host in self._streams.hosts.values() if _may_be_due(host)]
+        await self._retention.run(hosts, partial(self._retain_or_make_room, by_time=by_time))
+
+    async def _retain_or_make_room(self, host: StreamHost, *, by_time: bool) -> None:
+        try:
+            await self._retain(host, by_time=by_time)
+        except DiskFull:
+            await asyncio.get_running_loop().run_in_executor(
+                self._deciders, host.log.leases.void, "the disk is full"
+            )
+            # Deleting needs a little room first, for the new manifest.
+            async with self._reserve.lent():
+                await self._retain(host, by_time=by_time, at_once=True)
+
+    async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
+        """With `at_once` files go also from under a compaction pass, which then begins anew."""
+        if host.log.is_roll_due():
+            await host.run_exclusive(host.log.roll_if_due)
+        settings = host.settings
+        decision = await asyncio.get_running_loop().run_in_executor(
+            self._deciders,
+            lambda: self._decide(host, settings, by_time=by_time),
+        )
+        if decision is None:
+            return
+        # A pass takes long, and were its sources deleted each time, it would never end.
+        count = 0 if host.rewriting and not at_once else decision.delete_segments
+        if not count and decision.log_start_offset <= host.log.log_start_offset:
+            return
+
+        def remove() -> int | None:
+            # As the writer of the moment: no update comes in between.
+            if host.settings is not settings:
+                return None  # others hold by now, and the next round goes by them
+            return remove_decided(host.log, decision, self._streams.now_ns(), delete_segments=count)
+
+        freed = await host.run_exclusive(remove)
+        if freed is None:
+            return
+        logger.info(
+            "retention stream=%s log_start=%d deleted_segments=%d freed_bytes=%s",
+            host.name,
+            decision.log_start_offset,
+            count,
+            freed,
+        )
+
+    def _decide(
+        self, host: StreamHost, settings: StreamSettings, *, by_time: bool
+    ) -> RetentionDecision | None:
+        """In a thread. No reader may keep publishers waiting for room."""
+        if self._reserve.is_disk_full():
+            host.log.leases.void("the disk is full")
+        return decide_retention(host.log, settings, self._streams.now_ns(), by_time=by_time)
+
+    # --- recovery points ---
+
+    async def save_recovery_points(self) -> None:
+        """Remember how far each stream is durable, so that recovery scans little."""
+        changed = [
+            host
+            for host in self._streams.hosts.values()
+            if not host.failure and host.log.log_end_offset != host.recovery_point_offset
+        ]
+        await self._recovery_points.run(changed, self._take_recovery_point)
+        # Also those of streams that stalled in an earlier round.
+        states, self._states = self._states, {}
+        if states:
+            try:
+                await self._write(states)
+            except LiftlogError as error:
+                logger.warning("recovery-points-not-written error=%s", error)
+
+    async def _take_recovery_point(self, host: StreamHost) -> None:
+        state = await host.run_exclusive(host.log.checkpoint)
+        assert isinstance(state, ActiveState)
+        self._states[host] = state
+
+    async def _write(self, states: Mapping[StreamHost, ActiveState]) -> None:
+        async with self._streams.changes:  # a deletion changes the same table
+            hosts = self._streams.hosts
+            known = {h: state for h, state in states.items() if hosts.get(h.name) is h}
+            write: Callable[[dict[str, ActiveState]], None] = self._data_dir.write_recovery_points
+            await asyncio.to_thread(write, {h.name: state for h, state in known.items()})
+            for host, state in known.items():
+                host.recovery_point_offset = state.next_offset
+
+
+def _may_be_due(host: StreamHost) -> bool:
+    """Whether a look at this stream can lead to anything: idle streams should cost nothing."""
+    if host.failure:
+        return False
+    log, limits = host.log, host.settings.retention
+    if limits.max_age_seconds or limits.max_bytes or limits.max_messages:
+        return True
+    if not log.leases.are_known:  # a look reads them, without which nothing is compacted either
+        return True
+    # Files that the log start has passed may wait for the end of the dedupe window or a lease.
+    return log.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset

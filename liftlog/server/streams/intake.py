@@ -1,0 +1,126 @@
+"""What the streams share on the way in: writers, the inline budget, acks out, and the bound on what
+waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from liftlog.log import Clock
+from liftlog.server.commits.budget import InlineBudget
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.commits.writer_pool import WriterPool
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.settings import CommitSettings
+from liftlog.stream import MessageRun
+
+_LOOK_AGAIN_SECONDS = 0.1
+_SMALL_RUN = 4096
+
+
+class Ingested(NamedTuple):
+    """From NATS, since the daemon started."""
+
+    chunks: int
+    size_bytes: int
+
+
+class Intake:
+    """Implements the streams' Committers. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        commit: CommitSettings,
+        max_pending_bytes: int,
+        clock: Clock,
+        hosts: Mapping[str, StreamHost],
+    ) -> None:
+        self.pool = WriterPool(commit.writer_threads)
+        self.inline = InlineBudget(commit.inline_max_messages, commit.inline_budget_seconds)
+        self.dirty: dict[StreamHost, None] = {}
+        self.link: NatsLink | None = None
+        self._hosts = hosts
+        self._clock = clock
+        self._start_ns = clock.now_ns() - clock.monotonic_ns()
+        self._max_pending_bytes = max_pending_bytes
+        self._kick_scheduled = False
+        self._pending_estimate = 0
+        self._crowded: set[StreamHost] = set()
+        self._chunks = self._size_bytes = 0
+        self._room = asyncio.Event()
+
+    # --- commits ---
+
+    def send(self, commands: bytes) -> None:
+        if self.link is not None:
+            self.link.send(commands)
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def steady_ns(self) -> int:
+        return self._start_ns + self._clock.monotonic_ns()
+
+    def mark_dirty(self, host: StreamHost) -> None:
+        """Commit this stream soon, when it is not a chunk that brought the messages."""
+        self.dirty[host] = None
+        if not self._kick_scheduled:
+            self._kick_scheduled = True
+            asyncio.get_running_loop().call_soon(self._kick_dirty)
+
+    def chunk_ended(self) -> None:
+        """Commit what a chunk from NATS has brought."""
+        self._chunks += 1
+        self._kick_dirty()
+
+    def _kick_dirty(self) -> None:
+        self._kick_scheduled = False
+        self.inline.begin_chunk()
+        dirty, self.dirty = self.dirty, {}
+        for host in dirty:
+            host.kick()
+
+    # --- how much may wait ---
+
+    def ingested(self) -> Ingested:
+        """All that has come from NATS so far."""
+        return Ingested(self._chunks, self._size_bytes)
+
+    def receiver(self, host: StreamHost) -> Callable[[MessageRun], None]:
+        """What the subscription of `host` hands its messages to."""
+
+        def receive(run: MessageRun) -> None:
+            self._pending_estimate += run.memory_bytes
+            self._size_bytes += run.size_bytes
+            host.receive(run)
+            if run.size_bytes > _SMALL_RUN and host.is_crowded():
+                self._crowded.add(host)
+
+        return receive
+
+    def pending_changed(self) -> None:
+        """A commit ended: there may be room to read again."""
+        self._room.set()
+
+    def reading_is_held(self) -> bool:
+        """Whether more waits for the disk than may wait while we go on reading from NATS."""
+        return bool(self._crowded) or self._pending_estimate > self._max_pending_bytes
+
+    async def wait_until_ready_to_read(self) -> None:
+        """Returns at once unless too much waits for the disk.
+
+        Reading stops for all streams, but only while the crowded one makes progress: a stream
+        whose disk stalls must not hold up the others, and refuses alone beyond its own bound.
+        """
+        while self.reading_is_held():
+            self._crowded = {host for host in self._crowded if host.is_crowded()}
+            self._pending_estimate = sum(
+                host.sequencer.pending_bytes for host in self._hosts.values()
+            )
+            if not self.reading_is_held():
+                return
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._room.wait(), _LOOK_AGAIN_SECONDS)

@@ -1,0 +1,158 @@
+"""Leases: who holds which part of a stream, and for how long.
+
+They are granted and renewed in a writer thread while no commit of the stream is in flight, so no
+retention comes between the look and the promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from liftlog.errors import InvalidArgument
+from liftlog.log.leases import Lease
+from liftlog.protocol.described import LeaseInfo
+from liftlog.protocol.messages import EARLIEST
+from liftlog.server.commits.exclusive import exclusively
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.retention import decide_retention, grant_lease
+from liftlog.server.streams.settings import check_incarnation
+from liftlog.server.vitals.disk_reserve import DiskReserve
+
+_MS_NS = 1_000_000
+_MAX_PARTS = 1_000_000
+
+
+class LeaseKeeping:
+    """Belongs to the event loop. `stream` finds a running stream or raises, `now_ns` is for judging
+    ages, `clock_is_trusted` tells whether retention by time is applied. A full disk refuses leases,
+    but not that they are given back."""
+
+    def __init__(
+        self,
+        stream: Callable[[str], StreamHost],
+        now_ns: Callable[[], int],
+        reserve: DiskReserve,
+        *,
+        clock_is_trusted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._stream = stream
+        self._now_ns = now_ns
+        self._reserve = reserve
+        self._clock_is_trusted = clock_is_trusted
+        # Of each live lease that several readers share, the parts that have been read. Not stored:
+        # after a restart of the daemon such a lease ends by time.
+        self._finished: WeakKeyDictionary[StreamHost, dict[str, set[int]]] = WeakKeyDictionary()
+
+    async def acquire(
+        self,
+        name: str,
+        start: int | str,
+        *,
+        ttl_ms: int,
+        holder: str = "",
+        principal: str = "",
+        incarnation: str | None = None,
+    ) -> LeaseInfo:
+        """A lease from `start` to the high watermark; durable on return.
+
+        "earliest" is where retention wants the log to start: other leases may hold the log start
+        below that, and if each new lease began there, readers that follow each other would hold it
+        for ever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation.
+        """
+        host = self._stream(name)
+        check_incarnation(name, host.log.incarnation, incarnation)
+        if isinstance(start, str) and start != EARLIEST:
+            raise InvalidArgument(f"a lease begins at an offset or {EARLIEST!r}, not at {start!r}")
+        wanted = await self._wanted_start(host) if isinstance(start, str) else start
+
+        def grant() -> Lease:
+            low = max(wanted, host.log.log_start_offset) if isinstance(start, str) else wanted
+            return grant_lease(
+                host.log,
+                low,
+                duration_ns=ttl_ms * _MS_NS,
+                now_ns=self._now_ns(),
+                holder=holder,
+                principal=principal,
+            )
+
+        return self._info(host, await exclusively(host, grant))
+
+    async def renew(
+        self,
+        name: str,
+        lease_id: str,
+        *,
+        ttl_ms: int,
+        low: int | None = None,
+        finished: tuple[int, int] | None = None,
+    ) -> LeaseInfo:
+        """`finished` is one of several parts of the read, and how many there are: after the last of
+        them the lease is given back. Raises LeaseGone, InvalidArgument."""
+        if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
+            raise InvalidArgument(
+                f"part {finished[0]} of {finished[1]} is none of a read of up to {_MAX_PARTS} parts"
+            )
+        host = self._stream(name)
+        # As the writer of the moment: between the look whether it lives and its renewal nothing of
+        # what it holds may go.
+        renewed = await exclusively(
+            host,
+            lambda: host.log.leases.renew(
+                lease_id, duration_ns=ttl_ms * _MS_NS, now_ns=self._now_ns(), low=low
+            ),
+        )
+        if finished is not None and self._is_last(host, lease_id, *finished):
+            await self.release(name, lease_id)
+        return self._info(host, renewed)
+
+    def _is_last(self, host: StreamHost, lease_id: str, part: int, parts: int) -> bool:
+        """Note the part, and tell whether all have been read by now."""
+        live = {lease.lease_id for lease in host.log.leases.live(self._now_ns())}
+        known = self._finished.get(host, {})
+        known = {name: found for name, found in known.items() if name in live}
+        found = known.setdefault(lease_id, set())
+        found.add(part)
+        self._finished[host] = known
+        return len(found) >= parts
+
+    async def release(self, name: str, lease_id: str) -> None:
+        """One that is gone is no error."""
+        host = self._stream(name)
+        await exclusively(
+            host,
+            lambda: host.log.leases.release(lease_id, now_ns=self._now_ns()),
+            reserve=self._reserve,
+        )
+
+    def live(self, name: str) -> list[LeaseInfo]:
+        """The oldest first."""
+        host = self._stream(name)
+        return [self._info(host, lease) for lease in host.log.leases.live(self._now_ns())]
+
+    async def _wanted_start(self, host: StreamHost) -> int:
+        """Where the log would start if no lease held it. Raises StorageError."""
+        settings, by_time = host.settings, self._clock_is_trusted()
+        decision = await asyncio.to_thread(
+            decide_retention,
+            host.log,
+            settings,
+            self._now_ns(),
+            by_time=by_time,
+            after_leases=True,
+        )
+        return host.log.log_start_offset if decision is None else decision.log_start_offset
+
+    def _info(self, host: StreamHost, lease: Lease) -> LeaseInfo:
+        return LeaseInfo(
+            stream=host.name,
+            incarnation=host.log.incarnation,
+            lease_id=lease.lease_id,
+            low=lease.low,
+            high=lease.high,
+            holder=lease.holder,
+            expires_ns=lease.expires_ns,
+            remaining_ms=max(0, lease.expires_ns - self._now_ns()) // _MS_NS,
+        )

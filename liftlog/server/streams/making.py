@@ -1,0 +1,185 @@
+"""Streams come to life: those that are on disk at the start, those of the configuration, new ones.
+
+Everything runs on the event loop; files are touched in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
+from liftlog.log import DataDir, Log, RecoveryReport
+from liftlog.records.codecs import codec_named
+from liftlog.server.commits.configs import log_config
+from liftlog.server.commits.host import SYSTEM, Committers, StreamHost
+from liftlog.server.streams.metadata import (
+    has_new_settings,
+    metadata_of,
+    new_metadata,
+    save_metadata,
+)
+from liftlog.server.streams.neighbours import Neighbours
+from liftlog.server.streams.opening import load_stream, make_sequencer
+from liftlog.server.streams.possible_losses import PossibleLosses
+from liftlog.server.streams.retention import removes_too_much
+from liftlog.settings import Settings, StreamSettings
+
+logger = logging.getLogger("liftlog.server")
+
+
+class StreamMaker:
+    """Adds to the broker's `hosts` and `broken`, and to nothing else of it."""
+
+    def __init__(
+        self,
+        hosts: dict[str, StreamHost],
+        broken: dict[str, str],
+        settings: Settings,
+        data_dir: DataDir,
+        *,
+        committers: Committers,
+        neighbours: Neighbours,
+        losses: PossibleLosses,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._hosts = hosts
+        self._broken = broken
+        self._settings = settings
+        self._data_dir = data_dir
+        self._committers = committers
+        self._neighbours = neighbours
+        self._losses = losses
+        self._now_ns = now_ns
+
+    # --- the start ---
+
+    async def open_all(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
+        """See `Broker.open_streams`."""
+        names = await asyncio.to_thread(self._data_dir.stream_names)
+        for name in names:
+            if is_stopping():
+                return
+            await self._open(name, assume_yes=assume_yes)
+        for name, settings in self._settings.streams.items():
+            if is_stopping():
+                return
+            if name not in self._hosts and name not in self._broken:
+                await self._create_configured(name, settings)
+
+    async def _open(self, name: str, *, assume_yes: bool) -> None:
+        try:
+            host, report = await self._load(name)
+        except LiftlogError as error:
+            self._leave_alone(name, error)
+            return
+        except Exception as error:  # a supervisor: the other streams are served
+            self._broken[name] = f"internal error: {error!r}"
+            logger.exception("stream-not-opened stream=%s", name)
+            return
+        log = host.log
+        if host.origin == "config" and not assume_yes and has_new_settings(host):
+            await self._refuse_large_deletion(log, host.settings)
+        if metadata_of(host) != log.metadata:
+            await save_metadata(host)
+        logger.info(
+            "stream-opened stream=%s clean=%s log_start=%d log_end=%d scanned_bytes=%d",
+            name,
+            report.clean,
+            log.log_start_offset,
+            log.log_end_offset,
+            report.scanned_bytes,
+        )
+        if log.log_end_offset > host.settings.initial_offset and host.origin != SYSTEM:
+            self._losses.note(host, "the daemon was not running")
+
+    def _leave_alone(self, name: str, error: LiftlogError) -> None:
+        """It is not served, and said to have failed."""
+        self._broken[name] = str(error)
+        logger.error("stream-not-opened stream=%s error=%s", name, error)
+
+    async def _load(self, name: str) -> tuple[StreamHost, RecoveryReport]:
+        configured = self._settings.streams.get(name)
+        found = await asyncio.to_thread(load_stream, self._data_dir, name, configured)
+        try:
+            host = await self._make_host(name, found.settings, found.log, found.origin)
+        except Exception:
+            await asyncio.to_thread(found.log.close)
+            raise
+        host.switches = found.switches
+        return host, found.report
+
+    async def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
+        if await asyncio.to_thread(removes_too_much, log, settings, self._now_ns()):
+            raise ConfigError(
+                f"streams.{log.name}.retention would delete more than a tenth of the stream at "
+                "once",
+                hint="start once with --yes if that is what you want",
+            )
+
+    async def _create_configured(self, name: str, settings: StreamSettings) -> None:
+        try:
+            codec_named(settings.compression)
+        except UnsupportedFormat as error:
+            self._leave_alone(name, error)
+            return
+        await self.create(name, settings, origin="config")
+
+    # --- one stream ---
+
+    async def create(self, name: str, settings: StreamSettings, *, origin: str) -> StreamHost:
+        """A new, empty stream; its neighbours are not told yet."""
+        if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
+            # Put there since the start: a new stream would overwrite it.
+            raise StreamUnavailable(
+                f"there are files of a stream {name} which this daemon has not opened",
+                hint="restart it to serve them, or move them away",
+            )
+        log: Log | None = None
+        try:
+            log = await asyncio.to_thread(
+                self._data_dir.create_log,
+                name,
+                log_config(settings),
+                initial_offset=settings.initial_offset,
+                metadata=new_metadata(settings, origin),
+            )
+            host = await self._make_host(name, settings, log, origin)
+        except Exception:
+            # Nobody was told that it exists: it must not be there after the next start.
+            if log is not None:
+                await asyncio.to_thread(log.close)
+            with contextlib.suppress(LiftlogError):
+                await self.remove_files(name)
+            raise
+        logger.info("stream-created stream=%s subject=%s", name, settings.subject)
+        for warning in self._neighbours.warnings(host):
+            logger.warning("stream-warning stream=%s %s", name, warning)
+        return host
+
+    async def _make_host(
+        self, name: str, settings: StreamSettings, log: Log, origin: str
+    ) -> StreamHost:
+        sequencer = await asyncio.to_thread(
+            make_sequencer, name, settings, log, self._neighbours.ack_subjects, self._now_ns()
+        )
+        host = StreamHost(name, settings, log, sequencer, self._committers, origin=origin)
+        host.possible_losses = list(log.metadata.get("possible_losses", []))
+        self._hosts[name] = host
+        host.subjects.adopt(settings)
+        return host
+
+    async def remove_files(self, name: str) -> None:
+        """Of a stream that is not served any more. When they stay, it is shown as failed; raises
+        StorageError."""
+        try:
+            await asyncio.to_thread(self._data_dir.delete_log, name)
+        except LiftlogError as error:
+            if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
+                self._broken[name] = f"its deletion failed: {error}"
+                raise
+            # Under its new name it is no stream any more; the next start removes the rest.
+            logger.warning("stream-files-left stream=%s error=%s", name, error)
+        self._broken.pop(name, None)

@@ -1,0 +1,53 @@
+"""What streams have to know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.settings import rivals, share_messages
+from liftlog.stream import AckSubjects
+
+
+class Neighbours:
+    """Of the streams in `hosts`. Belongs to the event loop."""
+
+    def __init__(self, hosts: Mapping[str, StreamHost], ack_subjects: Sequence[str]) -> None:
+        """`ack_subjects`: where the operator lets acks go."""
+        self._chosen = tuple(ack_subjects)
+        self.ack_subjects = AckSubjects(chosen=self._chosen)
+        """Where acks may go."""
+        self._hosts = hosts
+        self._warnings: dict[str, list[str]] = {}
+
+    def changed(self) -> None:
+        """Streams have come or gone, or their settings are others: tell every stream which subjects
+        acks must not go to, and who its neighbours are."""
+        hosts = list(self._hosts.values())
+        self._warnings.clear()
+        self.ack_subjects = AckSubjects(
+            [host.settings.subject for host in hosts if host.settings.acks != "off"],
+            [host.settings.subject for host in hosts if host.settings.acks == "off"],
+            self._chosen,
+        )
+        # One map for all who have the same neighbours: a thousand streams with a map each would
+        # stop the event loop for a second.
+        siblings: dict[str | None, dict[bytes, str]] = {}
+        for host in hosts:
+            group = host.settings.queue_group
+            if group not in siblings:
+                siblings[group] = {
+                    other.name.encode(): other.settings.subject
+                    for other in hosts
+                    if not share_messages(host.settings, other.settings)
+                }
+            host.sequencer.ack_subjects = self.ack_subjects
+            host.sequencer.sibling_streams = siblings[group]
+
+    def warnings(self, host: StreamHost) -> list[str]:
+        """Looked at once per change: each stream is compared with every other."""
+        found = self._warnings.get(host.name)
+        if found is None:
+            others = {other.name: other.settings for other in self._hosts.values()}
+            found = self._warnings[host.name] = rivals(host.name, host.settings, others)
+        return found

@@ -1,0 +1,167 @@
+"""Retention of one stream: its settings and its segments in, the decision out; and leases, which
+hold it up for a while.
+
+Decisions read and may be made beside appends. What changes a log (`remove_decided`, `grant_lease`)
+is called by its writer of the moment, so that neither comes between the halves of the other.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from compaction.retention import RetentionDecision, RetentionPolicy, decide
+from liftlog.errors import Conflict, OffsetOutOfRange, StorageError
+from liftlog.log import Log
+from liftlog.log.leases import Lease
+from liftlog.log.segment import Segment
+from liftlog.server.commits.configs import window_ns
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server")
+
+_SECOND_NS = 1_000_000_000
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * _SECOND_NS)
+
+
+def decide_retention(
+    log: Log,
+    settings: StreamSettings,
+    now_ns: int,
+    *,
+    by_time: bool = True,
+    after_leases: bool = False,
+) -> RetentionDecision | None:
+    """What to remove now, or None when nothing is to be done. May read batch headers, and leases
+    that could not be read so far. `after_leases`: what will go when the last of them has ended.
+
+    Raises StorageError when the leases cannot be read: what they hold must not go for that.
+    """
+    log.leases.load()
+    retention = settings.retention
+    policy = RetentionPolicy(
+        max_age_ns=_nanoseconds(retention.max_age_seconds) if by_time else None,
+        max_bytes=retention.max_bytes,
+        max_messages=retention.max_messages,
+        protect_newer_than_ns=window_ns(settings),
+    )
+    decision = decide(
+        log.segments,
+        policy,
+        log_start_offset=log.log_start_offset,
+        log_end_offset=log.high_watermark,
+        now_ns=now_ns,
+        offset_of_record=lambda segment, number: _offset_of_record(log, segment, number),
+        held_from=None if after_leases else log.leases.low_bound(now_ns),
+    )
+    if not decision.delete_segments and decision.log_start_offset == log.log_start_offset:
+        return None
+    return decision
+
+
+def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
+    try:
+        return log.offset_of_record(segment, number)
+    except StorageError as error:
+        # The file may be gone by now, or the disk is ill: keep a few too many, and go on.
+        logger.warning("records-not-counted segment=%s error=%s", segment.path, error)
+        return segment.base_offset + number
+
+
+def remove_decided(
+    log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
+) -> int:
+    """Carry out a decision, or what a lease that was granted since leaves of it; returns the bytes
+    freed. Fewer files may be deleted than was decided. Raises StorageError, DiskFull."""
+    count = decision.delete_segments if delete_segments is None else delete_segments
+    start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)
+    if held_from is not None and held_from < start:
+        start = max(held_from, log.log_start_offset)
+        kept_from = [segment.next_offset > start for segment in log.segments].index(True)
+        count = min(count, kept_from)
+    return log.remove_before(start, count, delete_below=decision.delete_below)
+
+
+def grant_lease(
+    log: Log, low: int, *, duration_ns: int, now_ns: int, holder: str = "", principal: str = ""
+) -> Lease:
+    """A lease on everything from `low` to the high watermark; durable on return.
+
+    Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, DiskFull, StorageError.
+    """
+    if not log.log_start_offset <= low <= log.high_watermark:
+        raise OffsetOutOfRange(
+            f"offset {low} is outside [{log.log_start_offset}, {log.high_watermark}] of stream "
+            f"{log.name}",
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+    return log.leases.acquire(
+        low,
+        log.high_watermark,
+        duration_ns=duration_ns,
+        now_ns=now_ns,
+        holder=holder,
+        principal=principal,
+    )
+
+
+def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
+    """Whether retention would at once remove more than a tenth of what can be read, be it that
+    leases put it off."""
+    try:
+        decision = decide_retention(log, settings, now_ns, after_leases=True)
+    except StorageError:  # then nothing will be removed
+        return False
+    return decision is not None and is_large(log, decision)
+
+
+def is_large(log: Log, decision: RetentionDecision) -> bool:
+    """Whether it removes more than a tenth of what can be read."""
+    readable = log.high_watermark - log.log_start_offset
+    return readable > 0 and (decision.log_start_offset - log.log_start_offset) * 10 > readable
+
+
+def truncate_before(
+    log: Log, offset: int, settings: StreamSettings, now_ns: int, *, delete_files: bool = True
+) -> int:
+    """Make `offset` the log start; returns the bytes freed. Durable on return.
+
+    Files that are still needed to recognise duplicates stay for as long, and all of them without
+    `delete_files`: retention removes them later. Up to the log start it does nothing. Raises
+    OffsetOutOfRange above the high watermark, Conflict while a lease holds what would go,
+    StorageError, DiskFull.
+    """
+    if offset <= log.log_start_offset:
+        return 0
+    if offset > log.high_watermark:
+        raise OffsetOutOfRange(
+            f"offset {offset} is above the high watermark {log.high_watermark} of stream "
+            f"{log.name}",
+            hint="cut off at the high watermark to delete everything",
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+        )
+    log.leases.load()
+    holding = [lease for lease in log.leases.live(now_ns) if lease.low < offset]
+    if holding:
+        holders = ", ".join(sorted({lease.holder or lease.lease_id for lease in holding}))
+        raise Conflict(
+            f"leases hold records of stream {log.name} below {offset}: {holders}",
+            hint="wait until they end, or release them (`liftlog stream lease`)",
+            leases=len(holding),
+            low=min(lease.low for lease in holding),
+        )
+    if offset == log.log_end_offset:
+        log.roll()  # or the file of records that nobody can read would stay
+    decision = decide(
+        log.segments,
+        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
+        log_start_offset=offset,
+        log_end_offset=log.high_watermark,
+        now_ns=now_ns,
+    )
+    count = decision.delete_segments if delete_files else 0
+    return log.remove_before(offset, count, delete_below=decision.delete_below)
