@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs screenshot lock ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs pages screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+
+pages: setup ## Write the pages of docs/reference that are made from the code
+	$(BIN)/python -m tools.pages
 
 screenshot: setup ## Take the picture of the web page for README and docs (needs Chromium)
 	PYTHONPATH=tests $(BIN)/python tests/web/screenshot.py

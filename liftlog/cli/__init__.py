@@ -4,8 +4,8 @@ main        the entry point                       exit_codes  one table of all e
 root        the command and its subcommands       problems    errors in words, on stderr
 groups      groups of commands: aliases, typos    questions   asking before something goes
 options     --server, --token, --output, --debug  output      tables, JSON, JSON lines and YAML
-reference   writes docs/reference/cli.md          text        what strangers wrote, for a terminal
-suggestions, completion   names that the daemon knows    paths  places that are not made yet
+text        what strangers wrote, for a terminal  paths       places that are not made yet
+suggestions, completion   names that the daemon knows
 
 A module for each command, and beside it what it is made of:
 
@@ -22,9 +22,10 @@ doctor/             what of this machine would keep it from its work
 offline/            `log`: the files of a log, read and mended without a daemon
 backup              create, info, verify, restore. progress: a bar for bytes
 acl                 check, explain, hash-token, new-nkey
-errors              ls, lookup. error_table: what they show; errors_reference writes its page
+errors              ls, lookup. error_table: what they show
 export              a stream as a table. export_progress: its bar; export_job/: for spark-submit
-demo/               `demo` and `demo-spark`
+
+`demo` and `demo-spark` are in liftlog/demo/.
 
 Modules that declare commands import click and little else at their top; what does the work is
 imported when a command runs. So `liftlog --help` is fast and `liftlog consume` loads no server.

@@ -1,12 +1,12 @@
-"""All errors and refusals as rows, out of the classes and tables that they are made from."""
+"""All errors and refusals as rows, made from the classes and tables that define them."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from liftlog import errors
-from liftlog.cli.errors_reference import local_errors, told
 from liftlog.cli.exit_codes import ExitCode, exit_code_of_kind
 from liftlog.errors import LiftlogError
 from liftlog.stream import refusals
@@ -37,6 +37,23 @@ def all_errors() -> list[ErrorFacts]:
     """Those with a number first, by number."""
     wire = [errors.WIRE_ERRORS[code] for code in sorted(errors.WIRE_ERRORS)]
     return [_facts(kind) for kind in [*wire, *local_errors()]]
+
+
+def local_errors() -> list[type[LiftlogError]]:
+    """The errors of `liftlog.errors` without a number, by name."""
+    found = [
+        item
+        for _, item in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(item, LiftlogError) and item is not LiftlogError and not item.code
+    ]
+    return sorted(found, key=lambda kind: kind.name)
+
+
+def told(kind: type[LiftlogError]) -> tuple[str, str]:
+    """What an error means and what to do about it: the two paragraphs of its docstring."""
+    paragraphs = inspect.cleandoc(vars(kind)["__doc__"] or "").split("\n\n")
+    meaning, advice = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    return meaning, advice
 
 
 def _facts(kind: type[LiftlogError]) -> ErrorFacts:

@@ -13,8 +13,6 @@ from liftlog.cli.backup import backup_commands
 from liftlog.cli.completion import completion
 from liftlog.cli.config import config_commands
 from liftlog.cli.consume import consume
-from liftlog.cli.demo.command import demo
-from liftlog.cli.demo.spark.command import demo_spark
 from liftlog.cli.doctor.command import doctor
 from liftlog.cli.errors import errors_commands
 from liftlog.cli.exit_codes import ExitCode, table_lines
@@ -31,6 +29,7 @@ from liftlog.cli.serve import serve
 from liftlog.cli.stream import stream_commands
 from liftlog.cli.suggestions import suggest_stream
 from liftlog.cli.top import top
+from liftlog.demo.command import demo, demo_spark
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 

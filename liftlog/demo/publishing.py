@@ -14,7 +14,7 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError
 
 import envelope
-from liftlog.cli.demo.checking import Expected
+from liftlog.demo.checking import Expected
 
 UNACKED = 100
 IN_FLIGHT = 64

@@ -12,14 +12,19 @@ from pathlib import Path
 import nats
 from nats.aio.client import Client as NatsClient
 
-from liftlog.cli.demo.checking import (
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.offline.files import find_streams
+from liftlog.cli.offline.verify import KNOWN, NOTE, verify_stream
+from liftlog.cli.text import plural
+from liftlog.client import Record, connect
+from liftlog.demo.checking import (
     Expected,
     find_disorder,
     find_problems,
     find_repeats,
 )
-from liftlog.cli.demo.processes import DemoDaemon
-from liftlog.cli.demo.publishing import (
+from liftlog.demo.processes import DemoDaemon
+from liftlog.demo.publishing import (
     MESSAGE_ID,
     SUBJECT,
     UNACKED,
@@ -28,13 +33,7 @@ from liftlog.cli.demo.publishing import (
     introduce,
     show_ack,
 )
-from liftlog.cli.demo.running import conclude, until_signal
-from liftlog.cli.demo.story import Story
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.offline.files import find_streams
-from liftlog.cli.offline.verify import KNOWN, NOTE, verify_stream
-from liftlog.cli.text import plural
-from liftlog.client import Record, connect
+from liftlog.demo.story import Story, conclude, until_signal
 from liftlog.server.life.embedded import EmbeddedNats
 
 STREAM = "orders"

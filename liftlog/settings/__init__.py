@@ -8,8 +8,8 @@ checks     across fields                cautions     allowed and hardly meant
 load       `load_settings`, `parse_stream_settings`
 acl_file   the ACL file                 differences  between two configurations
 
-Made from the model: `reference` (docs/reference/settings.md), `template` (a file to begin with),
-`schema` (for editors).
+Made from the model: `template` (a file to begin with), `schema` (for editors), and
+docs/reference/settings.md (tools/pages).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from support.repository import REPOSITORY
 
-from liftlog.cli.demo import scenario
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.client import Record
+from liftlog.demo import scenario
 
 pytestmark = pytest.mark.integration
 

@@ -13,10 +13,10 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
-from liftlog.cli.demo.spark import queries, scenario
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.export import export
 from liftlog.client import Record, connect_sync
+from liftlog.demo.spark import queries, scenario
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

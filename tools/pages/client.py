@@ -1,13 +1,9 @@
-"""The reference page of every name of `liftlog.client`, made from signatures and docstrings.
-
-python -m liftlog.client.reference > docs/reference/client-api.md
-"""
+"""The reference page of every name of `liftlog.client`, made from signatures and docstrings."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ForwardRef, get_args
 
@@ -17,7 +13,7 @@ from liftlog.client import resets, selecting
 _HEAD = """\
 # Client API
 
-<!-- Made by `python -m liftlog.client.reference`; a test fails when this page is out of date. -->
+<!-- Made by `make pages`; a test fails when this page is out of date. -->
 
 Every name of `liftlog.client`, with its signature and what its code says of it.
 [The client](client.md) says how they belong together; [Consume](../how-to/consume.md) begins with
@@ -174,7 +170,3 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
         kind = kind.replace("|", "\\|")
         lines.append(f"| `{name}` | `{kind}` |" + f" {meaning} |" * told)
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,13 +1,9 @@
-"""The reference page of the command line, made from the commands themselves.
-
-python -m liftlog.cli.reference > docs/reference/cli.md
-"""
+"""The reference page of the command line, made from the commands themselves."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 
 import click
@@ -18,7 +14,7 @@ from liftlog.cli.root import cli
 _HEAD = """\
 # Command line
 
-<!-- Made by `python -m liftlog.cli.reference`; a test fails when this page is out of date. -->
+<!-- Made by `make pages`; a test fails when this page is out of date. -->
 
 `liftlog COMMAND --help` prints what stands here. `--server`, `--token`, `--output` and `--debug`
 can stand before or after the command's name.
@@ -179,7 +175,3 @@ def _escape(text: str) -> str:
     """For a cell: placeholders and wildcards are no markup."""
     escaped = text.replace("|", "\\|")
     return re.sub(r"(?<!`)(\{n\}|\*)", r"`\1`", escaped)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

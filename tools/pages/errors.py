@@ -1,15 +1,11 @@
-"""The reference page of all errors, made from their classes.
-
-python -m liftlog.cli.errors_reference > docs/reference/errors.md
-"""
+"""The reference page of all errors, made from their classes."""
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Iterable, Iterator
 
 from liftlog import errors
+from liftlog.cli.error_table import local_errors, told
 from liftlog.cli.exit_codes import exit_code_of_kind
 from liftlog.client.publishing import results
 from liftlog.errors import LiftlogError
@@ -17,8 +13,7 @@ from liftlog.errors import LiftlogError
 _HEAD = """\
 # Errors
 
-<!-- Made by `python -m liftlog.cli.errors_reference`; a test fails when this page is out of
-date. -->
+<!-- Made by `make pages`; a test fails when this page is out of date. -->
 
 All errors are classes of `liftlog.errors`, below `LiftlogError`. Each has a `name`, a `message` for
 people, a `hint` that says what to do next where that depends on the case, and `details`, a mapping
@@ -65,23 +60,6 @@ PUBLISHER_ERRORS = (
 )
 
 
-def local_errors() -> list[type[LiftlogError]]:
-    """Those of `liftlog.errors` without a number."""
-    found = [
-        item
-        for _, item in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(item, LiftlogError) and item is not LiftlogError and not item.code
-    ]
-    return sorted(found, key=lambda kind: kind.name)
-
-
-def told(kind: type[LiftlogError]) -> tuple[str, str]:
-    """What an error means and what to do, out of the docstring of its class."""
-    paragraphs = inspect.cleandoc(vars(kind)["__doc__"] or "").split("\n\n")
-    meaning, advice = (" ".join(paragraph.split()) for paragraph in paragraphs)
-    return meaning, advice
-
-
 def render() -> str:
     """The page as Markdown."""
     return "\n".join([_HEAD, *_sections(), _REFUSALS])
@@ -107,7 +85,3 @@ def _table(
         cells += ["yes" if kind.retriable else "no", *told(kind)]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,11 +1,7 @@
-"""The reference page of all metrics, made from the table.
-
-python -m liftlog.server.metrics.reference > docs/reference/metrics.md
-"""
+"""The reference page of all metrics, made from the table."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS
@@ -15,8 +11,7 @@ from liftlog.server.metrics.text_format import CONTENT_TYPE, number
 _HEAD = f"""\
 # Metrics
 
-<!-- Made by `python -m liftlog.server.metrics.reference`; a test fails when this page is out of
-date. -->
+<!-- Made by `make pages`; a test fails when this page is out of date. -->
 
 `GET /metrics` on the [HTTP port](http.md) answers in the text format of Prometheus
 (`{CONTENT_TYPE}`). `config/grafana/liftlog.json` is a dashboard of them,
@@ -59,7 +54,3 @@ def _sections() -> Iterator[str]:
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
     return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

@@ -1,25 +1,21 @@
-"""The reference page of all settings, made from the model.
-
-python -m liftlog.settings.reference > docs/reference/settings.md
-"""
+"""The reference page of all settings, made from the model."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from .base import SettingsModel
-from .daemon import Settings
-from .keys import KeyPath, dotted, fields_of, section_of, summary_of
-from .stream import StreamSettings
+from liftlog.settings.base import SettingsModel
+from liftlog.settings.daemon import Settings
+from liftlog.settings.keys import KeyPath, dotted, fields_of, section_of, summary_of
+from liftlog.settings.stream import StreamSettings
 
 _HEAD = """\
 # Settings
 
-<!-- Made by `python -m liftlog.settings.reference`; a test fails when this page is out of date. -->
+<!-- Made by `make pages`; a test fails when this page is out of date. -->
 
 A setting comes from the YAML file, the environment, or `--set`; the later one wins.
 
@@ -108,7 +104,3 @@ def _sample(model: type[BaseModel]) -> SettingsModel:
     if not isinstance(sample, SettingsModel):
         raise TypeError(f"{model.__name__} is not a settings model")
     return sample
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

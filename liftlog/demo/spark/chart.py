@@ -7,8 +7,8 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from liftlog.cli.demo.spark.queries import Findings, Sales
-from liftlog.cli.demo.spark.shop import COUNTRIES, DAYS, FIRST_DAY, FIRST_EXPORT, STATES
+from liftlog.demo.spark.queries import Findings, Sales
+from liftlog.demo.spark.shop import COUNTRIES, DAYS, FIRST_DAY, FIRST_EXPORT, STATES
 from liftlog.errors import MissingDependency
 
 if TYPE_CHECKING:

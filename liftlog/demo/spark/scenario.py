@@ -17,13 +17,22 @@ import nats
 from nats.aio.client import Client as NatsClient
 
 from liftlog.cli.compaction import describe_last_pass
-from liftlog.cli.demo.processes import DemoDaemon
-from liftlog.cli.demo.running import conclude, until_signal
-from liftlog.cli.demo.spark.chart import draw_chart
-from liftlog.cli.demo.spark.checking import find_differences, show_money
-from liftlog.cli.demo.spark.publishing import STREAM, publish
-from liftlog.cli.demo.spark.queries import BY_STATE, ORDERS, REVENUE_BY_DAY, Findings, ask
-from liftlog.cli.demo.spark.shop import (
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.text import plural, show_size
+from liftlog.client import connect
+from liftlog.client.publisher import Published, Publisher
+from liftlog.demo.processes import DemoDaemon
+from liftlog.demo.spark.chart import draw_chart
+from liftlog.demo.spark.queries import (
+    BY_STATE,
+    ORDERS,
+    REVENUE_BY_DAY,
+    Findings,
+    ask,
+    find_differences,
+    show_money,
+)
+from liftlog.demo.spark.shop import (
     CANCELLED,
     FIRST_EXPORT,
     STATES,
@@ -32,16 +41,16 @@ from liftlog.cli.demo.spark.shop import (
     changes,
     split_at,
 )
-from liftlog.cli.demo.story import Story
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.text import plural, show_size
-from liftlog.client import connect
+from liftlog.demo.story import Story, conclude, until_signal
 from liftlog.server.life.embedded import EmbeddedNats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from liftlog.spark.export.snapshot import Snapshot
+
+STREAM = "orders"
+_ACK_SECONDS = 60.0
 
 _CONFIG = """\
 data_dir: {data_dir}
@@ -290,6 +299,36 @@ class _Demo:
         found = ask(spark, read(spark, str(self._lake)))
         self._problems += find_differences(books(published), found)
         return found
+
+
+async def publish(nc: NatsClient, changes: Sequence[Change], last_offset: int) -> int:
+    """Publish the changes in this order; returns the offset of the last one.
+
+    The shop's publisher: the library's, with the order's number as key and one ack per message.
+    `last_offset` is that of the last message before. Raises PublishFailed.
+    """
+    publisher = Publisher(
+        nc,
+        expect=[STREAM],
+        order="sequence",
+        last_sequence=last_offset,
+        ack_timeout=_ACK_SECONDS,
+        retry_for=0,
+    )
+    settled: list[asyncio.Future[Published]] = []
+    try:
+        async with publisher:
+            for change in changes:
+                settled.append(  # noqa: PERF401  # what was sent has to be known whenever it ends
+                    await publisher.submit(change.subject, change.value, key=change.key)
+                )
+            for one in settled:
+                last_offset = (await one).offset
+    finally:
+        for one in settled:  # the first failure speaks for all
+            if one.done() and not one.cancelled():
+                one.exception()
+    return last_offset
 
 
 def _interrupt_at_once() -> None:

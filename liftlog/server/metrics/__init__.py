@@ -6,5 +6,4 @@ daemon_values    ... and those of the daemon
 process_values   ... and those of the process
 text_format      the lines of the page
 exposition       `GET /metrics`
-reference        writes docs/reference/metrics.md (`python -m liftlog.server.metrics.reference`)
 """

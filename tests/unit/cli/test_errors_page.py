@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.cli.errors_reference import PUBLISHER_ERRORS, local_errors, render, told
+from liftlog.cli.error_table import local_errors, told
 from liftlog.errors import WIRE_ERRORS, LiftlogError
+from tools.pages.errors import PUBLISHER_ERRORS, render
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference/errors.md").read_text()
@@ -36,9 +37,7 @@ def every_error() -> set[str]:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert render() == PAGE, (
-        "run: python -m liftlog.cli.errors_reference > docs/reference/errors.md"
-    )
+    assert render() == PAGE, "run: make pages"
 
 
 def test_every_error_of_liftlog_is_on_it() -> None:

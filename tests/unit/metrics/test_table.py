@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from liftlog.server.metrics.reference import render
 from liftlog.server.metrics.stream_values import (
     CLEANING_VALUES,
     STREAM_HISTOGRAMS,
     STREAM_VALUES,
 )
 from liftlog.server.metrics.table import METRICS, SECTIONS
+from tools.pages.metrics import render
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
@@ -35,6 +35,4 @@ def test_every_stream_metric_is_of_the_kind_that_the_table_says() -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == render(), (
-        "run: python -m liftlog.server.metrics.reference > docs/reference/metrics.md"
-    )
+    assert PAGE.read_text() == render(), "run: make pages"

@@ -4,18 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.cli.demo.checking import (
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.problems import Problem
+from liftlog.demo.checking import (
     Expected,
     find_disorder,
     find_problems,
     find_repeats,
     summarise,
 )
-from liftlog.cli.demo.processes import DemoDaemon
-from liftlog.cli.demo.running import conclude
-from liftlog.cli.demo.story import Story
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import Problem
+from liftlog.demo.processes import DemoDaemon
+from liftlog.demo.story import Story, conclude
 from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.cli.demo.spark import chart
-from liftlog.cli.demo.spark.chart import draw_chart
-from liftlog.cli.demo.spark.checking import find_differences, sales_of, states_of
-from liftlog.cli.demo.spark.queries import Findings, InState
-from liftlog.cli.demo.spark.shop import (
+from liftlog.demo.spark import chart
+from liftlog.demo.spark.chart import draw_chart
+from liftlog.demo.spark.queries import Findings, InState, find_differences, sales_of, states_of
+from liftlog.demo.spark.shop import (
     CANCELLED,
     COUNTRIES,
     DAYS,
