@@ -43,9 +43,8 @@ from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.server.pull.limits import limits_of
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.housekeeping import Housekeeping
+from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk_probe import DiskProbe
-from liftlog.server.vitals.loop_watch import LoopWatch
-from liftlog.server.vitals.sync_times import SyncTimes
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
 from liftlog.settings.acl_file import load_policy

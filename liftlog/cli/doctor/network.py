@@ -139,7 +139,7 @@ def _shown(settings: Settings) -> list[str]:
 async def _ask_nats(settings: Settings) -> dict[str, Any]:
     import nats
 
-    from liftlog.server.ingest.login import login_options
+    from liftlog.server.ingest.servers import login_options
 
     errors: list[str] = []
 

@@ -21,7 +21,7 @@ from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE
 from liftlog.server.http.bodies import Message
-from liftlog.server.ingest.login import login_options
+from liftlog.server.ingest.servers import login_options
 from liftlog.settings import NatsSettings
 
 logger = logging.getLogger("liftlog.server.http")

@@ -3,14 +3,13 @@
 batch_parser   the NATS wire protocol, many messages at a time
 transport      nats-py's TCP transport with larger reads, straight into the parser
 websocket      the same over a WebSocket
-seam           where both plug into nats-py, and the slower way if the parser does not fit
-login          credentials and TLS, as nats-py takes them
-endings        the server's words: why a connection ends, what is refused
+seam           plugs both into nats-py; the slower way if the parser does not fit
+servers        the servers to connect to, and how to log in
+endings        why a connection ends and what is refused, from the server's words
 connection     one connection to one server, from login to its end
-servers        which servers there are
-subscriptions  what is wanted, and how it stands
-nats_link      one connection after the other, for ever; asks again for what was refused
-handover       from a server that is about to stop to another one
-overlap        messages that come over two connections, each taken once
+subscriptions  which subscriptions are wanted, and the state of each
+nats_link      one connection after another; repeats what was refused
+handover       moves from a server that is about to stop to another one
+overlap        takes each message once while two connections deliver it
 jetstream      whether JetStream acks the same messages
 """

@@ -15,10 +15,16 @@ from typing import Any
 import nats.errors
 
 from liftlog.errors import NatsUnavailable
-from liftlog.server.ingest.endings import Cause, Ending, Refusal, ending_of, error_words, refusal_of
-from liftlog.server.ingest.login import login_options
+from liftlog.server.ingest.endings import (
+    Cause,
+    Ending,
+    Rejection,
+    ending_of,
+    error_words,
+    rejection_of,
+)
 from liftlog.server.ingest.seam import make_client
-from liftlog.server.ingest.servers import NatsServerAddress
+from liftlog.server.ingest.servers import NatsServerAddress, login_options
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
@@ -42,7 +48,7 @@ class NatsConnection:
         *,
         on_chunk_end: Callable[[], None],
         on_revoked: Callable[[LinkSubscription, str], None],
-        on_publish_refused: Callable[[Refusal], None],
+        on_publish_refused: Callable[[Rejection], None],
         on_change: Callable[[], None],
         wait_until_ready_to_read: Callable[[], Awaitable[None]],
         reading_is_held: Callable[[], bool],
@@ -147,28 +153,28 @@ class NatsConnection:
     # --- Owner of the client ---
 
     def on_error_words(self, words: str) -> None:
-        refusal = refusal_of(words)
-        if refusal is None:
+        rejection = rejection_of(words)
+        if rejection is None:
             self.end(ending_of(words))
-        elif refusal.is_publish:
-            self._on_publish_refused(refusal)
+        elif rejection.is_publish:
+            self._on_publish_refused(rejection)
         else:
-            self._subscription_refused(refusal)
+            self._subscription_refused(rejection)
 
-    def _subscription_refused(self, refusal: Refusal) -> None:
-        named = refusal.subject.lower()
-        if refusal.sid in self._wanted:
-            found = [refusal.sid]
+    def _subscription_refused(self, rejection: Rejection) -> None:
+        named = rejection.subject.lower()
+        if rejection.sid in self._wanted:
+            found = [rejection.sid]
         else:
             found = [sid for sid, one in self._wanted.items() if one.subject.lower() == named]
         waiting = [sid for sid in found if sid in self._asked] or found
         if len(waiting) != 1:
-            self._refused_unnamed = refusal.text
+            self._refused_unnamed = rejection.text
         elif waiting[0] in self._asked:
-            self._asked[waiting[0]] = refusal.text
+            self._asked[waiting[0]] = rejection.text
         else:
             wanted = self._forget(waiting[0])
-            self._on_revoked(wanted, refusal.text)
+            self._on_revoked(wanted, rejection.text)
 
     def on_trouble(self, error: Exception) -> None:
         self.end(self._ending_by(error))

@@ -62,7 +62,7 @@ def ending_of(words: str) -> Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """Something that NATS did not do, on a connection that it keeps open."""
 
     text: str
@@ -82,22 +82,22 @@ _OTHERS = ("maximum subscriptions exceeded", "invalid subject", "permissions vio
 _MAX_TEXT = 400
 
 
-def refusal_of(words: str) -> Refusal | None:
+def rejection_of(words: str) -> Rejection | None:
     """None when the -ERR ends the connection."""
     lowered = words.lower()
     shown = words[:_MAX_TEXT]
     if "invalid publish subject" in lowered:
-        return Refusal(shown, is_publish=True)
+        return Rejection(shown, is_publish=True)
     found = _PERMISSION.search(words)
     if found is not None:
         sid = found["sid"]
-        return Refusal(
+        return Rejection(
             shown,
             is_publish=found["what"].lower().startswith("publish"),
             subject=found["subject"],
             sid=None if sid is None else int(sid),
         )
-    return Refusal(shown) if any(mark in lowered for mark in _OTHERS) else None
+    return Rejection(shown) if any(mark in lowered for mark in _OTHERS) else None
 
 
 _ERR_LINE = re.compile(rb"-ERR\s+'?(.*?)'?\s*\r\n", re.DOTALL)

@@ -1,5 +1,7 @@
-"""Whether JetStream acks the same messages as we do: a publisher takes the first ack for the one
-that it waits for, so it would take JetStream's for ours."""
+"""Finds out whether JetStream acks the same messages as the daemon.
+
+A publisher takes the first ack that arrives, so it would take JetStream's ack for the daemon's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 
+from acl.subjects import overlaps
 from liftlog.errors import NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.subscriptions import LinkSubscription
@@ -16,17 +19,66 @@ from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
 
-API_PREFIX = "$JS.API."
-_NAMES = f"{API_PREFIX}STREAM.NAMES"
+_API_PREFIX = "$JS.API."
+_NAMES = f"{_API_PREFIX}STREAM.NAMES"
 _ANSWER_SECONDS = 2.0
+_LOOK_SECONDS = 300.0
+"""Between two looks while nothing changes."""
 
 
-class JetStreamLook:
-    """Asks JetStream over one connection, as far as NATS allows that. Belongs to the event loop."""
+class JetStreamWatch:
+    """Looks in the background: after each change, and from time to time. Belongs to the event
+    loop."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        """`lock` is held while subscriptions of a connection change."""
+        self._lock = lock
+        self._look: _Look | None = None
+        self._due_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    def changed(self) -> None:
+        """A subscription was added: look soon."""
+        self._due_at = 0.0
+
+    def start_over(self) -> None:
+        """Look soon, and ask again even if NATS did not allow it before."""
+        self._look, self._due_at = None, 0.0
+
+    def refuses(self, subject: str) -> bool:
+        """Whether a refused publish to this subject was a question of ours. Then it is not asked
+        again over this connection."""
+        if self._look is None or not subject.upper().startswith(_API_PREFIX):
+            return False
+        self._look.is_refused = True
+        return True
+
+    def look(
+        self, connection: NatsConnection, wanted: Sequence[LinkSubscription], now: float
+    ) -> None:
+        """Begin to look if it is time to. Returns at once."""
+        if now < self._due_at or (self._looking is not None and not self._looking.done()):
+            return
+        self._due_at = now + _LOOK_SECONDS
+        if self._look is None or self._look.connection is not connection:
+            self._look = _Look(connection, self._lock)
+        acked = [one for one in wanted if one.is_acked and one.confirmed]
+        # A stream of inboxes would record the answers.
+        would_record = any(overlaps(one.subject, "_INBOX.>") for one in wanted)
+        if acked and not would_record and not self._look.is_refused:
+            self._looking = asyncio.create_task(self._look.ask(acked), name="nats-jetstream")
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+
+class _Look:
+    """Asks JetStream over one connection, as far as NATS allows that."""
 
     def __init__(self, connection: NatsConnection, lock: asyncio.Lock) -> None:
-        """`lock` is held while subscriptions of the connection change."""
-        self._connection = connection
+        self.connection = connection
         self._lock = lock
         self._inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._answers: dict[int, list[str]] = {}
@@ -34,11 +86,11 @@ class JetStreamLook:
         self._done = asyncio.Event()
         self._subscription = LinkSubscription(f"{self._inbox}.*", None, self._receive)
         self.is_refused = False
-        """NATS does not let us ask, so there is no use in asking again."""
+        """NATS does not let the daemon ask, so asking again is useless."""
 
     async def ask(self, wanted: Sequence[LinkSubscription]) -> None:
-        """Find out which streams of JetStream overlap; kept in each one's `jetstream_streams`."""
-        connection = self._connection
+        """Set `jetstream_streams` of each to the streams of JetStream that overlap with it."""
+        connection = self.connection
         try:
             if self._subscription not in connection.sids:
                 async with self._lock:
@@ -60,7 +112,7 @@ class JetStreamLook:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._done.wait()
         except (NatsUnavailable, TimeoutError):
-            pass  # what is known so far is kept
+            pass  # keep what is known so far
         logger.debug("jetstream-looked asked=%d answers=%d", len(wanted), len(self._answers))
         for number, names in self._answers.items():
             self._tell(wanted[number], names)
@@ -79,7 +131,7 @@ class JetStreamLook:
         for subject, payload in zip(run.subjects, run.payloads, strict=True):
             try:
                 number = int(subject.rpartition(b".")[2])
-                # Without JetStream NATS answers that nobody listens, with an empty payload.
+                # Without JetStream, NATS answers "no responders" with an empty payload.
                 found = json.loads(payload) if payload else {}
                 names = found.get("streams") or []
             except (ValueError, AttributeError):

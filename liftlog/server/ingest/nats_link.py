@@ -1,8 +1,8 @@
-"""The link to NATS: there for ever, over one connection after the other, honest about what may be
-lost.
+"""The daemon's permanent link to NATS, over one connection after another.
 
-It connects to whichever server answers, subscribes to what is wanted, asks again for what NATS
-refused, and moves to another server when the one that it is connected to is about to stop.
+It connects to the first server that answers, makes the wanted subscriptions, repeats those that
+NATS refused, and moves to another server when the current one is about to stop. It reports every
+period in which messages may have been missed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import nats.errors
 
-from acl.subjects import overlaps
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
-from liftlog.server.ingest.endings import Cause, Ending, Refusal
+from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.handover import Handover
-from liftlog.server.ingest.jetstream import API_PREFIX, JetStreamLook
+from liftlog.server.ingest.jetstream import JetStreamWatch
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
-from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
+from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler, SubscriptionBook
 from liftlog.settings import NatsSettings
 from liftlog.stream.acks import within_payload
 
@@ -33,11 +32,8 @@ logger = logging.getLogger("liftlog.server.nats")
 
 _WATCH_SECONDS = 0.5
 _DRAIN_SECONDS = 3.0
-_ASK_AGAIN_SECONDS = (1.0, 30.0)
-"""Between two attempts at subscriptions that NATS refused: at first, and at most."""
 _HANDOVER_PAUSE_SECONDS = 1.0
 _TOLD_AGAIN_SECONDS = 60.0
-_LOOK_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -50,7 +46,6 @@ class LinkCounters:
     acks_dropped: int = 0
     acks_refused: int = 0
     acks_oversized: int = 0
-    subscriptions_refused: int = 0
     handovers: int = 0
     disconnects_by_cause: Counter[Cause] = field(default_factory=Counter)
 
@@ -91,27 +86,27 @@ class NatsLink:
         self._reading_is_held = reading_is_held
         self._connection: NatsConnection | None = None
         self._handover: Handover | None = None
-        self._wanted: list[LinkSubscription] = []
+        self._book = SubscriptionBook()
         self._closing = False
         self._answers = True
         self._work = asyncio.Event()
         self._stopping = asyncio.Event()
         self._lock = asyncio.Lock()  # one change of subscriptions or connection at a time
         self._supervisor: asyncio.Task[None] | None = None
-        self._ask_again_at = 0.0
-        self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
         self._told: dict[str, float] = {}
         self._refused_ack_told_at = -_TOLD_AGAIN_SECONDS
-        self._look: JetStreamLook | None = None
-        self._look_over: NatsConnection | None = None
-        self._look_at = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._jetstream = JetStreamWatch(self._lock)
         self.problem = "no connection was made yet"
         """Why there is no connection."""
         self.refused_ack: RefusedAck | None = None
         self.counters = LinkCounters()
 
     # --- state ---
+
+    @property
+    def subscriptions_refused(self) -> int:
+        """How often NATS has refused or ended a subscription."""
+        return self._book.refusals
 
     @property
     def connected(self) -> bool:
@@ -165,11 +160,10 @@ class NatsLink:
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     def ask_again(self) -> None:
-        """Ask at once for what NATS refused: somebody may have given permission. Look at JetStream
+        """Ask at once for what NATS refused, since permissions may have changed. Look at JetStream
         again too."""
-        self._look, self._look_at = None, 0.0
-        self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
-        self._ask_again_at = 0.0
+        self._jetstream.start_over()
+        self._book.ask_at_once()
         self._work.set()
 
     async def _supervise(self) -> None:
@@ -192,10 +186,10 @@ class NatsLink:
                     continue
                 try:
                     async with self._lock:
-                        asked = list(self._wanted)
+                        asked = self._book.wanted
                         refused = await connection.subscribe(asked)
                         self._connection = connection
-                        self._settle(asked, refused)
+                        self._book.answered(asked, refused)
                 except BaseException as error:
                     self._connection = None
                     await connection.close()
@@ -213,7 +207,7 @@ class NatsLink:
             address,
             self.seam,
             on_chunk_end=self._on_chunk_end,
-            on_revoked=self._revoked,
+            on_revoked=self._book.revoked,
             on_publish_refused=self._publish_refused,
             on_change=self._work.set,
             wait_until_ready_to_read=self._wait_ready,
@@ -256,12 +250,7 @@ class NatsLink:
             connection.server_version,
         )
         if ending is not None:
-            self._gap(ending.text)
-
-    def _gap(self, reason: str) -> None:
-        for wanted in self._wanted:
-            if wanted.was_confirmed:
-                wanted.on_gap(reason)
+            self._book.gap(ending.text)
 
     async def _serve(self, connection: NatsConnection) -> Ending | None:
         """Until the connection ends, or that which took its place; why it ended."""
@@ -283,7 +272,7 @@ class NatsLink:
                 hand_over_at = time.monotonic() + _HANDOVER_PAUSE_SECONDS
                 continue
             await self._attach_missing(now)
-            self._look_at_jetstream(connection, time.monotonic())
+            self._jetstream.look(connection, self._book.wanted, time.monotonic())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._work.wait(), _WATCH_SECONDS)
         return connection.ending
@@ -301,8 +290,7 @@ class NatsLink:
     async def _abandon(self) -> None:
         """There is no connection any more."""
         connection, self._connection = self._connection, None
-        for wanted in self._wanted:
-            wanted.confirmed = False
+        self._book.disconnected()
         if connection is not None:
             await connection.close()
 
@@ -330,12 +318,12 @@ class NatsLink:
         try:
             async with self._lock:
                 handover = Handover(
-                    old, new, self._wanted, self._on_chunk_end, hurry=self._stopping
+                    old, new, self._book.wanted, self._on_chunk_end, hurry=self._stopping
                 )
                 self._handover = handover
                 await handover.run()
                 self._connection, self._handover = new, None
-                self._settle(handover.wanted, handover.refused)
+                self._book.answered(handover.wanted, handover.refused)
         except NatsUnavailable as error:
             self._warn("nats-handover-failed to=%s error=%s", new.address.shown, error)
             await new.close()
@@ -354,67 +342,37 @@ class NatsLink:
             handover.doubt or "none",
         )
         if handover.doubt:
-            self._gap(f"NATS was left for another server, but {handover.doubt}")
+            self._book.gap(f"NATS was left for another server, but {handover.doubt}")
         await old.close(flush=True)
         return True
 
     # --- what NATS refuses ---
 
-    def _settle(
-        self, asked: Iterable[LinkSubscription], refused: dict[LinkSubscription, str]
-    ) -> None:
-        """NATS has answered."""
-        for wanted in asked:
-            if wanted in refused:
-                self._refused(wanted, refused[wanted])
-                continue
-            if wanted.problem:
-                logger.info("nats-subscription-allowed subject=%s", wanted.subject)
-            wanted.accepted()
-
-    def _refused(self, wanted: LinkSubscription, problem: str) -> None:
-        self.counters.subscriptions_refused += 1
-        if problem != wanted.problem:
-            logger.warning(
-                "nats-subscription-refused subject=%s reason=%s", wanted.subject, problem
-            )
-        wanted.refused(problem)
-
-    def _revoked(self, wanted: LinkSubscription, problem: str) -> None:
-        """NATS has ended a subscription that it had confirmed."""
-        if wanted not in self._wanted:
-            return  # that of the look at JetStream
-        self._refused(wanted, problem)
-        wanted.on_gap(f"NATS ended the subscription: {problem}")
-
-    def _publish_refused(self, refusal: Refusal) -> None:
-        if self._look is not None and refusal.subject.upper().startswith(API_PREFIX):
-            self._look.is_refused = True
+    def _publish_refused(self, rejection: Rejection) -> None:
+        if self._jetstream.refuses(rejection.subject):
             return
         now = time.monotonic()
         self.counters.acks_refused += 1
-        self.refused_ack = RefusedAck(refusal.subject, refusal.text, now)
+        self.refused_ack = RefusedAck(rejection.subject, rejection.text, now)
         # Not `_warn`, which remembers each line: publishers choose the subjects.
         if now - self._refused_ack_told_at >= _TOLD_AGAIN_SECONDS:
             self._refused_ack_told_at = now
-            logger.warning("nats-ack-refused subject=%s reason=%s", refusal.subject, refusal.text)
+            logger.warning(
+                "nats-ack-refused subject=%s reason=%s", rejection.subject, rejection.text
+            )
 
     async def _attach_missing(self, now: float) -> None:
         """Ask for what is not confirmed: wanted while there was no connection, or refused."""
-        missing = [one for one in self._wanted if not one.confirmed and not one.problem]
-        if now >= self._ask_again_at:
-            missing += [one for one in self._wanted if one.problem]
-            self._ask_again_at = now + self._ask_again_seconds
-            self._ask_again_seconds = min(self._ask_again_seconds * 2, _ASK_AGAIN_SECONDS[1])
+        missing = self._book.missing(now)
         if not missing:
             return
         try:
             async with self._lock:
-                still = [one for one in missing if one in self._wanted and not one.confirmed]
+                still = self._book.unconfirmed_among(missing)
                 if still:
                     await self._ask(still)
                 if any(one.confirmed for one in still):
-                    self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
+                    self._book.shorten_pause()
         except NatsUnavailable as error:
             if self.connected:  # else the end of the connection is told
                 logger.warning("nats-not-subscribed error=%s", error)
@@ -424,22 +382,7 @@ class NatsLink:
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
-        self._settle(missing, await connection.subscribe(missing))
-
-    # --- JetStream ---
-
-    def _look_at_jetstream(self, connection: NatsConnection, now: float) -> None:
-        """In the background: after each change, and now and then."""
-        if now < self._look_at or (self._looking is not None and not self._looking.done()):
-            return
-        self._look_at = now + _LOOK_SECONDS
-        if self._look is None or self._look_over is not connection:
-            self._look, self._look_over = JetStreamLook(connection, self._lock), connection
-        acked = [one for one in self._wanted if one.is_acked and one.confirmed]
-        # A witness of inboxes would record the answers.
-        is_seen = any(overlaps(one.subject, "_INBOX.>") for one in self._wanted)
-        if acked and not is_seen and not self._look.is_refused:
-            self._looking = asyncio.create_task(self._look.ask(acked), name="nats-jetstream")
+        self._book.answered(missing, await connection.subscribe(missing))
 
     # --- subscriptions ---
 
@@ -456,8 +399,8 @@ class NatsLink:
         with the reason whenever messages may have been missed. For what `is_acked` it looks whether
         JetStream acks the same messages."""
         wanted = LinkSubscription(subject, queue_group, handler, on_gap, is_acked)
-        self._look_at = 0.0
-        self._wanted.append(wanted)
+        self._jetstream.changed()
+        self._book.add(wanted)
         self._work.set()
         return wanted
 
@@ -479,9 +422,7 @@ class NatsLink:
         """End a subscription. Messages that are still under way are delivered before it returns,
         if NATS answers in time."""
         async with self._lock:
-            if wanted in self._wanted:
-                self._wanted.remove(wanted)
-            wanted.confirmed = False
+            self._book.remove(wanted)
             if self._connection is not None:
                 with contextlib.suppress(NatsUnavailable):
                     await self._connection.drain([wanted], _DRAIN_SECONDS)
@@ -493,7 +434,7 @@ class NatsLink:
         committed and acked.
         """
         self._stopping.set()
-        wanted, self._wanted = self._wanted, []
+        wanted = self._book.take_all()
         try:
             async with asyncio.timeout(2 * _DRAIN_SECONDS), self._lock:
                 connection = self._connection
@@ -511,9 +452,7 @@ class NatsLink:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._jetstream.close()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close(flush=self._answers)

@@ -1,11 +1,17 @@
-"""What is wanted from NATS, and how it stands."""
+"""The subscriptions that the daemon wants from NATS, and the state of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.server.nats")
+
+_ASK_AGAIN_SECONDS = (1.0, 30.0)
+"""Between two attempts at subscriptions that NATS refused: the first pause and the longest."""
 
 RunHandler = Callable[[MessageRun], None]
 
@@ -26,14 +32,14 @@ class LinkSubscription:
     is_acked: bool = False
     """Whether its messages are acked: then JetStream should not ack them as well."""
     jetstream_streams: list[str] = field(default_factory=list)
-    """Those of JetStream's that get some of the same messages, when last looked at."""
+    """Streams of JetStream that receive some of the same messages, as of the last check."""
     confirmed: bool = False
-    """NATS delivers, for all that is known."""
+    """As far as the daemon knows, NATS delivers."""
     problem: str = ""
     """Why NATS refuses it."""
     was_confirmed: bool = False
     was_refused: bool = False
-    """Since it was confirmed last."""
+    """Since it was last confirmed."""
 
     def accepted(self) -> None:
         """NATS has confirmed it."""
@@ -46,3 +52,88 @@ class LinkSubscription:
         """NATS does not deliver."""
         self.confirmed, self.was_refused = False, True
         self.problem = problem
+
+
+class SubscriptionBook:
+    """All wanted subscriptions, and when to ask again for those that NATS refused."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        self._wanted: list[LinkSubscription] = []
+        self._ask_again_at = 0.0
+        self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
+
+    @property
+    def wanted(self) -> list[LinkSubscription]:
+        return list(self._wanted)
+
+    def add(self, subscription: LinkSubscription) -> None:
+        self._wanted.append(subscription)
+
+    def remove(self, subscription: LinkSubscription) -> None:
+        """Does nothing if it is not wanted any more."""
+        if subscription in self._wanted:
+            self._wanted.remove(subscription)
+        subscription.confirmed = False
+
+    def take_all(self) -> list[LinkSubscription]:
+        """Want nothing any more; returns what was wanted."""
+        taken, self._wanted = self._wanted, []
+        return taken
+
+    def answered(
+        self, asked: Iterable[LinkSubscription], refused: Mapping[LinkSubscription, str]
+    ) -> None:
+        """NATS has answered: it refused some of what was asked, with these words."""
+        for one in asked:
+            if one in refused:
+                self._refuse(one, refused[one])
+                continue
+            if one.problem:
+                logger.info("nats-subscription-allowed subject=%s", one.subject)
+            one.accepted()
+
+    def revoked(self, one: LinkSubscription, problem: str) -> None:
+        """NATS has ended a subscription that it had confirmed."""
+        if one in self._wanted:
+            self._refuse(one, problem)
+            one.on_gap(f"NATS ended the subscription: {problem}")
+
+    def _refuse(self, one: LinkSubscription, problem: str) -> None:
+        self.refusals += 1
+        if problem != one.problem:
+            logger.warning("nats-subscription-refused subject=%s reason=%s", one.subject, problem)
+        one.refused(problem)
+
+    def disconnected(self) -> None:
+        """There is no connection any more."""
+        for one in self._wanted:
+            one.confirmed = False
+
+    def gap(self, reason: str) -> None:
+        """Messages of every subscription may have been missed."""
+        for one in self._wanted:
+            if one.was_confirmed:
+                one.on_gap(reason)
+
+    def missing(self, now: float) -> list[LinkSubscription]:
+        """What to ask for: subscriptions made while there was no connection, and from time to time
+        those that NATS refused. The pause doubles each time."""
+        missing = [one for one in self._wanted if not one.confirmed and not one.problem]
+        if now >= self._ask_again_at:
+            missing += [one for one in self._wanted if one.problem]
+            self._ask_again_at = now + self._ask_again_seconds
+            self._ask_again_seconds = min(self._ask_again_seconds * 2, _ASK_AGAIN_SECONDS[1])
+        return missing
+
+    def unconfirmed_among(self, asked: Iterable[LinkSubscription]) -> list[LinkSubscription]:
+        """Those that are still wanted and still missing."""
+        return [one for one in asked if one in self._wanted and not one.confirmed]
+
+    def shorten_pause(self) -> None:
+        """NATS grants what it refused before: ask for the rest soon."""
+        self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
+
+    def ask_at_once(self) -> None:
+        self.shorten_pause()
+        self._ask_again_at = 0.0

@@ -1,9 +1,8 @@
-"""What the daemon tells Prometheus.
+"""The metrics that the daemon exports to Prometheus.
 
 table            every metric: name, type, labels, help
-stream_values    where the numbers of a stream come from
-daemon_values    ... and those of the daemon
-process_values   ... and those of the process
+stream_values    the values of one stream
+daemon_values    the values of the daemon and its process
 text_format      the lines of the page
 exposition       `GET /metrics`
 """

@@ -1,10 +1,15 @@
-"""Where the metrics of the daemon as a whole come from."""
+"""The values of the metrics of the daemon as a whole, and of its process."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
+import resource
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from acl.rules import OPERATIONS
 from liftlog import __version__
@@ -16,17 +21,15 @@ from liftlog.server.ingest.endings import Cause
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
-from liftlog.server.metrics.process_values import process_values
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
+from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk_probe import DiskProbe
 from liftlog.server.vitals.histogram import Histogram
-from liftlog.server.vitals.loop_watch import LoopWatch
-from liftlog.server.vitals.sync_times import SyncTimes
 from liftlog.server.web.sessions import Sessions
 
 _DENIABLE = {(what, way): 0 for what in (*OPERATIONS, LOGIN) for way in ("http", "pull")}
-"""There from the start: the first denial would else be no increase."""
+"""Exported from the start: otherwise the first denial would not count as an increase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Sources:
 
 
 async def daemon_values(sources: Sources) -> dict[str, float]:
-    """By name; what the system does not tell is left out."""
+    """By name; values that the system does not provide are left out."""
     ready, _ = await sources.health.readiness()
     return {
         "liftlog_ready": int(ready),
@@ -127,7 +130,7 @@ def _link_values(link: NatsLink) -> dict[str, float]:
         "liftlog_nats_slow_consumer_errors_total": counters.slow_consumer_errors,
         "liftlog_nats_watchdog_reconnects_total": counters.watchdog_reconnects,
         "liftlog_nats_handovers_total": counters.handovers,
-        "liftlog_nats_subscriptions_refused_total": counters.subscriptions_refused,
+        "liftlog_nats_subscriptions_refused_total": link.subscriptions_refused,
         "liftlog_acks_dropped_total": counters.acks_dropped,
         "liftlog_acks_oversized_total": counters.acks_oversized,
         "liftlog_acks_refused_total": counters.acks_refused,
@@ -164,3 +167,45 @@ def _disk_values(disk: DiskProbe) -> dict[str, float]:
         "liftlog_disk_size_bytes": state.size_bytes,
         "liftlog_disk_writable": int(not state.problem),
     }
+
+
+_PROC = Path("/proc/self")
+
+
+def _start_time() -> float:
+    """Seconds since 1970; 0.0 without /proc. Works under a hardened systemd unit too, which hides
+    /proc/stat and with it the boot time."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        started = float(_stat_fields()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    return 0.0
+
+
+def _stat_fields() -> list[str]:
+    """The fields of /proc/self/stat after the name, which may contain blanks and brackets."""
+    return (_PROC / "stat").read_text().rpartition(")")[2].split()
+
+
+_STARTED = _start_time()
+
+
+def process_values() -> dict[str, float]:
+    """By the names that every Prometheus client uses; values that the system does not provide are
+    left out."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    values: dict[str, float] = {
+        "process_cpu_seconds_total": usage.ru_utime + usage.ru_stime,
+        "process_max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "liftlog_max_resident_bytes": usage.ru_maxrss * 1024,
+    }
+    if _STARTED:
+        values["process_start_time_seconds"] = _STARTED
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = _stat_fields()
+        values["process_threads"] = int(fields[17])
+        values["process_virtual_memory_bytes"] = int(fields[20])
+        values["process_resident_memory_bytes"] = int(fields[21]) * resource.getpagesize()
+    with contextlib.suppress(OSError):
+        # Minus the descriptor that this listing itself opens.
+        values["process_open_fds"] = sum(1 for _ in (_PROC / "fd").iterdir()) - 1
+    return values

@@ -1,8 +1,8 @@
-"""`GET /metrics`: everything is read from plain counters at the moment of the scrape.
+"""`GET /metrics`: reads plain counters at the moment of the scrape.
 
-The hot path only counts. A scrape of many streams takes a while, so it lets the event loop go on in
-between: a metric may be some milliseconds younger than the one before it, but one histogram is
-always of one moment.
+The hot path only counts. A scrape of many streams takes a while, so it yields to the event loop in
+between: a metric may be some milliseconds newer than the one before it, but each histogram is
+consistent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from liftlog.server.metrics.table import CONSUMERS, METRICS, Metric
 from liftlog.server.metrics.text_format import CONTENT_TYPE, Page, labels_text
 
 _TURN_SECONDS = 0.002
-"""The event loop is held for about so long at a time."""
+"""The longest time for which a scrape holds the event loop, roughly."""
 _LOOK_EVERY = 64
 MAX_SHOWN_CHECKPOINTS = 10_000
 
@@ -73,7 +73,7 @@ class Exposition:
             return page.to_bytes()
 
     async def _pause(self) -> None:
-        """Let others have the event loop, if it was held for long."""
+        """Yield to other tasks if the event loop was held for long."""
         if time.perf_counter() - self._turn_began > _TURN_SECONDS:
             await asyncio.sleep(0)
             self._turn_began = time.perf_counter()
@@ -107,7 +107,7 @@ class Exposition:
         page.begin(METRICS["liftlog_stream_attached"])
         broker = self._sources.broker
         for host, labels in hosts:
-            if broker.state_of(host) != "internal":  # which is not to receive anything
+            if broker.state_of(host) != "internal":  # which receives nothing
                 page.sample("liftlog_stream_attached", labels, broker.is_attached(host))
         await self._pause()
         page.begin(METRICS["liftlog_refused_total"])
@@ -119,8 +119,8 @@ class Exposition:
             await self._pause()
 
     async def _checkpoints(self, page: Page) -> int:
-        """Returns how many of them are shown. Each row is read once, and written for each metric:
-        a metric's samples stand together."""
+        """Returns how many are shown. Each checkpoint is read once and then written for each
+        metric, because the samples of a metric must be adjacent."""
         rows: list[tuple[str, list[float | None]]] = []
         if self._sources.broker.has_checkpoints:
             checkpoints, after = self._sources.broker.checkpoints, None

@@ -1,4 +1,4 @@
-"""Where the metrics of a stream come from, by name."""
+"""The values of the metrics of one stream, by name."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ _ALARMING = {refusal.reason: 0 for refusal in (DISK_FULL, OVERLOADED, STORE_FAIL
 
 
 def refused(host: StreamHost) -> dict[str, int]:
-    """By reason. What somebody is woken for is there from the start: the first refusal would
-    else be no increase."""
+    """By reason. Reasons that alerts use are exported from the start: otherwise the first refusal
+    would not count as an increase."""
     return _ALARMING | host.sequencer.refused

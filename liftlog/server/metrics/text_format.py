@@ -37,7 +37,7 @@ def number(value: float) -> str:
 
 @lru_cache
 def _bucket_ends(bounds: tuple[float, ...]) -> list[str]:
-    """What stands between the labels and the number, bucket by bucket."""
+    """The text between labels and number, for each bucket."""
     return [f'le="{number(float(bound))}"}} ' for bound in (*bounds, float("inf"))]
 
 

@@ -1,10 +1,9 @@
-"""How the daemon is: what it measures of itself and of its machine.
+"""What the daemon measures of itself and its machine, and guards against.
 
-disk_probe       writes to the disk now and then, and tells how long that takes
-disk_reserve     room for the day when the disk is full
-loop_watch       how late the event loop is
-sync_times       how long syncs take
-clock_guard      a wall clock that jumps makes nothing old
+disk_probe       whether the data directory can be written, and how much room is left
+disk_reserve     room for what must be written when the disk is full
+delays           how late the event loop is, how long syncs take
+clock_guard      a wall clock that steps makes no record old
 histogram        counting into buckets
 child_processes  processes that end with the daemon
 """

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Runs before the real program: Linux kills us when the starting thread ends, however that
-# happens. A prelude of its own, because `preexec_fn` is not safe beside other threads. The
-# parent may have died before prctl took effect, hence the second look at its pid.
+# Runs before the real program and asks Linux to kill the process when the starting thread ends,
+# for whatever reason. It is a separate program because `preexec_fn` is not safe beside other
+# threads. The parent may have died before prctl took effect, so its pid is checked again.
 _PRELUDE = """\
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])
@@ -21,7 +21,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def tied_to_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
-    """`command` (absolute program path first), run so that it dies with the thread that runs it.
+    """`command` (absolute program path first), run so that it dies with the thread that starts it.
 
     `parent` is the process that will run it: this one if None, 0 for one not known yet.
     """

@@ -1,4 +1,4 @@
-"""Notices when the wall clock steps, so that nothing is taken for older than it is."""
+"""Notices when the wall clock steps, so that no record is taken for older than it is."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _CONFIRM_NS = 3600 * 1_000_000_000
 
 
 class ClockGuard:
-    """A step of more than ten minutes against the monotonic clock is not believed until the new
-    time has stood for an hour, or the daemon was restarted with it. Thread-safe."""
+    """A step of more than ten minutes against the monotonic clock is not trusted until the new
+    time has held for an hour, or until the daemon restarts. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -31,8 +31,8 @@ class ClockGuard:
             return self._stepped_at_ns is None
 
     def now_ns(self) -> int:
-        """The time for judging ages: a clock that jumped ahead makes nothing old, and one that
-        jumped back makes what is stamped since no older than it is."""
+        """The time for judging ages. A clock that jumped ahead does not make records old, and
+        after a jump back new records do not seem older than they are."""
         with self._lock:
             self._look()
             return self._wall_ns - max(self._ahead_ns, 0)

@@ -1,7 +1,7 @@
 """Whether the data directory can be written, and how much room is left.
 
-A disk that stands still must stop neither the event loop nor the answer about it: each look runs in
-a thread of its own, one at a time, and whoever asks waits for it only so long.
+A disk that hangs must block neither the event loop nor the answer about it: each probe runs in a
+thread of its own, one at a time, and callers wait for it only briefly.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 
 PROBE_NAME = "probe"
 _PROBE_BYTES = 64 * 1024
-"""Less than this is no room for anybody's messages. How much is left is for metrics and alerts: a
-segment file is allocated ahead, so little room on the disk may be much room in the file."""
+"""With less room than this, no message can be stored. Metrics and alerts watch how much is left:
+segment files are allocated ahead, so a nearly full disk may still have much room in its files."""
 _FRESH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """What one look found. `problem` is empty while the directory can be written."""
+    """The result of one probe. `problem` is empty while the directory can be written."""
 
     free_bytes: int = 0
     size_bytes: int = 0
@@ -43,14 +43,14 @@ class DiskProbe:
 
     @property
     def last(self) -> DiskState:
-        """Of the newest look that ended; with a problem while one is late."""
+        """The newest result; with a problem while a probe is late."""
         seconds = time.monotonic() - self._looking_since
         return (
             self._unanswered(seconds) if self._looking and seconds > _WAIT_SECONDS else self._last
         )
 
     async def state(self) -> DiskState:
-        """Not older than two seconds, or with the problem that there is no answer."""
+        """At most two seconds old, or with the problem that the disk does not answer."""
         if time.monotonic() - self._looked_at < _FRESH_SECONDS:
             return self._last
         looking = self._looking or self._begin()
@@ -71,10 +71,10 @@ class DiskProbe:
 
         def run() -> None:
             found = self._look()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
-                loop.call_soon_threadsafe(_settle, looking, found)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, no one waits
+                loop.call_soon_threadsafe(_set_result, looking, found)
 
-        # Not of a pool: a thread that hangs in the kernel must not keep the daemon from ending.
+        # Not from a pool: a thread that hangs in the kernel must not keep the daemon from exiting.
         threading.Thread(target=run, name="liftlog-disk-probe", daemon=True).start()
         return looking
 
@@ -85,12 +85,12 @@ class DiskProbe:
             self._looked_at = time.monotonic()
 
     def _look(self) -> DiskState:
-        """In a thread. Not synced: that commits come back in time is seen by the commits."""
+        """In a thread. Does not sync: commits themselves show whether syncs return in time."""
         try:
             found = os.statvfs(self._directory)
             free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
         except OSError as error:
-            return DiskState(0, 0, f"cannot look at the data directory: {error.strerror}")
+            return DiskState(0, 0, f"cannot read the state of the data directory: {error.strerror}")
         path = self._directory / PROBE_NAME
         try:
             try:
@@ -102,6 +102,6 @@ class DiskProbe:
         return DiskState(free, size)
 
 
-def _settle(looking: asyncio.Future[DiskState], found: DiskState) -> None:
+def _set_result(looking: asyncio.Future[DiskState], found: DiskState) -> None:
     if not looking.done():
         looking.set_result(found)

@@ -1,8 +1,8 @@
-"""A file that only takes up room, so that a full disk still leaves some for what must be written.
+"""A file that only occupies room, so that a full disk still has some for what must be written.
 
 Appends are refused when the disk is full, but a clean stop, retention and recovery write small
-files themselves: they get the room of the reserve. It is there between a stop and the next start
-too. Its bytes are random: a file system that compresses would keep zeros in next to no room.
+files: they use the room of the reserve. The file stays between a stop and the next start. Its bytes
+are random, because a file system that compresses would store zeros in almost no room.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DiskReserve:
 
     @contextlib.asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """The room of the reserve, to one at a time, for what makes room again."""
+        """Lends the room of the reserve, to one caller at a time, for work that frees room."""
         async with self._lent:
             await asyncio.to_thread(self.release)
             try:
@@ -39,7 +39,7 @@ class DiskReserve:
                 await asyncio.to_thread(self.keep)
 
     def is_disk_full(self) -> bool:
-        """Whether less room is left than one group may need, the reserve not counted."""
+        """Whether less room is left than one commit group may need, not counting the reserve."""
         try:
             found = os.statvfs(self._path.parent)
         except OSError:
@@ -47,14 +47,14 @@ class DiskReserve:
         return found.f_bavail * found.f_frsize < RESERVE_BYTES
 
     def release(self) -> None:
-        """Give the room back to the file system. What follows must be tried in any case."""
+        """Give the room back to the file system. Errors are logged, not raised."""
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("disk-reserve-not-released path=%s error=%s", self._path, error)
 
     def keep(self) -> None:
-        """Take up the room again, or as much of it as there is."""
+        """Occupy the room again, or as much of it as there is."""
         try:
             with self._path.open("ab", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size

@@ -9,21 +9,21 @@ LATENCY_BOUNDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
-"""Seconds: an fsync of a good disk takes 100 us, one of a bad day seconds."""
+"""Seconds. An fsync takes 100 us on a good disk, and seconds on an overloaded one."""
 
 COUNT_BOUNDS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
-"""Messages of one commit: what a lone publisher sends, up to a flood."""
+"""Messages per commit: from a lone publisher to a flood."""
 
 
 class Histogram:
-    """Not thread-safe: whoever observes from several threads brings a lock."""
+    """Not thread-safe: to observe from several threads, use a lock."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """Per bucket, not cumulative; the last one is for what is above every bound."""
+        """Per bucket, not cumulative; the last one counts values above every bound."""
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:

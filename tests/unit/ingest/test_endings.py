@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftlog.server.ingest.endings import Cause, ending_of, error_words, refusal_of
+from liftlog.server.ingest.endings import Cause, ending_of, error_words, rejection_of
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from liftlog.server.ingest.endings import Cause, ending_of, error_words, refusal
 )
 def test_what_ends_a_connection(words: str, cause: Cause) -> None:
     for said in (words, words.lower()):
-        assert refusal_of(said) is None
+        assert rejection_of(said) is None
         assert ending_of(said).cause is cause
         assert cause is Cause.SLOW_CONSUMER or said in ending_of(said).text
 
@@ -45,14 +45,14 @@ def test_what_ends_a_connection(words: str, cause: Cause) -> None:
     ],
 )
 def test_what_is_refused(words: str, subject: str, is_publish: bool, sid: int | None) -> None:
-    found = refusal_of(words)
+    found = rejection_of(words)
     assert found is not None
     assert (found.subject, found.is_publish, found.sid) == (subject, is_publish, sid)
     assert found.text == words
 
 
 def test_a_long_text_is_cut() -> None:
-    found = refusal_of(f'Permissions Violation for Publish to "{"a" * 4000}"')
+    found = rejection_of(f'Permissions Violation for Publish to "{"a" * 4000}"')
     assert found is not None
     assert len(found.text) == 400
 

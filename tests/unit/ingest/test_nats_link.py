@@ -233,7 +233,7 @@ async def test_wanted_while_there_was_no_connection(start: Start) -> None:
     with pytest.raises(NatsUnavailable):
         await harness.attach("a.>")
     await harness.server.start()
-    await until(lambda: harness.link._wanted[0].confirmed)
+    await until(lambda: harness.link._book.wanted[0].confirmed)
     assert harness.server.subscriptions == [b"a.>"]
     assert harness.gaps == [], "nothing can have been missed before the first connection"
 
@@ -245,7 +245,7 @@ async def test_wanted_between_two_connections(start: Start) -> None:
     with pytest.raises(NatsUnavailable):
         await harness.attach("late.>")
     await harness.server.start()
-    await until(lambda: harness.link._wanted[0].confirmed)
+    await until(lambda: harness.link._book.wanted[0].confirmed)
     assert harness.server.subscriptions == [b"late.>"]
 
 
@@ -255,12 +255,12 @@ async def test_a_forbidden_subject_is_told_to_who_asks(start: Start) -> None:
     with pytest.raises(NatsRefused, match=r"refused the subscription to secret\.>"):
         await harness.attach("secret.>")
     await harness.attach("a.>")
-    assert [wanted.confirmed for wanted in harness.link._wanted] == [False, True]
+    assert [wanted.confirmed for wanted in harness.link._book.wanted] == [False, True]
     # Permission is given, and the next connection finds it.
     harness.server.refuse_subjects.clear()
     harness.server.drop()
     await until(lambda: harness.server.connections == 2)
-    await until(lambda: all(wanted.confirmed for wanted in harness.link._wanted))
+    await until(lambda: all(wanted.confirmed for wanted in harness.link._book.wanted))
 
 
 async def test_acks_without_a_connection_are_counted(start: Start) -> None:

@@ -29,9 +29,8 @@ from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS, Exposition
 from liftlog.server.metrics.table import METRICS
 from liftlog.server.pull.counters import PullCounters
+from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk_probe import DiskProbe
-from liftlog.server.vitals.loop_watch import LoopWatch
-from liftlog.server.vitals.sync_times import SyncTimes
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import NatsSettings
 

@@ -6,8 +6,8 @@ import pytest
 
 from liftlog.server.commits import observations
 from liftlog.server.commits.observations import StreamObservations
+from liftlog.server.vitals.delays import SyncTimes
 from liftlog.server.vitals.histogram import Histogram
-from liftlog.server.vitals.sync_times import SyncTimes
 
 
 @pytest.fixture

@@ -1,0 +1,54 @@
+"""How long fdatasync takes, and how late the event loop is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
+
+_INTERVAL_SECONDS = 0.25
+"""Four wake-ups a second: few enough for an idle daemon, and enough to see every call that blocks
+the loop for longer."""
+
+
+class SyncTimes:
+    """The duration of each fdatasync, over all streams. Thread-safe: syncs run on the event loop
+    and in writer threads."""
+
+    def __init__(self) -> None:
+        self._histogram = Histogram(LATENCY_BOUNDS)
+        self._lock = threading.Lock()
+
+    def observe(self, seconds: float) -> None:
+        with self._lock:
+            self._histogram.observe(seconds)
+
+    def snapshot(self) -> Histogram:
+        copy = Histogram(self._histogram.bounds)
+        with self._lock:
+            copy.counts = list(self._histogram.counts)
+            copy.sum = self._histogram.sum
+        return copy
+
+
+class LoopWatch:
+    """How late a timer of the event loop fires: what a blocking call costs all other tasks.
+
+    `run` is a task; the attributes may be read at any time.
+    """
+
+    def __init__(self) -> None:
+        self.lag = Histogram(LATENCY_BOUNDS)
+        self.last_lag_seconds = 0.0
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        due = time.monotonic() + _INTERVAL_SECONDS
+        while True:
+            await asyncio.sleep(due - time.monotonic())
+            now = time.monotonic()
+            self.last_lag_seconds = max(now - due, 0.0)
+            self.lag.observe(self.last_lag_seconds)
+            due = now + _INTERVAL_SECONDS
