@@ -264,6 +264,18 @@ async def test_another_writer_breaks_the_sequence(server: NatsServer, daemon: Da
     assert values_of(daemon, "series") == [b"mine 1", b"foreign", b"mine 2"]
 
 
+async def test_a_sequence_in_a_stream_that_does_not_exist(
+    server: NatsServer, daemon: Daemon
+) -> None:
+    async with Publisher(server.url, expect=["missing"], order="sequence") as publisher:
+        async with asyncio.timeout(3):
+            with pytest.raises(PublishUnknown, match="is there a stream 'missing'") as caught:
+                await publisher.publish("orders.a", b"")
+            assert caught.value.missing == ("missing",)
+            with pytest.raises(OrderBroken):
+                await publisher.publish("orders.a", b"")
+
+
 def test_settings_that_cannot_work() -> None:
     for settings in (
         {"expect": "orders"},

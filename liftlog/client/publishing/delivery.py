@@ -51,6 +51,7 @@ class Delivery:
         "on_settled",
         "result",
         "wire",
+        "wrong_stream",
     )
 
     def __init__(
@@ -70,6 +71,8 @@ class Delivery:
         self.last_sequence: int | None = None
         """What the newest attempt expects the last offset of the stream to be."""
         self.foreign_answers = 0
+        self.wrong_stream = ""
+        """Another stream, which answered that it is not the expected one."""
         self._acks: dict[str, Ack] = {}
         self._refusals: dict[str, Refusal] = {}
         self._refused: dict[str, set[int]] = {}  # attempts that a stream answered without storing
@@ -176,6 +179,11 @@ class Delivery:
             hint = "publish it again with the same message id"
             if self.message.message_id is None:
                 hint = "the stream may have `acks: off` (then ask for none), or be overloaded"
+            if self.wrong_stream:
+                hint = (
+                    f"the stream {self.wrong_stream!r} records {self.message.subject}: "
+                    f"is there a stream {missing[0]!r} that does, too?"
+                )
             if self.foreign_answers:
                 hint = "what answered on this subject is no stream: does a service reply there?"
         elif broken is not None:

@@ -19,11 +19,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from liftlog.client.publishing.answers import Answer
+from liftlog.client.publishing.answers import Answer, NoResponders
 from liftlog.client.publishing.delivery import Delivery
 from liftlog.client.publishing.results import Ack, PublishFailed, Refusal
 
 WRONG_LAST_SEQUENCE = 10071
+WRONG_STREAM = 10060
+
+_GRACE_SECONDS = 1.0
+"""How long the expected stream may take for its first ack once another stream has answered that it
+is not the expected one: the expected one may belong to another daemon, which is slower."""
 
 
 class RetryPolicy(NamedTuple):
@@ -141,11 +146,16 @@ class Sequenced:
         self._going_back = False
         self._not_before = 0.0
         self._broken: PublishFailed | None = None
+        self._stream_exists = False  # it has acked or refused a message
+        self._absent_at: float | None = None  # when to conclude that it does not exist
+        self._unheard_since: float | None = None  # since then no attempt has reached anyone
 
     def add(self, delivery: Delivery) -> None:
         self._queue.append(delivery)
 
     def next(self, now: float) -> Delivery | None:
+        if self._absent_at is not None and now >= self._absent_at:
+            self._end(self._queue[0])
         while True:
             if self._going_back or self._broken is not None:
                 if self._under_way():
@@ -187,6 +197,7 @@ class Sequenced:
         if delivery.settled:
             return
         is_newest = attempt == delivery.attempts and delivery.in_flight
+        self._note_who_answers(delivery, answer, now)
         if isinstance(answer, Refusal) and self._is_chained(delivery, answer, is_newest):
             # Refused because of what went before it, which says nothing about this message.
             delivery.take(attempt, answer, passing=True)
@@ -197,7 +208,7 @@ class Sequenced:
             if is_newest and not delivery.in_flight:
                 self._going_back = True
                 self._not_before = now + self._retry.pause(delivery.attempts)
-                if self._retry.is_over(delivery, self._not_before):
+                if self._retry.is_over(delivery, self._not_before) or self._is_unheard():
                     self._end(delivery)
             return
         if isinstance(answer, Ack):
@@ -210,6 +221,27 @@ class Sequenced:
                 assert isinstance(delivery.result, PublishFailed)
                 self._break(delivery.result)
         self._shorten()
+
+    def _note_who_answers(self, delivery: Delivery, answer: Answer, now: float) -> None:
+        """Whether the stream exists, and whether anyone listens on the subject."""
+        if isinstance(answer, NoResponders):
+            if self._unheard_since is None:
+                self._unheard_since = now
+            return
+        self._unheard_since = None
+        if answer.stream in delivery.expect:
+            self._stream_exists, self._absent_at = True, None
+        elif isinstance(answer, Refusal) and answer.err_code == WRONG_STREAM:
+            delivery.wrong_stream = answer.stream
+            # Of messages under way only the first one decides, and only while it is unanswered.
+            if not self._stream_exists and self._absent_at is None and delivery is self._queue[0]:
+                self._absent_at = now + _GRACE_SECONDS
+
+    def _is_unheard(self) -> bool:
+        """Whether no message has reached anyone for as long as one message is retried: the next
+        ones need not wait as long again. Each of them is still sent once."""
+        since = self._unheard_since
+        return since is not None and self._not_before - since >= self._retry.retry_for
 
     def _is_chained(self, delivery: Delivery, refusal: Refusal, is_newest: bool) -> bool:
         """Only the first unsettled message, sent with the last offset that is known for certain,
@@ -240,6 +272,8 @@ class Sequenced:
         self._not_before = now + self._retry.first_pause
 
     def wake_at(self) -> float | None:
+        if self._absent_at is not None:
+            return self._absent_at
         return self._not_before if self._queue and not self._under_way() else None
 
     def resume(self, last_sequence: int | None) -> None:
@@ -252,7 +286,8 @@ class Sequenced:
         return any(delivery.in_flight for delivery in self._queue)
 
     def _end(self, delivery: Delivery) -> None:
-        """The time for retrying is over for a message."""
+        """A message is not sent again."""
+        self._absent_at = None
         delivery.give_up()
         if isinstance(delivery.result, PublishFailed) and delivery.result.missing:
             self._break(delivery.result)
@@ -269,6 +304,7 @@ class Sequenced:
         while self._queue:
             self._queue.popleft().give_up(broken=broken)
         self._position, self._going_back = 0, False
+        self._absent_at = None
 
 
 def _is_wrong_sequence(answer: Answer) -> bool:
