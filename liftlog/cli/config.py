@@ -18,7 +18,7 @@ from liftlog.cli.text import plural, printable
 
 if TYPE_CHECKING:
     from liftlog.settings import Settings
-    from liftlog.settings.cautions import Caution
+    from liftlog.settings.checks import Caution
     from liftlog.settings.sources import Sources
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -124,7 +124,7 @@ def _plain(findings: list[Any]) -> list[Any]:
 def _cautions(settings: Settings) -> Iterator[Caution]:
     """Raises ConfigError for an ACL file or a certificate with which no daemon would start."""
     from liftlog.settings.acl_file import load_policy
-    from liftlog.settings.cautions import cautions
+    from liftlog.settings.checks import cautions
 
     yield from cautions(settings, load_policy(settings.acl.file) if settings.acl.file else None)
     if settings.pull.tls.cert is not None:

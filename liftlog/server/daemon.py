@@ -48,8 +48,8 @@ from liftlog.server.vitals.disk_probe import DiskProbe
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
 from liftlog.settings.acl_file import load_policy
-from liftlog.settings.cautions import cautions
-from liftlog.settings.differences import differing_keys
+from liftlog.settings.checks import cautions
+from liftlog.settings.keys import differing_keys
 
 logger = logging.getLogger("liftlog.server")
 

@@ -1,15 +1,14 @@
 """The configuration model.
 
-units      durations and sizes          base         what all models share
-addresses  listen and server URLs       stream       the settings of one stream
-daemon     the settings of the daemon   keys         paths of keys, and the models along them
-sources    file < environment < --set   findings     what is wrong, in words
-checks     across fields                cautions     allowed and hardly meant
-load       `load_settings`, `parse_stream_settings`
-acl_file   the ACL file                 differences  between two configurations
+keys       the base of all models; key paths, and what differs between two configurations
+units      durations and sizes          addresses  listen addresses and server URLs
+daemon     the settings of the daemon   stream     the settings of one stream
+sources    file < environment < --set   load       `load_settings`, `parse_stream_settings`
+findings   what is wrong, in words      checks     across fields: findings and cautions
+acl_file   the ACL file
 
-Made from the model: `template` (a file to begin with), `schema` (for editors), and
-docs/reference/settings.md (tools/pages).
+Made from the models: `template` (a file to begin with), `schema` (for editors), and
+docs/reference/settings.md (by tools/pages).
 """
 
 from __future__ import annotations

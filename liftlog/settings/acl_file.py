@@ -1,4 +1,4 @@
-"""The ACL file: read within bounds, and checked."""
+"""Reading the ACL file, within bounds, and checking it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_BYTES = 4 * MAX_CHARACTERS
 
 
 def load_policy(file: Path) -> Policy:
-    """Raises ConfigError with everything that is wrong; it never shows a credential."""
+    """Raises ConfigError that lists everything wrong with the file; it never shows a credential."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -24,7 +24,7 @@ def load_policy(file: Path) -> Policy:
         raise ConfigError(f"acl.file: cannot read {file}: {error.strerror}") from error
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         raise ConfigError(
-            f"acl.file: every user of this machine may write {file}", hint=f"chmod o-w {file}"
+            f"acl.file: every user of this machine can write to {file}", hint=f"chmod o-w {file}"
         )
     if len(content) > _MAX_BYTES:
         raise ConfigError(f"acl.file: {file} is longer than {_MAX_BYTES} bytes")
@@ -35,6 +35,6 @@ def load_policy(file: Path) -> Policy:
     except AclError as error:
         raise ConfigError(
             f"acl.file: {file}: {error}",
-            hint="docs/reference/acl.md has the format",
+            hint="docs/reference/acl.md describes the format",
             findings=list(error.findings),
         ) from error

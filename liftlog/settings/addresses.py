@@ -19,7 +19,7 @@ LISTEN_HELP = "expected tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH"
 
 
 class ListenAddress(NamedTuple):
-    """`path` is set for a Unix socket, `host` and `port` for TCP (port 0: any free one), `tls` for
+    """`path` is set for a Unix socket; `host` and `port` for TCP (port 0: any free port), `tls` for
     TCP with TLS."""
 
     host: str
@@ -80,7 +80,7 @@ def _checked_host_port(text: str) -> str:
 
 
 class ServerUrl(str):
-    """The URL of a NATS server. Its `repr` hides a password, since URLs may carry one."""
+    """The URL of a NATS server. Its `repr` hides the password that a URL may contain."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class ServerUrl(str):
         if not at:
             return str(self)
         user, colon, _ = userinfo.partition(":")
-        # Without a colon the whole of it is a token.
+        # Without a colon, all of it is a token.
         return f"{head}{separator}{user + ':' if colon else ''}********@{host}"
 
 
@@ -118,7 +118,7 @@ ListenUrl = Annotated[str, AfterValidator(_checked_listen)]
 
 def _host_name(text: str) -> str:
     if len(text) > 253 or not _HOST_NAME.fullmatch(text):
-        raise ValueError("expected a host name, without scheme and port")
+        raise ValueError("expected a host name without scheme and port")
     return text.lower()
 
 

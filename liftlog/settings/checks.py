@@ -1,10 +1,15 @@
-"""Checks across fields. They see valid fields only and never raise."""
+"""Checks across fields: what is wrong (findings), and what is allowed but risky (cautions).
+
+They see only settings whose fields are valid, and never raise.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from acl.policy import Policy
 from acl.subjects import overlaps
 
 from .addresses import parse_host_port, parse_listen
@@ -19,10 +24,10 @@ _CODEC_PACKAGES = {"lz4": "lz4", "zstd": "zstandard"}
 def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
     reserved = _reserved(stream.subject)
     if reserved is not None and stream.acks != "off":
-        # Our ack would race the answer that the requester waits for, or ack our own acks.
+        # Our ack would race the answer that the requester waits for, or we would ack our own acks.
         yield Finding(
             (*at, "acks"),
-            f"{stream.acks!r}: expected off, since the subject {stream.subject!r} "
+            f"{stream.acks!r}: expected off, because the subject {stream.subject!r} "
             f"can match {reserved}",
             involved=((*at, "subject"),),
         )
@@ -30,21 +35,21 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
         yield Finding(
             (*at, "max_message_bytes"),
             f"{stream.max_message_bytes}: expected at most max_pending_bytes "
-            f"({stream.max_pending_bytes}), else such a message can never be accepted",
+            f"({stream.max_pending_bytes}); otherwise a message of that size is never accepted",
             involved=((*at, "max_pending_bytes"),),
         )
 
     if stream.liftbridge and stream.acks == "off":
         yield Finding(
             (*at, "liftbridge"),
-            "true: expected false beside acks: off, which stores everything verbatim",
+            "true: expected false with acks: off, which stores everything verbatim",
             involved=((*at, "acks"),),
         )
 
     if stream.subject_sequences is not None and stream.acks != "on":
         yield Finding(
             (*at, "subject_sequences"),
-            f"expected null beside acks: {stream.acks}, where JetStream's headers are not judged",
+            f"expected null with acks: {stream.acks}, which ignores JetStream's headers",
             involved=((*at, "acks"),),
         )
 
@@ -52,8 +57,8 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
 
 
 def check_installed(stream: StreamSettings) -> Iterator[Finding]:
-    """What a stream needs of this machine. A configuration file is not wrong for that, nor is a
-    stream that exists: the others must not wait for it."""
+    """What a stream needs on this machine. A missing package does not make a configuration file
+    invalid, nor a stream that exists: the other streams must start without it."""
     package = _CODEC_PACKAGES.get(stream.compression)
     if package is not None and importlib.util.find_spec(package) is None:
         yield Finding(
@@ -93,7 +98,7 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
     if settings.http.log_api and settings.http.listen is None:
         yield Finding(
             ("http", "log_api"),
-            "true: expected http.listen beside it, which is null",
+            "true: needs http.listen, which is null",
             involved=(("http", "listen"),),
         )
     yield from _check_pull_tls(settings)
@@ -133,14 +138,12 @@ def _check_nats(settings: Settings) -> Iterator[Finding]:
             involved=tuple(("nats", key) for key in ways[:-1]),
         )
     if nats.password is not None and nats.user is None:
-        yield Finding(
-            ("nats", "password"), "expected nats.user beside it", involved=(("nats", "user"),)
-        )
+        yield Finding(("nats", "password"), "needs nats.user", involved=(("nats", "user"),))
     if (nats.tls.cert is None) != (nats.tls.key is None):
         there, absent = ("cert", "key") if nats.tls.key is None else ("key", "cert")
         yield Finding(
             ("nats", "tls", there),
-            f"expected nats.tls.{absent} beside it",
+            f"needs nats.tls.{absent}",
             involved=(("nats", "tls", absent),),
         )
 
@@ -152,16 +155,16 @@ def _check_pull_tls(settings: Settings) -> Iterator[Finding]:
         if given is None and secured:
             yield Finding(
                 ("pull", "tls", key),
-                f"expected a file, since pull.listen names {settings.pull.listen[secured[0]]!r}",
+                f"expected a file, because pull.listen has {settings.pull.listen[secured[0]]!r}",
                 involved=(("pull", "listen", secured[0]),),
             )
     if not secured:
         for key in ("cert", "key", "client_ca"):
             if getattr(tls, key) is not None:
-                # Whoever sets this believes that connections are encrypted.
+                # Who sets this expects encrypted connections.
                 yield Finding(
                     ("pull", "tls", key),
-                    "expected an address tls://HOST:PORT in pull.listen, else nothing uses it",
+                    "has no effect without an address tls://HOST:PORT in pull.listen",
                     involved=(("pull", "listen"),),
                 )
 
@@ -170,7 +173,7 @@ def _check_listening(settings: Settings) -> Iterator[Finding]:
     seen: set[str] = set()
     for index, url in enumerate(settings.pull.listen):
         if url in seen and not url.endswith(":0"):
-            yield Finding(("pull", "listen", index), f"{url!r} stands here twice")
+            yield Finding(("pull", "listen", index), f"{url!r} is listed twice")
         seen.add(url)
     if settings.allow_anonymous or settings.acl.file is not None:
         return
@@ -190,3 +193,41 @@ def _check_listening(settings: Settings) -> Iterator[Finding]:
                 "set acl.file, or allow_anonymous: true, or listen on 127.0.0.1",
                 involved=(("acl", "file"), ("allow_anonymous",)),
             )
+
+
+class Caution(NamedTuple):
+    """Something allowed but hardly intended. Not a finding: an operator may want it so."""
+
+    setting: str
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.problem}: {self.advice}"
+
+
+def cautions(settings: Settings, policy: Policy | None) -> Iterator[Caution]:
+    """`policy` is that of the ACL file. Without one there is no access control to undermine."""
+    if policy is not None:
+        yield from _unencrypted(settings, policy)
+
+
+def _unencrypted(settings: Settings, policy: Policy) -> Iterator[Caution]:
+    """Listening beyond this machine without TLS."""
+    what = "tokens and records" if policy.accepts_tokens else "records"
+    for index, url in enumerate(settings.pull.listen):
+        address = parse_listen(url)
+        if not (address.is_local or address.tls):
+            yield Caution(
+                f"pull.listen[{index}]",
+                f"{what} are sent unencrypted over {url}",
+                "listen on tls://HOST:PORT and set pull.tls",
+            )
+    http = settings.http
+    takes_tokens = policy.accepts_tokens and (http.web or http.log_api)
+    if http.listen is not None and takes_tokens and not parse_host_port(http.listen).is_local:
+        yield Caution(
+            "http.listen",
+            f"tokens are sent unencrypted over http://{http.listen}",
+            "put a TLS proxy in front, or switch off http.web and http.log_api",
+        )

@@ -11,7 +11,7 @@ from acl.subjects import why_invalid
 from liftlog.names import NAME_HELP, is_stream_name
 
 from .addresses import HostName, HostPort, ListenUrl, NatsUrl
-from .base import SettingsModel
+from .keys import SettingsModel
 from .stream import StreamSettings
 from .units import Count, Duration, Flag, PositiveDuration, Size
 
@@ -39,7 +39,9 @@ def _subject(text: str) -> str:
 
 def _some_subject(value: list[str]) -> list[str]:
     if not value:
-        raise ValueError("expected at least one subject; `acks: off` of a stream ends its acks")
+        raise ValueError(
+            "expected at least one subject; to stop the acks of a stream, set its `acks: off`"
+        )
     return value
 
 
@@ -85,10 +87,10 @@ NatsUrls = Annotated[list[NatsUrl], BeforeValidator(_split_commas), AfterValidat
 
 
 class NatsTlsSettings(SettingsModel):
-    """TLS is used when any of these is set, or a server's URL begins with tls://."""
+    """TLS is used when any of these is set or when the URL of a server begins with `tls://`."""
 
     ca: FilePath | None = Field(
-        default=None, description="File of CA certificates; default: those of the system."
+        default=None, description="File of CA certificates. Default: the CAs of the system."
     )
     cert: FilePath | None = Field(default=None, description="Client certificate file.")
     key: FilePath | None = Field(
@@ -96,24 +98,25 @@ class NatsTlsSettings(SettingsModel):
     )
     hostname: str | None = Field(
         default=None,
-        description="Name to expect in the server's certificate instead of the URL's host.",
+        description="Name expected in the server's certificate, instead of the host in its URL.",
     )
     handshake_first: Flag = Field(
         default=False,
-        description="TLS before the server's INFO line, as `handshake_first` in nats-server.",
+        description="Start TLS before the server sends INFO, as `handshake_first` does in "
+        "nats-server.",
     )
 
 
 class NatsSettings(SettingsModel):
     servers: NatsUrls = Field(
         default=["nats://127.0.0.1:4222"],
-        description="NATS servers, as a list or as text with commas.",
+        description="NATS servers: a list, or text separated by commas.",
         validate_default=True,
     )
     embedded: Flag = Field(
-        default=False, description="Start a nats-server of our own (extra `embedded`) and use that."
+        default=False, description="Start a private nats-server (extra `embedded`) and use it."
     )
-    name: str = Field(default="liftlog", description="Connection name that NATS shows.")
+    name: str = Field(default="liftlog", description="Name of the connection, as NATS shows it.")
     user: str | None = Field(default=None, description="User name.")
     password: SecretStr | None = Field(default=None, description="Password of `user`.")
     token: SecretStr | None = Field(default=None, description="Authentication token.")
@@ -122,46 +125,50 @@ class NatsSettings(SettingsModel):
     tls: NatsTlsSettings = NatsTlsSettings()
     ack_subjects: Subjects = Field(
         default=[">"],
-        description="Where acks may go: a publisher chooses the reply subject, and with "
-        "`_INBOX.>` it cannot have the daemon send to other services. Other acks are left out "
-        "and counted.",
+        description="Subjects to which acks may be sent. A publisher chooses the reply subject; "
+        "`_INBOX.>` keeps it from making the daemon send to other services. Acks to any other "
+        "subject are not sent, only counted.",
     )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
-        description="How messages leave nats-py: `parser` in batches, `client` one by one "
-        "(slower); `auto` takes the first that fits the installed nats-py.",
+        description="How messages are taken from nats-py: `parser` in batches, `client` one by "
+        "one (slower). `auto` uses the first of them that fits the installed nats-py.",
     )
     connect_timeout_seconds: PositiveDuration = Field(
-        default=2.0, alias="connect_timeout", description="Time for one connection attempt."
+        default=2.0, alias="connect_timeout", description="Time limit of one connection attempt."
     )
     reconnect_wait_seconds: PositiveDuration = Field(
-        default=0.5, alias="reconnect_wait", description="Pause between attempts; they never end."
+        default=0.5,
+        alias="reconnect_wait",
+        description="Pause between connection attempts, which never stop.",
     )
     ping_interval_seconds: PositiveDuration = Field(
-        default=10.0, alias="ping_interval", description="How often to ping the server."
+        default=10.0, alias="ping_interval", description="Interval between pings to the server."
     )
     max_outstanding_pings: Count = Field(
-        default=2, description="Unanswered pings after which the connection counts as dead."
+        default=2,
+        description="Number of unanswered pings after which the connection is considered dead.",
     )
 
 
 class PullTlsSettings(SettingsModel):
-    """For addresses `tls://HOST:PORT` in `pull.listen`."""
+    """TLS for the addresses `tls://HOST:PORT` in `pull.listen`."""
 
     cert: FilePath | None = Field(
         default=None,
-        description="Certificate file (PEM): the daemon's, then those that signed it.",
+        description="Certificate file (PEM): the daemon's certificate, then its issuers.",
     )
     key: FilePath | None = Field(
-        default=None, description="Private key file of the certificate, without a password."
+        default=None,
+        description="Private key file of the certificate; it must not have a password.",
     )
     client_ca: FilePath | None = Field(
         default=None,
-        description="File of CA certificates; with it clients need a certificate that one of "
-        "them has signed.",
+        description="File of CA certificates. If set, clients must present a certificate signed "
+        "by one of them.",
     )
     min_version: Annotated[Literal["1.2", "1.3"], BeforeValidator(_version_text)] = Field(
-        default="1.2", description="Oldest TLS version that is accepted: `1.2` or `1.3`."
+        default="1.2", description="Oldest TLS version accepted: `1.2` or `1.3`."
     )
 
 
@@ -170,147 +177,162 @@ class PullSettings(SettingsModel):
 
     listen: ListenUrls = Field(
         default=["tcp://127.0.0.1:9292"],
-        description="Addresses: `tcp://HOST:PORT` (port 0: any free one), `tls://HOST:PORT` (see "
+        description="Addresses: `tcp://HOST:PORT` (port 0: any free port), `tls://HOST:PORT` (see "
         "`pull.tls`), `unix:///PATH`.",
     )
     tls: PullTlsSettings = PullTlsSettings()
-    max_connections: Count = Field(default=1024, description="Connections at the same time.")
+    max_connections: Count = Field(default=1024, description="Maximum number of connections.")
     max_connections_per_principal: Count = Field(
-        default=512, description="Of them, those of one principal of the ACL."
+        default=512, description="Maximum number of connections of one ACL principal."
     )
     max_in_flight_per_principal: Count = Field(
         default=4096,
-        description="Unanswered requests of one principal, all its connections together; beyond it "
-        "they are refused.",
+        description="Maximum number of unanswered requests of one principal over all its "
+        "connections. Further requests are refused.",
     )
     max_request_memory_bytes: Size = Field(
         default=16 * 2**20,
-        description="Memory of the unanswered requests of one connection, which is that of their "
-        "filters; beyond it they are refused.",
+        description="Maximum memory that the unanswered requests of one connection take (their "
+        "filters). Further requests are refused.",
     )
     max_request_memory_per_principal_bytes: Size = Field(
         default=64 * 2**20,
-        description="The same for all connections of one principal together.",
+        description="The same limit for all connections of one principal together.",
     )
     unix_mode: UnixMode = Field(
         default="0600",
-        description="Who may connect to a Unix socket, as the mode of its file: `0600` the "
-        "daemon's own user (and root), `0660` also its group, `0666` everyone on this machine.",
+        description="File mode of a Unix socket, which says who may connect: `0600` only the "
+        "daemon's user (and root), `0660` also its group, `0666` every user of this machine.",
     )
     hello_timeout_seconds: PositiveDuration = Field(
-        default=5.0, alias="hello_timeout", description="Time to say hello and authenticate."
+        default=5.0,
+        alias="hello_timeout",
+        description="Time in which a client must say hello and authenticate.",
     )
     max_hello_frame_bytes: Size = Field(
-        default=4 * 2**10, description="Largest frame before authentication."
+        default=4 * 2**10, description="Maximum frame size before authentication."
     )
-    max_frame_bytes: Size = Field(default=2**20, description="Largest frame after authentication.")
+    max_frame_bytes: Size = Field(
+        default=2**20, description="Maximum frame size after authentication."
+    )
     max_in_flight: Count = Field(
         default=64,
-        description="Unanswered requests of one connection; beyond it we stop reading it.",
+        description="Maximum number of unanswered requests of one connection. At the limit the "
+        "daemon stops reading from it.",
     )
     max_unsent_bytes: Size = Field(
         default=16 * 2**20,
-        description="Unsent answers of one connection; beyond it we stop reading it.",
+        description="Maximum size of the unsent answers of one connection. At the limit the "
+        "daemon stops reading from it.",
     )
     max_unsent_memory_bytes: Size = Field(
         default=256 * 2**20,
-        description="Unsent answers that lie in memory, and unanswered requests, all connections "
-        "together; beyond it the connection with most of both is cut off.",
+        description="Maximum memory that unsent answers and unanswered requests take over all "
+        "connections. Beyond it the daemon closes the connection that holds most of it.",
     )
     default_fetch_bytes: Size = Field(
-        default=2**20, description="Answer size when a fetch names none."
+        default=2**20, description="Answer size of a fetch that does not name one."
     )
     max_fetch_bytes: Size = Field(
-        default=8 * 2**20, description="Largest answer size a fetch can ask for."
+        default=8 * 2**20, description="Largest answer size that a fetch may ask for."
     )
     max_wait_seconds: PositiveDuration = Field(
-        default=60.0, alias="max_wait", description="Longest time a fetch can wait for new records."
+        default=60.0,
+        alias="max_wait",
+        description="Longest time that a fetch may wait for new records.",
     )
     linger_seconds: Duration = Field(
         default=0.005,
         alias="linger",
-        description="A consumer that waits at the end of a stream is answered at most once in this "
-        "time; the first commit after a pause reaches it at once.",
+        description="A consumer that waits at the end of a stream is answered at most once in "
+        "this time. The first commit after a pause is delivered at once.",
     )
 
 
 class HttpSettings(SettingsModel):
     listen: HostPort | None = Field(
         default="127.0.0.1:8292",
-        description="`HOST:PORT` for health, metrics and the web page; `null` switches it off.",
+        description="`HOST:PORT` for health checks, metrics and the web page. `null`: no HTTP "
+        "port.",
     )
     log_api: Flag = Field(
         default=False,
-        description="Serve `/api/v1/streams/...` on it: bounds, one record, append, "
+        description="Serve the log API, `/api/v1/streams/...`: bounds, one record, append, "
         "truncate-prefix.",
     )
     web: Flag = Field(
         default=True,
-        description="Serve the web page on it, `/ui/`, to whom the ACL allows it.",
+        description="Serve the web page, `/ui/`, to everyone whom the ACL allows.",
     )
     allowed_hosts: HostNames = Field(
         default_factory=list,
-        description="Host names under which requests without credentials are answered, beside IP "
-        "addresses, `localhost`, this machine's name and names without a dot.",
+        description="Host names under which the daemon answers requests without credentials, in "
+        "addition to IP addresses, `localhost`, this machine's name and names without a dot.",
     )
     max_connections: Count = Field(
         default=128,
-        description="Connections served at the same time; 16 more are kept for health checks. "
-        "Beyond that those that are idle or unknown make room.",
+        description="Maximum number of connections; 16 more are reserved for health checks. At "
+        "the limit, idle and unauthenticated connections are closed to make room.",
     )
     timeout_seconds: PositiveDuration = Field(
         default=30.0,
         alias="timeout",
-        description="Time for a request to arrive, for its answer to be taken, and between two.",
+        description="Time limit for a request to arrive, for the client to take its answer, and "
+        "for an idle connection between two requests.",
     )
     max_body_bytes: Size = Field(
-        default=2 * 2**20, alias="max_body", description="Largest body of a request."
+        default=2 * 2**20, alias="max_body", description="Maximum size of a request body."
     )
     append_timeout_seconds: PositiveDuration = Field(
-        default=5.0, alias="append_timeout", description="Time for the ack of an appended message."
+        default=5.0,
+        alias="append_timeout",
+        description="Time to wait for the ack of an appended message.",
     )
 
 
 class AclSettings(SettingsModel):
     file: FilePath | None = Field(
-        default=None, description="ACL file. With one, whatever it does not allow is denied."
+        default=None, description="ACL file. If set, everything that it does not allow is denied."
     )
 
 
 class LoggingSettings(SettingsModel):
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severe level that is logged."
+        default="info", description="Lowest level that is logged."
     )
     format: Literal["auto", "pretty", "json"] = Field(
-        default="auto", description="`auto`: pretty on a terminal, else JSON lines."
+        default="auto",
+        description="Format of the log. `auto`: `pretty` on a terminal, otherwise JSON lines.",
     )
     file: FilePath | None = Field(
         default=None,
-        description="Log file, opened anew on SIGUSR1 (after it was rotated). `null`: stderr.",
+        description="Log file. The daemon reopens it on SIGUSR1, for log rotation. `null`: stderr.",
     )
 
 
 class CommitSettings(SettingsModel):
-    """When a commit runs inside the event loop and when in a writer thread."""
+    """Whether a commit runs inside the event loop or in a writer thread."""
 
     inline_max_messages: Annotated[int, Field(strict=True, ge=0, le=65_535)] = Field(
-        default=64, description="Groups up to this size may be committed inline; 0: never."
+        default=64,
+        description="Groups of up to this many messages may be committed in the event loop; 0: "
+        "none.",
     )
     inline_budget_seconds: Duration = Field(
         default=0.001,
         alias="inline_budget",
-        description="Time for inline commits in one loop turn.",
+        description="Time that such commits may take in one turn of the event loop.",
     )
     writer_threads: Annotated[int, Field(strict=True, ge=1, le=256)] = Field(
-        default=4, description="Threads that write and sync larger groups."
+        default=4, description="Number of threads that write and sync larger groups."
     )
 
 
 class IngestSettings(SettingsModel):
     max_pending_bytes: Size = Field(
         default=256 * 2**20,
-        description="Received but not yet committed, all streams together; "
-        "beyond it we stop reading from NATS.",
+        description="Maximum size of messages received but not yet committed, all streams "
+        "together. At the limit the daemon stops reading from NATS.",
     )
 
 
@@ -318,89 +340,93 @@ class LogSettings(SettingsModel):
     """The storage under all streams."""
 
     index_cache_segments: Count = Field(
-        default=64, description="Indexes of sealed segments kept in memory."
+        default=64, description="Number of indexes of sealed segments kept in memory."
     )
-    max_open_files: Count = Field(default=256, description="Segment files kept open.")
+    max_open_files: Count = Field(default=256, description="Number of segment files kept open.")
     recovery_checkpoint_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="recovery_checkpoint_interval",
-        description="How often recovery points are saved; recovery scans what came after.",
+        description="How often recovery points are saved. Recovery scans what was written after "
+        "the last.",
     )
     retention_interval_seconds: PositiveDuration = Field(
         default=30.0,
         alias="retention_interval",
-        description="How often retention is applied and old segments are rolled, also idle ones.",
+        description="How often retention is applied and old active segments are rolled, even idle "
+        "ones.",
     )
 
 
 class CleanerSettings(SettingsModel):
-    """Key compaction, re-batching and scrubbing, which run in a process of their own."""
+    """Key compaction, re-batching and scrubbing. They run in a separate process."""
 
     interval_seconds: PositiveDuration = Field(
-        default=15.0, alias="interval", description="How often to look for something to do."
+        default=15.0, alias="interval", description="How often the daemon looks for work."
     )
     max_rate_bytes: Size = Field(
         default=32 * 2**20,
         alias="max_rate",
-        description="Bytes a second that compaction and re-batching may read and write, "
-        "all streams together.",
+        description="Bytes per second that compaction and re-batching may read and write, all "
+        "streams together.",
     )
     memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(
         default=64 * 2**20,
         alias="memory",
-        description="Memory for the map of keys, at least 1MiB; "
-        "more keys than fit take several passes.",
+        description="Memory for the map of keys, at least 1MiB. More keys than fit take several "
+        "passes.",
     )
     scrub_interval_seconds: PositiveDuration | None = Field(
         default=7 * 86_400.0,
         alias="scrub_interval",
-        description="Every sealed segment is verified again after this long. `null`: never.",
+        description="Verify every sealed segment again after this long. `null`: never.",
     )
     scrub_max_rate_bytes: Size = Field(
         default=8 * 2**20,
         alias="scrub_max_rate",
-        description="Bytes a second that verifying may read.",
+        description="Bytes per second that scrubbing may read.",
     )
 
 
 class CheckpointSettings(SettingsModel):
-    """Where consumers go on, which the daemon stores for them."""
+    """The positions of consumers, which the daemon stores for them."""
 
     over_nats: Flag | None = Field(
         default=None,
-        description="Take checkpoints from `liftlog.<name>.offsets.<stream>.<consumer>` on NATS. "
-        "`null`: only without `acl.file`, since NATS does not tell who publishes.",
+        description="Accept checkpoints on the NATS subjects "
+        "`liftlog.<name>.offsets.<stream>.<consumer>`. `null`: only without `acl.file`, since "
+        "NATS does not tell who published a message.",
     )
     expire_after_seconds: PositiveDuration | None = Field(
         default=None,
         alias="expire_after",
-        description="A checkpoint goes when nothing was committed for this long although records "
-        "waited. `null`: never.",
+        description="Delete a checkpoint that was not committed for this long although the "
+        "consumer had records to read. `null`: never.",
     )
     max_count: Count = Field(
-        default=100_000, description="Checkpoints at most, of all consumers and streams."
+        default=100_000,
+        description="Maximum number of checkpoints, over all consumers and streams.",
     )
     max_count_per_principal: Count = Field(
         default=10_000,
-        description="Of them, those that one principal of the ACL committed last. With an ACL, all "
-        "that come over NATS are those of one.",
+        description="Maximum number of checkpoints last committed by one ACL principal. With an "
+        "ACL, all checkpoints that come over NATS count as those of one principal.",
     )
 
 
 class Settings(SettingsModel):
-    """The whole configuration. Build it with `load_settings`, which also checks across fields."""
+    """The whole configuration. Build it with `load_settings`, which also does the cross checks."""
 
-    data_dir: FilePath = Field(default=Path("./data"), description="Directory of all data.")
+    data_dir: FilePath = Field(default=Path("./data"), description="Directory that holds all data.")
     name: Name = Field(
         default="liftlog", description="Name of this daemon in NATS subjects, metrics and logs."
     )
     drain_timeout_seconds: PositiveDuration = Field(
         default=5.0,
         alias="drain_timeout",
-        description="Time to commit and ack on SIGTERM or SIGINT.",
+        description="Time to commit and ack what has arrived, after SIGTERM or SIGINT.",
     )
     allow_anonymous: Flag = Field(
-        default=False, description="Allow listening beyond loopback without an ACL file."
+        default=False, description="Allow the daemon to listen beyond loopback without an ACL file."
     )
     nats: NatsSettings = NatsSettings()
     pull: PullSettings = PullSettings()

@@ -1,4 +1,4 @@
-"""Findings: everything that is wrong with a configuration, worded for the person who wrote it."""
+"""Findings: what is wrong with a configuration, in words for the person who wrote it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`problem` names the bad value and what is accepted instead; `origin` may be empty.
+    """One thing that is wrong with a configuration.
 
-    `involved` are the other paths that a cross check looked at.
+    `problem` names the bad value and what is accepted instead; `origin` may be empty. `involved`
+    holds the other paths that a cross check looked at.
     """
 
     path: KeyPath
@@ -39,7 +40,7 @@ class Finding:
 
 
 def message_of(findings: Iterable[Finding], subject: str) -> str:
-    """One text for all of them."""
+    """One message that lists all findings."""
     lines = [str(finding) for finding in findings]
     head = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     shown = lines[:_MAX_LINES]
@@ -49,7 +50,7 @@ def message_of(findings: Iterable[Finding], subject: str) -> str:
 
 
 def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) -> Iterator[Finding]:
-    """pydantic's errors in our words."""
+    """The errors of pydantic, in our words."""
     for item in error.errors(include_url=False, include_context=True):
         path: KeyPath = tuple(item["loc"])
         kind = item["type"]
@@ -61,10 +62,10 @@ def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) ->
         if kind == "extra_forbidden":
             yield Finding(path, unknown_key(path, model))
         elif kind == "missing":
-            yield Finding(path, "missing, and it has no default", is_missing=True)
+            yield Finding(path, "required, but missing", is_missing=True)
         else:
             section = kind in ("model_type", "model_attributes_type", "dict_type")
-            # Text where a section belongs was never meant to be shown.
+            # Text in the place of a section may be anything, a secret too: do not show it.
             shown = "text" if section and isinstance(value, str) else show(path, value)
             yield Finding(path, f"{shown}: {_accepted(item)}")
 
@@ -92,7 +93,7 @@ def _accepted(item: Any) -> str:
 
 
 def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
-    """Worded without the value: a misspelt `password` must not print one."""
+    """Never shows the value: a misspelt `password` must not be printed."""
     known = known_keys(model, path[:-1])
     close = difflib.get_close_matches(str(path[-1])[:_MAX_SHOWN], known, n=1, cutoff=0.6)
     if close:
@@ -101,7 +102,7 @@ def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
 
 
 def show(path: KeyPath, value: Any) -> str:
-    """The bad value, shortened, and masked where it could be a secret."""
+    """The bad value, shortened, and masked if it could be a secret."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, (list, tuple)):

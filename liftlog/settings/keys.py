@@ -1,4 +1,4 @@
-"""Keys of the configuration: paths of them, and what the models have at a path."""
+"""The base of all setting models, and key paths: what the models have at a path, what differs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,30 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 KeyPath = tuple[str | int, ...]
-"""Keys from the top down; numbers count the items of a list."""
+"""Keys from the top down; a number is the index of a list item."""
 
 _MAX_SHOWN = 80
 _PLAIN_KEY = re.compile(r"[\w-]{1,128}")
+
+
+class SettingsModel(BaseModel):
+    """Immutable; unknown keys are refused; keys are the YAML keys, not the attribute names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_section(cls, value: Any) -> Any:
+        # In YAML a section whose lines are all commented out is null.
+        return {} if value is None else value
+
+    def to_yaml_dict(self) -> dict[str, Any]:
+        """Canonical keys and values, as a user writes them; secrets are masked."""
+        return self.model_dump(mode="json", by_alias=True)
 
 
 def dotted(path: KeyPath) -> str:
@@ -31,18 +47,18 @@ def dotted(path: KeyPath) -> str:
 
 
 def known_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys that the section at `path` has; empty when there is no such section."""
+    """The keys of the section at `path`; empty if there is no such section."""
     section = _section(model, path)
     return [] if section is None else [key for key, _ in fields_of(section)]
 
 
 def fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The fields of a section by their keys, in the order of the file."""
+    """The fields of a section with their keys, in the order of the file."""
     return [(info.alias or name, info) for name, info in model.model_fields.items()]
 
 
 def section_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a section, also of one that may be null."""
+    """The model of a field that is a section (even if it may be null); None for other fields."""
     for kind in _plain_types(info.annotation):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -50,13 +66,13 @@ def section_of(info: FieldInfo) -> type[BaseModel] | None:
 
 
 def summary_of(model: type[BaseModel]) -> str:
-    """What a section says of itself in one line; empty when that is nothing."""
+    """The first line of a section's docstring; empty if it has none."""
     own = vars(model).get("__doc__")
     return own.strip().splitlines()[0] if own else ""
 
 
 def is_text_field(model: type[BaseModel], path: KeyPath) -> bool:
-    """Whether what stands at `path` is text, so that `012` there is not a number."""
+    """Whether the value at `path` is text, so that `012` there is not a number."""
     field = _field(model, path)
     if field is None:
         return False
@@ -99,3 +115,23 @@ def _plain_types(annotation: Any) -> Iterator[Any]:
             yield from _plain_types(part)
     else:
         yield annotation
+
+
+def differing_keys(old: SettingsModel, new: SettingsModel) -> list[str]:
+    """The dotted keys that differ, in the order of the file: `nats.servers`,
+    `streams.orders.retention.max_age`; only `streams.orders` for a stream that one of the two
+    lacks. Never a value: some are secret."""
+    before, after = old.model_dump(by_alias=True), new.model_dump(by_alias=True)
+    return [dotted(path) for path in _differing(before, after, ())]
+
+
+def _differing(old: Any, new: Any, at: KeyPath) -> Iterator[KeyPath]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        if old != new:
+            yield at
+        return
+    for key in old | new:
+        if key in old and key in new:
+            yield from _differing(old[key], new[key], (*at, key))
+        else:
+            yield (*at, key)

@@ -1,4 +1,4 @@
-"""From sources to checked settings, or to an error that lists everything that is wrong."""
+"""From the sources to checked settings, or to an error that lists everything that is wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from liftlog.errors import ConfigError, InvalidArgument
 
-from .base import SettingsModel
 from .checks import check_installed, check_settings, check_stream
 from .daemon import Settings
 from .findings import Finding, from_validation, message_of
-from .keys import KeyPath
+from .keys import KeyPath, SettingsModel
 from .sources import Sources
 from .stream import StreamSettings
 
@@ -30,8 +29,8 @@ def load_settings(
 ) -> Settings:
     """The settings of the YAML file `path` < `environ` < `overrides` (`a.b=c`).
 
-    Raises ConfigError with every finding, each with its path and origin; no value that may be
-    a secret is in it. `details["findings"]` holds the same as dicts.
+    Raises ConfigError with every finding, its path and its origin. The error contains no value
+    that may be a secret. Its `details["findings"]` holds the findings as dicts.
     """
     return load_with_sources(path, environ, overrides)[0]
 
@@ -39,7 +38,7 @@ def load_settings(
 def load_with_sources(
     path: Path | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> tuple[Settings, Sources]:
-    """As `load_settings`; the sources tell where each value comes from."""
+    """Like `load_settings`; the sources tell where each value comes from."""
     sources = Sources(Settings)
     if path is not None:
         sources.add_file(path)
@@ -58,14 +57,14 @@ def load_with_sources(
 def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) -> StreamSettings:
     """The settings of one stream from the keys of the YAML file.
 
-    Raises InvalidArgument with every finding; of a stream that `exists` it is none what is not
-    installed here.
+    Raises InvalidArgument with every finding. For a stream that `exists`, a missing package (such
+    as a codec) is not a finding.
     """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise InvalidArgument("the settings of a stream must be a mapping with text as keys")
+        raise InvalidArgument("the settings of a stream must be a mapping whose keys are text")
     sections = [item for item in values.values() if isinstance(item, (Mapping, list, tuple))]
     if max(len(values), *map(len, sections), 0) > _MAX_KEYS:
-        # They come from a client and are looked at in the event loop.
+        # They come from a client, and the event loop checks them: bound the work.
         raise InvalidArgument(f"more than {_MAX_KEYS} settings in one section")
 
     def check(stream: StreamSettings) -> Iterator[Finding]:
@@ -84,9 +83,9 @@ def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) ->
 def _validate(
     model: type[_Model], raw: dict[str, Any], cross_check: Callable[[_Model], Iterator[Finding]]
 ) -> tuple[_Model | None, list[Finding]]:
-    """Cross checks need a whole model, so bad values are left out and the rest is looked at again.
+    """Cross checks need a complete model, so leave out bad values and validate the rest again.
 
-    What a later round says about a value that was left out is an echo and not reported.
+    What a later round finds about a value that was left out is an echo, and is not reported.
     """
     findings: list[Finding] = []
     left_out: set[KeyPath] = set()
@@ -109,7 +108,7 @@ def _validate(
 
 
 def _removable(finding: Finding) -> KeyPath:
-    """What to leave out so that the rest can be judged."""
+    """The path to leave out so that the rest can be validated."""
     if finding.is_missing:
         return finding.path[:-1]  # the section that lacks it
     for index, part in enumerate(finding.path):

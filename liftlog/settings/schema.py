@@ -1,7 +1,7 @@
 """The JSON schema of the configuration file, for editors and other checkers.
 
-It knows less than `liftlog config check`: subjects, addresses and what depends on two settings are
-text to it. What it refuses, the daemon refuses too.
+It checks less than `liftlog config check`: to the schema, subjects and addresses are just text, and
+it does not relate settings to each other. What it refuses, the daemon refuses too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SECTIONS_FROM_TEXT = ("servers", "listen")
 
 
 def json_schema() -> dict[str, Any]:
-    """As a document of its own."""
+    """The schema as a complete document."""
     schema = Settings.model_json_schema(by_alias=True)
     for section in [schema, *schema["$defs"].values()]:
         for key, setting in section.get("properties", {}).items():
@@ -39,7 +39,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _widen(key: str, setting: dict[str, Any]) -> None:
-    """Accept all that the file may hold in place of the value that it becomes."""
+    """Accept every form in which the file may hold the value."""
     setting.pop("title", None)
     for one in (setting, *setting.get("anyOf", ())):
         kind = one.pop("format", None)
@@ -54,7 +54,7 @@ def _widen(key: str, setting: dict[str, Any]) -> None:
 
 
 def _add_numbers_and_flags(words: list[Any]) -> None:
-    """YAML reads 0600 and 1.2 as numbers, and `on` as a flag."""
+    """YAML reads 0600 and 1.2 as numbers, and `on` as a boolean."""
     for word in list(words):
         if word in ("on", "off"):
             words.append(word == "on")
@@ -70,7 +70,7 @@ def _allow_empty(section: dict[str, Any]) -> None:
 
 
 def _write_defaults(schema: dict[str, Any], section: dict[str, Any], written: Any) -> None:
-    """Defaults as one writes them: 7d, not 604800."""
+    """Defaults as a user writes them: 7d, not 604800."""
     for key, setting in section.get("properties", {}).items():
         reference = setting.get("$ref")
         value = written.get(key)

@@ -1,4 +1,4 @@
-"""Where values come from: file < environment < --set. One tree, with the origin of each value."""
+"""Where values come from: file < environment < --set. One tree, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _QUOTES = ('"', "'")
 
 
 class Sources:
-    """Values merged in the order of the calls; the later one wins."""
+    """Values merged in the order of the calls; a later value wins."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self.tree: dict[str, Any] = {}
@@ -45,7 +45,7 @@ class Sources:
         self._origins: dict[KeyPath, str] = {}
 
     def origin_of(self, path: KeyPath) -> str:
-        """The origin of the value at `path`, or of the nearest thing around it."""
+        """The origin of the value at `path`, or of the closest section around it."""
         for length in range(len(path), -1, -1):
             origin = self._origins.get(path[:length])
             if origin is not None:
@@ -53,7 +53,7 @@ class Sources:
         return ""
 
     def origin_of_setting(self, path: KeyPath) -> str:
-        """Where the setting at `path` was given a value; empty when nothing gives it one."""
+        """Where the setting at `path` was set; empty if it was not."""
         there: Any = self.tree
         for part in path:
             if not isinstance(there, dict) or part not in there:
@@ -106,7 +106,8 @@ class Sources:
             self._put(path, value, f"--set {key.strip()}")
 
     def _path_of(self, words: list[str]) -> tuple[str, ...]:
-        """Environment variables shout; keys and stream names in the file may not."""
+        """Environment variables are upper case; the keys and stream names that they mean may not
+        be."""
         path: list[str] = []
         for word in words:
             there: Any = self.tree

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from acl.subjects import why_invalid
 
-from .base import SettingsModel
+from .keys import SettingsModel
 from .units import Count, Duration, Flag, PositiveDuration, Size
 
 MAX_SEGMENT_BYTES = 2**32 - 1
@@ -32,7 +32,7 @@ def _subject(text: str) -> str:
 
 def _queue_group(text: str) -> str:
     if not text or len(text) > 255 or any(c.isspace() or not c.isprintable() for c in text):
-        raise ValueError("expected a queue group name without blanks")
+        raise ValueError("expected a queue group name without white space")
     return text
 
 
@@ -43,7 +43,7 @@ def _on_or_off(value: Any) -> Any:
 
 def _only_one(value: int) -> int:
     if value != 1:
-        raise ValueError("expected 1: replication is reserved and not built yet")
+        raise ValueError("expected 1: replication is not implemented yet")
     return value
 
 
@@ -61,17 +61,20 @@ OnlyOne = Annotated[int, Strict(), AfterValidator(_only_one)]
 
 class FlushSettings(SettingsModel):
     messages: Count = Field(
-        default=1000, description="`durability: interval` syncs after this many messages."
+        default=1000, description="With `durability: interval`: sync after this many messages."
     )
     interval_seconds: PositiveDuration = Field(
-        default=1.0, alias="interval", description="`durability: interval` syncs after this long."
+        default=1.0,
+        alias="interval",
+        description="With `durability: interval`: sync after this long.",
     )
 
 
 class DedupeSettings(SettingsModel):
     max_ids: Count = Field(
         default=1_000_000,
-        description="Message ids remembered at most; beyond it the oldest go early.",
+        description="Maximum number of message ids remembered. Beyond it the oldest are forgotten "
+        "early.",
     )
 
 
@@ -79,95 +82,100 @@ class RetentionSettings(SettingsModel):
     max_age_seconds: PositiveDuration | None = Field(
         default=None,
         alias="max_age",
-        description="Sealed segments go whose newest record is older. `null`: no limit.",
+        description="Delete sealed segments whose newest record is older than this. `null`: no "
+        "limit.",
     )
     max_bytes: Size | None = Field(
-        default=None, description="The oldest segments go while at least this much remains."
+        default=None,
+        description="Delete the oldest segments as long as at least this many bytes remain. "
+        "`null`: no limit.",
     )
     max_messages: Count | None = Field(
-        default=None, description="Exactly this many newest records stay readable."
+        default=None,
+        description="Keep exactly this many of the newest records readable. `null`: no limit.",
     )
 
 
 class SegmentSettings(SettingsModel):
     max_bytes: Annotated[Size, _at_most(MAX_SEGMENT_BYTES, "4 GiB - 1")] = Field(
-        default=256 * 2**20, description="A segment file rolls at this size (below 4 GiB)."
+        default=256 * 2**20, description="Roll a segment file at this size (below 4 GiB)."
     )
     max_age_seconds: PositiveDuration | None = Field(
         default=86_400.0,
         alias="max_age",
-        description="A segment rolls at this age, also when idle.",
+        description="Roll a segment at this age, even when the stream is idle. `null`: no limit.",
     )
 
 
 class BatchSettings(SettingsModel):
     max_records: Annotated[Count, _at_most(MAX_BATCH_RECORDS, "65535")] = Field(
-        default=4096, description="Records in one record batch at most (up to 65535)."
+        default=4096, description="Maximum number of records in one record batch (up to 65535)."
     )
     max_bytes: Annotated[Size, _at_most(MAX_BATCH_BYTES, "16MiB")] = Field(
         default=2**20,
-        description="Size of one record batch, the unit that one bad bit costs "
-        "(up to 16MiB; a larger message gets a batch of its own).",
+        description="Maximum size of one record batch, which is the most that one bad bit can "
+        "cost (up to 16MiB; a larger message gets a batch of its own).",
     )
 
 
 class CompactionSettings(SettingsModel):
-    """Key compaction. Off unless this section is there; `compaction: {}` takes all defaults."""
+    """Key compaction. Off unless this section exists; `compaction: {}` takes all defaults."""
 
     enabled: Flag = Field(
         default=True,
-        description="Keep the newest record of each key, and all without a key.",
+        description="Keep the newest record of each key, and every record without a key.",
     )
     min_dirty_ratio: Annotated[float, Field(strict=True, ge=0, le=1)] = Field(
         default=0.5,
-        description="Compact when this part of the sealed bytes was never compacted (0 to 1).",
+        description="Compact when this fraction (0 to 1) of the sealed bytes was never compacted.",
     )
     min_lag_seconds: Duration = Field(
-        default=0.0, alias="min_lag", description="Records stay uncompacted for at least this long."
+        default=0.0, alias="min_lag", description="Do not compact records younger than this."
     )
     max_lag_seconds: PositiveDuration | None = Field(
         default=None,
         alias="max_lag",
-        description="Compact after this long whatever the dirty ratio. `null`: no limit.",
+        description="Compact after this long at the latest, whatever the dirty ratio. `null`: no "
+        "limit.",
     )
     tombstone_retention_seconds: Duration = Field(
         default=86_400.0,
         alias="tombstone_retention",
-        description="A tombstone goes this long after the first pass that kept it.",
+        description="Delete a tombstone this long after the first pass that kept it.",
     )
     max_rate_bytes: Size | None = Field(
         default=None,
         alias="max_rate",
-        description="Bytes a second that passes over this stream may read and write. "
-        "`null`: as `cleaner.max_rate` says; the smaller of both holds.",
+        description="Bytes per second that passes over this stream may read and write. The "
+        "smaller of this and `cleaner.max_rate` applies. `null`: only `cleaner.max_rate`.",
     )
 
 
 class SubjectSequencesSettings(SettingsModel):
-    """The last offset of each subject, for `Nats-Expected-Last-Subject-Sequence`. Off unless that
-    section is there; `subject_sequences: {}` takes the defaults."""
+    """The last offset of each subject, for `Nats-Expected-Last-Subject-Sequence`. Off unless this
+    section exists; `subject_sequences: {}` takes the defaults."""
 
     max_subjects: Annotated[Count, _at_most(MAX_SUBJECTS, "10000000")] = Field(
         default=100_000,
-        description="Subjects remembered at most, about 200 bytes each (up to 10000000); of others "
-        "a publisher that expects something is refused with 10163.",
+        description="Maximum number of subjects remembered, about 200 bytes each (up to "
+        "10000000). A precondition on any other subject is refused with 10163.",
     )
 
 
 class RebatchSettings(SettingsModel):
-    """Sealed segments of small batches are rewritten with larger ones, which read faster."""
+    """Sealed segments of small batches are rewritten with larger batches, which read faster."""
 
-    enabled: Flag = Field(default=True, description="`false` leaves batches as they were written.")
+    enabled: Flag = Field(default=True, description="`false`: leave batches as they were written.")
     min_age_seconds: Duration = Field(
-        default=600.0, alias="min_age", description="Younger segments are left alone."
+        default=600.0, alias="min_age", description="Leave segments younger than this alone."
     )
 
 
 class StreamSettings(SettingsModel):
-    """One stream. Build it with `parse_stream_settings`, which also checks across fields."""
+    """One stream. Build it with `parse_stream_settings`, which also does the cross checks."""
 
     subject: Annotated[str, Strict(), AfterValidator(_subject)] = Field(
-        description="NATS subject to record; wildcards `*` and `>` are allowed."
+        description="NATS subject to record; the wildcards `*` and `>` are allowed."
     )
     queue_group: Annotated[str, Strict(), AfterValidator(_queue_group)] | None = Field(
         default=None,
@@ -175,44 +183,46 @@ class StreamSettings(SettingsModel):
     )
     acks: Annotated[Acks, BeforeValidator(_on_or_off)] = Field(
         default="on",
-        description="`on`: JetStream-style acks to reply subjects; `envelope`: only to the ack "
-        "subject inside an envelope; `off`: a silent witness.",
+        description="`on`: JetStream-style acks to reply subjects. `envelope`: only to the ack "
+        "subject inside an envelope. `off`: none; the stream only listens.",
     )
     durability: Durability = Field(
         default="fsync",
-        description="`fsync`: ack after fdatasync; `interval`: ack after write, fdatasync by "
-        "`flush`; `os`: leave it to the kernel.",
+        description="`fsync`: ack after fdatasync. `interval`: ack after the write, fdatasync as "
+        "`flush` says. `os`: ack after the write, leave syncing to the kernel.",
     )
     flush: FlushSettings = FlushSettings()
     dedupe_window_seconds: Duration = Field(
         default=120.0,
         alias="dedupe_window",
-        description="A `Nats-Msg-Id` seen within this time is a duplicate; `0s` switches it off.",
+        description="A `Nats-Msg-Id` seen within this time marks a duplicate. `0s`: no "
+        "deduplication.",
     )
     dedupe: DedupeSettings = DedupeSettings()
     max_message_bytes: Annotated[Size, _at_most(MAX_MESSAGE_BYTES, "64MiB")] = Field(
-        default=8 * 2**20, description="Larger messages are refused (up to 64MiB)."
+        default=8 * 2**20, description="Refuse messages larger than this (up to 64MiB)."
     )
     max_pending_bytes: Size = Field(
         default=64 * 2**20,
-        description="Received but not yet committed; beyond it this stream alone refuses.",
+        description="Maximum size of messages received but not yet committed. At the limit this "
+        "stream, and no other, refuses messages.",
     )
     retention: RetentionSettings = RetentionSettings()
     compaction: CompactionSettings | None = Field(
-        default=None, description="Key compaction; `null`: off."
+        default=None, description="Key compaction. `null`: off."
     )
     segment: SegmentSettings = SegmentSettings()
     batch: BatchSettings = BatchSettings()
     compression: Compression = Field(
         default="none",
-        description="Compress record batches, on disk and on the wire: `lz4` or `zstd` (extra "
-        "`compression`, also for the readers). Batches that are there already stay as they are.",
+        description="Compress record batches on disk and on the wire: `lz4` or `zstd` (needs the "
+        "extra `compression`, for readers too). Existing batches stay as they are.",
     )
     rebatch: RebatchSettings = RebatchSettings()
     subject_sequences: SubjectSequencesSettings | None = Field(
         default=None,
         description="Keep the last offset of each subject, for "
-        "`Nats-Expected-Last-Subject-Sequence`; `null`: off.",
+        "`Nats-Expected-Last-Subject-Sequence`. `null`: off.",
     )
     initial_offset: Count = Field(
         default=1,
@@ -220,14 +230,14 @@ class StreamSettings(SettingsModel):
     )
     envelope: Flag = Field(
         default=True,
-        description="Recognise liftlog envelopes; `false` stores them as plain messages.",
+        description="Recognise liftlog envelopes. `false`: store them as plain messages.",
     )
     liftbridge: Flag = Field(
         default=False,
-        description="Recognise Liftbridge's envelopes too, and answer with its Ack on their ack "
-        "inbox.",
+        description="Also recognise Liftbridge envelopes, and answer with Liftbridge's Ack to "
+        "their ack inbox.",
     )
-    paused: Flag = Field(default=False, description="Refuse new messages for now.")
-    read_only: Flag = Field(default=False, description="Refuse new messages for good.")
+    paused: Flag = Field(default=False, description="Refuse new messages temporarily.")
+    read_only: Flag = Field(default=False, description="Refuse new messages permanently.")
     replicas: OnlyOne = Field(default=1, description="Reserved: only 1.")
     min_isr: OnlyOne = Field(default=1, description="Reserved: only 1.")

@@ -1,6 +1,6 @@
-"""A configuration file to begin with: every setting, commented out, with its meaning and default.
+"""A configuration file to start from: every setting, commented out, with its meaning and default.
 
-Lines that begin with `# ` are prose. Without the `#`, `#key: value` is a setting: its default.
+Lines that begin with `# ` are prose; `#key: value` is a setting with its default, commented out.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _WIDTH = 96
 _HEAD = """\
 # Configuration of the liftlog daemon:  liftlog serve -c FILE
 #
-# Every setting is here with its default, commented out: take the # away from what you change.
-# The environment (LIFTLOG_NATS__SERVERS=nats://a:4222) and --set nats.servers=... win over this
-# file. `liftlog config check -c FILE` says whether it is right.
+# Every setting is here with its default, commented out: remove the # where you change a value.
+# The environment (LIFTLOG_NATS__SERVERS=nats://a:4222) and --set nats.servers=... override this
+# file. `liftlog config check -c FILE` checks it.
 # Durations: 250ms, 1s, 2m, 1h30m, 7d. Sizes: 4096, 64KiB, 8MiB, 1GB.
 """
 _STREAM_HEAD = """\
-# One section per stream; streams can also be made with `liftlog stream create`.
+# One section per stream. You can also create streams with `liftlog stream create`.
 #streams:
   #orders:
     #subject: orders.>
@@ -46,7 +46,7 @@ def render_template() -> str:
 
 
 def _section(model: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
-    lead = False  # a blank line between settings, none behind the name of a section
+    lead = False  # a blank line between settings, but none after the name of a section
     for key, info in fields_of(model):
         section = section_of(info)
         if (model, key) == (Settings, "streams"):
@@ -64,7 +64,7 @@ def _section(model: type[BaseModel], values: dict[str, Any], indent: str) -> Ite
 
 
 def _plain(model: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
-    """Without prose, for what is commented out as a whole."""
+    """Settings without prose, for a section that is commented out as a whole."""
     for key, info in fields_of(model):
         section = section_of(info)
         if key == "subject":

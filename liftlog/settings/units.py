@@ -36,7 +36,7 @@ _DURATION = re.compile(rf"(?:{_NUMBER}(?:ns|us|ms|s|m|h|d|w))+")
 _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
 DURATION_PATTERN = rf"^\s*((?:{_NUMBER}(?:ns|us|µs|ms|s|m|h|d|w))+|{_NUMBER})\s*$"
 SIZE_PATTERN = rf"^\s*{_NUMBER} ?([KkMmGgTt][Ii]?)?[Bb]?\s*$"
-"""For the JSON schema: what has another form is refused here too."""
+"""For the JSON schema. What does not match is refused here too."""
 
 # Nanoseconds since 1970 plus this still fit 64 bits.
 MAX_DURATION_SECONDS = 100 * 365.25 * 86_400
@@ -47,7 +47,7 @@ SIZE_HELP = "a size such as 4096, 64KiB, 8MiB, 1GB"
 
 
 def parse_duration(value: object) -> float:
-    """Seconds. Raises ValueError that says what is accepted."""
+    """Seconds. Raises ValueError that says what is expected."""
     seconds: float
     if isinstance(value, bool):
         raise ValueError(f"expected {DURATION_HELP}")
@@ -74,7 +74,7 @@ def parse_duration(value: object) -> float:
 
 
 def format_duration(seconds: float) -> str | float:
-    """The shortest text that `parse_duration` reads back exactly; else the number itself."""
+    """The shortest text that `parse_duration` reads back exactly; otherwise the number itself."""
     if seconds == 0:
         return "0s"
     total_ns = round(seconds * 10**9)
@@ -86,7 +86,7 @@ def format_duration(seconds: float) -> str | float:
 
 
 def parse_size(value: object) -> int:
-    """Bytes. Raises ValueError that says what is accepted."""
+    """Bytes. Raises ValueError that says what is expected."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f"expected {SIZE_HELP}")
     if isinstance(value, int):
@@ -108,7 +108,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size_bytes: int) -> str | int:
-    """With the largest binary unit that divides it; a plain number when none does."""
+    """With the largest binary unit that divides it; a plain number if none does."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         in_bytes = _BYTES_PER_UNIT[unit.lower()]
         if size_bytes and size_bytes % in_bytes == 0:
@@ -156,5 +156,5 @@ Size = Annotated[
     _SIZE_SCHEMA,
 ]
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
-"""A whole number from 1; 2^53 keeps it exact in JSON."""
+"""A whole number of at least 1. Up to 2^53 it is exact in JSON."""
 Flag = Annotated[bool, Strict()]

@@ -7,9 +7,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from liftlog.settings.base import SettingsModel
 from liftlog.settings.daemon import Settings
-from liftlog.settings.keys import KeyPath, dotted, fields_of, section_of, summary_of
+from liftlog.settings.keys import KeyPath, SettingsModel, dotted, fields_of, section_of, summary_of
 from liftlog.settings.stream import StreamSettings
 
 _HEAD = """\
@@ -17,7 +16,7 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-A setting comes from the YAML file, the environment, or `--set`; the later one wins.
+A setting comes from the YAML file, the environment or `--set`. The later in this list wins.
 
 | source | how `nats.servers` is set |
 |---|---|
@@ -25,23 +24,22 @@ A setting comes from the YAML file, the environment, or `--set`; the later one w
 | environment | `LIFTLOG_NATS__SERVERS=nats://a:4222,nats://b:4222` (`__` separates levels) |
 | command line | `--set nats.servers=nats://a:4222` |
 
-Values in the environment and in `--set` are read as YAML, except that a setting that holds text
-takes it as it stands (a password `0123` is not a number). A section given there as a whole
-replaces that section. Unknown keys, duplicate keys and bad values are refused, all at once, each
-with its path and where it came from. Relative paths start at the working directory.
+Values in the environment and in `--set` are read as YAML, except that a text setting takes the
+value literally (the password `0123` is not a number). A whole section given this way replaces
+the section of the file. Unknown keys, duplicate keys and bad values are refused; the daemon lists
+them all, each with its path and origin. Relative paths start at the working directory.
 
-Durations: `250ms`, `1s`, `2m`, `1h30m`, `7d`; a bare number is seconds. Sizes: `4096`, `64KiB`,
+Durations: `250ms`, `1s`, `2m`, `1h30m`, `7d`; a plain number means seconds. Sizes: `4096`, `64KiB`,
 `8MiB`, `1GB`.
 """
 
 _STREAMS_HEAD = """\
 ## streams.NAME
 
-One section per stream; the same keys are taken by `client.create_stream` and
-`liftlog stream create`. A name has 1 to 128 letters, digits, `_` or `-` and begins with a letter
-or a digit.
+One section per stream. `client.create_stream` and `liftlog stream create` take the same keys. A
+stream's name consists of 1 to 128 letters, digits, `_` or `-` and starts with a letter or a digit.
 
-A subject that can match `_INBOX.>`, `$*.>` or `liftlog.>` needs `acks: off`.
+A subject that can match `_INBOX.>`, `$*.>` or `liftlog.>` requires `acks: off`.
 """
 
 

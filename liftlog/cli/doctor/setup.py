@@ -94,7 +94,7 @@ def check_access(settings: Settings) -> Iterator[Checkup]:
     from liftlog.errors import ConfigError
     from liftlog.settings import parse_listen
     from liftlog.settings.acl_file import load_policy
-    from liftlog.settings.cautions import cautions
+    from liftlog.settings.checks import cautions
 
     policy = None
     if settings.acl.file is not None:

@@ -7,7 +7,7 @@ import logging
 import ssl
 import time
 
-from liftlog.settings.cautions import Caution
+from liftlog.settings.checks import Caution
 from liftlog.settings.daemon import PullTlsSettings
 from liftlog.tls.contexts import own_certificate, prospect_of, server_context
 

@@ -90,7 +90,10 @@ def test_check_warns_of_tokens_on_a_network_without_tls(tmp_path: Path) -> None:
     arguments = ["check", "--set", f"acl.file={acl}", "--set", "pull.listen=tcp://0.0.0.0:9292"]
     done = run(*arguments)
     assert done.exit_code == 0
-    assert "pull.listen[0]: tokens and records pass tcp://0.0.0.0:9292 unencrypted" in done.stderr
+    assert (
+        "pull.listen[0]: tokens and records are sent unencrypted over tcp://0.0.0.0:9292"
+        in done.stderr
+    )
     (warning,) = json.loads(run(*arguments, "-o", "json").stdout)["warnings"]
     assert warning.endswith("listen on tls://HOST:PORT and set pull.tls")
     assert "warning" not in run(*arguments[:3]).stderr

@@ -67,8 +67,8 @@ def test_who_may_connect(tmp_path: Path) -> None:
     guarded = settings(*everywhere, f"acl.file={acl}")
     pull, http = setup.check_access(settings(*everywhere, f"acl.file={acl}", "http.listen=:8292"))
     assert (pull.status, http.status) == (WARNING, WARNING)
-    assert pull.detail == "tokens and records pass tcp://0.0.0.0:9292 unencrypted"
-    assert http.detail == "tokens pass http://:8292 unencrypted"
+    assert pull.detail == "tokens and records are sent unencrypted over tcp://0.0.0.0:9292"
+    assert http.detail == "tokens are sent unencrypted over http://:8292"
     assert only(setup.check_access(guarded)).detail == pull.detail
     acl.write_text("nonsense: 1\n")
     assert only(setup.check_access(guarded)).status == FAILED

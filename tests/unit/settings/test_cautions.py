@@ -4,8 +4,8 @@ import pytest
 
 from acl.policy import Policy
 from liftlog.settings import load_settings
-from liftlog.settings.cautions import cautions
-from liftlog.settings.differences import differing_keys
+from liftlog.settings.checks import cautions
+from liftlog.settings.keys import differing_keys
 
 TOKENS = Policy.load(f"principals: {{a: {{token_hash: 'sha256:{'0' * 64}'}}}}")
 USERS = Policy.load("principals: {a: {unix_uid: 0}}")
@@ -41,7 +41,7 @@ def test_who_has_no_tokens_still_shows_records() -> None:
     settings = load_settings(None, {}, ["allow_anonymous=true", "pull.listen=tcp://:1"])
     (found,) = cautions(settings, USERS)
     assert str(found) == (
-        "pull.listen[0]: records pass tcp://:1 unencrypted: "
+        "pull.listen[0]: records are sent unencrypted over tcp://:1: "
         "listen on tls://HOST:PORT and set pull.tls"
     )
     assert told(USERS, "http.listen=:8292") == []

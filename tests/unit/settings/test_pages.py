@@ -45,7 +45,7 @@ def test_every_section_has_its_heading(section: str) -> None:
 
 
 def test_a_section_that_may_be_null_is_also_a_setting() -> None:
-    assert "| `compaction` | `null` | Key compaction; `null`: off. |" in render()
+    assert "| `compaction` | `null` | Key compaction. `null`: off. |" in render()
 
 
 def test_every_setting_has_a_meaning() -> None:
