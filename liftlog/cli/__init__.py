@@ -1,8 +1,8 @@
 """The `liftlog` command.
 
 main        the entry point                       exit_codes  one table of all exit codes
-root        the command and its subcommands       problems    errors in words, on stderr
-groups      groups of commands: aliases, typos    questions   asking before something goes
+root        the table of commands                 problems    errors in words, on stderr
+groups      groups that import what is used       questions   asking before something goes
 options     --server, --token, --output, --debug  output      tables, JSON, JSON lines and YAML
 text        what strangers wrote, for a terminal  paths       places that are not made yet
 suggestions, completion   names that the daemon knows

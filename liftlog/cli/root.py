@@ -8,29 +8,62 @@ from typing import Any
 import click
 
 import liftlog
-from liftlog.cli.acl import acl_commands
-from liftlog.cli.backup import backup_commands
-from liftlog.cli.completion import completion
-from liftlog.cli.config import config_commands
-from liftlog.cli.consume import consume
-from liftlog.cli.doctor.command import doctor
-from liftlog.cli.errors import errors_commands
 from liftlog.cli.exit_codes import ExitCode, table_lines
-from liftlog.cli.export import export
-from liftlog.cli.groups import Commands
-from liftlog.cli.health import health
-from liftlog.cli.info import info
-from liftlog.cli.offline.command import log_commands
-from liftlog.cli.offsets import offsets_commands
+from liftlog.cli.groups import Commands, Listed
 from liftlog.cli.options import debug_option, debug_wanted, server_options
 from liftlog.cli.problems import report, silence_closed_output
-from liftlog.cli.pub import pub
-from liftlog.cli.serve import serve
-from liftlog.cli.stream import stream_commands
 from liftlog.cli.suggestions import suggest_stream
-from liftlog.cli.top import top
-from liftlog.demo.command import demo, demo_spark
 
+COMMANDS = {
+    "serve": Listed("liftlog.cli.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
+    "stream": Listed(
+        "liftlog.cli.stream:stream_commands",
+        "Create, list, describe, change, hold and delete streams.",
+    ),
+    "consume": Listed(
+        "liftlog.cli.consume:consume",
+        "Print the records of STREAM, and wait for more until Ctrl-C.",
+    ),
+    "offsets": Listed(
+        "liftlog.cli.offsets:offsets_commands",
+        "List, show, move and delete the checkpoints of consumers.",
+    ),
+    "pub": Listed("liftlog.cli.pub:pub", "Publish on NATS and print the acks."),
+    "log": Listed(
+        "liftlog.cli.offline.command:log_commands", "Look into the files of a log, and mend them."
+    ),
+    "backup": Listed(
+        "liftlog.cli.backup:backup_commands", "Back up a data directory, while the daemon runs."
+    ),
+    "info": Listed(
+        "liftlog.cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."
+    ),
+    "top": Listed("liftlog.cli.top:top", "Watch rates, sizes and lags of the streams."),
+    "health": Listed("liftlog.cli.health:health", "Tell whether the daemon is ready."),
+    "doctor": Listed(
+        "liftlog.cli.doctor.command:doctor",
+        "Check this machine and the configuration for trouble.",
+    ),
+    "config": Listed(
+        "liftlog.cli.config:config_commands",
+        "Write, check and explain the daemon's configuration.",
+    ),
+    "acl": Listed("liftlog.cli.acl:acl_commands", "Check an ACL file, explain it, hash tokens."),
+    "export": Listed("liftlog.cli.export:export", "Export a stream as a table."),
+    "errors": Listed("liftlog.cli.errors:errors_commands", "Explain errors by number or name."),
+    "completion": Listed(
+        "liftlog.cli.completion:completion",
+        "Print the script that lets SHELL complete words.",
+    ),
+    "demo": Listed(
+        "liftlog.demo.command:demo",
+        "See it work: publish, ack, kill -9, restart, read back.",
+    ),
+    "demo-spark": Listed(
+        "liftlog.demo.command:demo_spark",
+        "See it work with Spark: from NATS into a lake, and SQL.",
+    ),
+}
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 
 
@@ -60,7 +93,12 @@ class Root(Commands):
         raise click.exceptions.Exit(code or ExitCode.OK)
 
 
-@click.group(cls=Root, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Root,
+    listed=COMMANDS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(liftlog.__version__, message="%(prog)s %(version)s")
 @server_options
 @debug_option
@@ -70,26 +108,3 @@ def cli() -> None:
     liftlog records the messages of chosen NATS subjects on disk, acks them after fsync, and
     serves them to consumers over a socket. See it at work: `liftlog demo`.
     """
-
-
-for command in (
-    serve,
-    stream_commands,
-    consume,
-    offsets_commands,
-    pub,
-    log_commands,
-    backup_commands,
-    info,
-    top,
-    health,
-    doctor,
-    config_commands,
-    acl_commands,
-    export,
-    errors_commands,
-    completion,
-    demo,
-    demo_spark,
-):
-    cli.add_command(command)

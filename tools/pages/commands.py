@@ -113,7 +113,10 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def _commands(prefix: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
         path = f"{prefix} {name}"
         yield path, command
         if isinstance(command, click.Group):

@@ -16,7 +16,7 @@ from liftlog.cli import consume as consume_module
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import output_format, server_options
-from liftlog.cli.root import Root, cli
+from liftlog.cli.root import COMMANDS, Root, cli
 from liftlog.errors import StreamNotFound
 
 
@@ -68,7 +68,7 @@ def test_a_typo_is_guessed() -> None:
     ("alias", "name"), [("list", "ls"), ("delete", "rm"), ("describe", "info")]
 )
 def test_aliases(alias: str, name: str) -> None:
-    stream = cli.commands["stream"]
+    stream = cli.get_command(click.Context(cli), "stream")
     assert isinstance(stream, Commands)
     context = click.Context(stream)
     assert stream.get_command(context, alias) is stream.commands[name]
@@ -188,6 +188,71 @@ HEAVY = {"numpy", "pydantic", "aiohttp", "nats", "uvloop", "prometheus_client", 
 def test_help_loads_nothing_heavy() -> None:
     loaded = modules_after("import liftlog.cli.root")
     assert not loaded & (HEAVY | {"asyncio", "rich"})
+
+
+def run_and_list(arguments: list[str], **environ: str) -> tuple[str, set[str]]:
+    """What `liftlog ARGUMENTS` prints, and the modules that it has imported."""
+    code = (
+        "import json, sys\nfrom liftlog.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout, set(json.loads(done.stderr))
+
+
+@pytest.mark.parametrize("typed", [None, "liftlog s", "liftlog --"])
+def test_help_and_completion_import_no_command(typed: str | None) -> None:
+    if typed is None:
+        printed, loaded = run_and_list(["--help"])
+    else:
+        printed, loaded = run_and_list(
+            [], _LIFTLOG_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD="1"
+        )
+    for word in ("--server", "--output") if typed == "liftlog --" else ("serve", "stream"):
+        assert word in printed
+    assert not {listed.place.partition(":")[0] for listed in COMMANDS.values()} & loaded
+    assert not loaded & (HEAVY | {"asyncio", "rich"})
+
+
+def test_the_table_of_commands_says_what_the_commands_say() -> None:
+    context = click.Context(cli)
+    for name, listed in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.get_short_help_str(60) == listed.short_help
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stream", "--help"],
+        ["stream", "ls", "--help"],
+        ["consume", "--help"],
+        ["pub", "--help"],
+        ["log", "--help"],
+        ["log", "verify", "--help"],
+        ["backup", "create", "--help"],
+        ["config", "check", "--help"],
+        ["export", "--help"],
+        ["doctor", "--help"],
+        ["serve", "--help"],
+    ],
+)
+def test_help_of_a_command_does_not_load_what_does_its_work(arguments: list[str]) -> None:
+    printed, loaded = run_and_list(arguments)
+    assert "Usage:" in printed
+    assert not loaded & (HEAVY | {"asyncio", "rich"})
+    for part in ("client", "server", "log", "settings", "spark"):
+        assert f"liftlog.{part}" not in loaded
 
 
 def test_consume_loads_no_server() -> None:
