@@ -71,7 +71,10 @@ def _web_site(
 ) -> WebSite:
     def counters() -> list[Counted]:
         hosts = broker.hosts.values()
-        return [Counted(host.name, host.records, host.received_bytes) for host in hosts]
+        return [
+            Counted(host.name, host.observed.records, host.observed.received_bytes)
+            for host in hosts
+        ]
 
     rates = Rates(counters)
     rates.start()

@@ -100,13 +100,10 @@ class JobRunner:
         rate = self._settings.max_rate_bytes
         if compaction is not None and compaction.max_rate_bytes is not None:
             rate = min(rate, compaction.max_rate_bytes)
-        host.rewriting = True
-        try:
+        with host.compacting():
             answer = await self._run(kinds.COMPACT, job, host, state, rate)
             result = CompactResult.from_dict(answer)
             freed = await self._swap_in(host, result, lineage, now_ns)
-        finally:
-            host.rewriting = False
         seconds = time.monotonic() - started
         removed = result.records_in - result.records_out
         if removed:

@@ -1,4 +1,4 @@
-"""What one stream's commits look like from outside: how long acks take, how much they share."""
+"""What is counted and measured of one stream: messages in, commits, how long acks take."""
 
 from __future__ import annotations
 
@@ -9,21 +9,38 @@ from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histog
 
 
 class StreamObservations:
-    """One note per run and per commit group, none per message. Belongs to the event loop."""
+    """Noted once per run and per commit group, never per message. Belongs to the event loop."""
 
-    __slots__ = ("_arrivals", "ack_seconds", "group_records")
+    __slots__ = (
+        "_arrivals",
+        "ack_seconds",
+        "commit_failures",
+        "commits",
+        "group_records",
+        "inline_commits",
+        "received_bytes",
+        "records",
+    )
 
     def __init__(self) -> None:
         self.ack_seconds = Histogram(LATENCY_BOUNDS)
         self.group_records = Histogram(COUNT_BOUNDS)
+        self.received_bytes = 0
+        self.commits = 0
+        self.inline_commits = 0
+        self.commit_failures = 0
+        self.records = 0
+        """Committed ones."""
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def arrived(self, messages: int) -> None:
-        """They will be answered with the groups to come, in this order."""
+        """Messages came in. They will be answered with the groups to come, in this order."""
         self._arrivals.append((time.perf_counter(), messages))
 
     def answered(self, messages: int, records: int) -> None:
         """A group is committed and its acks are on their way."""
+        self.commits += 1
+        self.records += records
         if records:
             self.group_records.observe(records)
         now = time.perf_counter()
@@ -34,5 +51,6 @@ class StreamObservations:
             messages -= count
 
     def failed(self) -> None:
-        """Everything that waited was refused."""
+        """A commit failed, and every message that waited was refused."""
+        self.commit_failures += 1
         self._arrivals.clear()

@@ -1,25 +1,35 @@
-"""Log calls that must not meet a commit of the same stream: who waits, and whose turn it is.
+"""Whose turn it is to use the log of one stream: one job at a time, in a writer thread.
 
-They and the messages take turns: however much of one is asked for, the other gets on.
+A job is a commit, a flush, or an *exclusive call*: a log call that must not run beside a commit,
+such as a roll, retention, a lease or new settings. Exclusive calls and messages take turns, so
+neither can keep the other waiting forever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+from liftlog.errors import StreamUnavailable
+from liftlog.server.commits.writer_pool import CommitJob, WriterPool
 
-class Maintenance(NamedTuple):
-    """One call; see `StreamHost.run_exclusive`."""
+logger = logging.getLogger("liftlog.server.stream")
+
+
+class ExclusiveCall(NamedTuple):
+    """See `StreamHost.run_exclusive`."""
 
     call: Callable[[], object]
     then: Callable[[], None] | None
     future: asyncio.Future[object]
 
-    def settle(self, outcome: list[object], error: Exception | None) -> None:
-        """Tell whoever asked for it, if he still waits."""
+    def finish(self, outcome: list[object], error: Exception | None) -> None:
+        """Complete the future, unless the caller has cancelled it."""
         if self.future.done():
             return
         if error is not None:
@@ -28,32 +38,117 @@ class Maintenance(NamedTuple):
             self.future.set_result(outcome[0])
 
 
-class MaintenanceTurns:
-    """Of one stream, in the order in which they were asked for. Belongs to the event loop."""
+class LogTurns:
+    """Belongs to the event loop. Every writer of the log goes through `begin` or `run_exclusive`;
+    a commit inside the event loop instead finishes before anything else can run."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[Maintenance] = deque()
-        self._had_last_turn = False
+    def __init__(
+        self,
+        stream: str,
+        pool: WriterPool,
+        *,
+        begin_next: Callable[[], None],
+        after_exclusive: Callable[[Exception | None], None],
+    ) -> None:
+        """`begin_next` is called after each job, to begin the one whose turn it is.
+        `after_exclusive` hears how an exclusive call ended, before its caller does."""
+        self.is_taken = False
+        """A job is under way."""
+        self.begin_next = begin_next
+        self.is_closed = False
+        self._stream = stream
+        self._pool = pool
+        self._after_exclusive = after_exclusive
+        self._taken_since = 0.0
+        self._waiting: deque[ExclusiveCall] = deque()
+        self._exclusive_ran_last = False
 
-    def add(self, work: Maintenance) -> None:
-        self._waiting.append(work)
+    @property
+    def taken_seconds(self) -> float:
+        """How long the job under way has been running; 0.0 when there is none."""
+        return time.monotonic() - self._taken_since if self.is_taken else 0.0
 
-    def take(self) -> Maintenance | None:
-        """What is to run now."""
-        return self._waiting.popleft() if self._waiting else None
+    def begin(
+        self,
+        write: Callable[[], object],
+        sync: Callable[[], object] | None,
+        done: Callable[[Exception | None], None],
+    ) -> None:
+        """Have a writer thread write and sync. `done` gets the error, or None, on the loop; after
+        it the next job begins. Call it while no job is under way."""
+        self.is_taken = True
+        self._taken_since = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._pool.submit(CommitJob(write, sync, partial(_call_loop, loop, self._ended, done)))
 
-    def ran(self) -> None:
-        """One has ended: messages that wait come before the next."""
-        self._had_last_turn = True
+    def _ended(self, done: Callable[[Exception | None], None], error: Exception | None) -> None:
+        self.is_taken = False
+        done(error)
+        self.begin_next()
 
-    def comes_first(self, *, messages_wait: bool) -> bool:
-        """Whether what waits comes before the messages; asked, these have had their turn else."""
-        if self._waiting and not (self._had_last_turn and messages_wait):
+    # --- exclusive calls ---
+
+    def run_exclusive(
+        self, call: Callable[[], object], then: Callable[[], None] | None
+    ) -> asyncio.Future[object]:
+        """See `StreamHost.run_exclusive`."""
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        if self.is_closed:
+            future.set_exception(self._closed_error())
+            return future
+        self._waiting.append(ExclusiveCall(call, then, future))
+        self.begin_exclusive()
+        return future
+
+    def exclusive_comes_first(self, *, messages_wait: bool) -> bool:
+        """Whether an exclusive call comes before the messages. If not, the messages have their turn
+        now, and the next exclusive call comes before those that arrive later."""
+        if self._waiting and not (self._exclusive_ran_last and messages_wait):
             return True
-        self._had_last_turn = False
+        self._exclusive_ran_last = False
         return False
 
-    def refuse(self, error: Exception) -> None:
-        """Nothing runs any more."""
+    def begin_exclusive(self) -> None:
+        """Begin the next exclusive call, unless there is none or a job is under way."""
+        if self.is_taken or not self._waiting:
+            return
+        work = self._waiting.popleft()
+        outcome: list[object] = []
+        self.begin(
+            lambda: outcome.append(work.call()),
+            None,
+            partial(self._exclusive_ended, work, outcome),
+        )
+
+    def _exclusive_ended(
+        self, work: ExclusiveCall, outcome: list[object], error: Exception | None
+    ) -> None:
+        # `then` runs before the next job begins and before the caller hears of the outcome, and it
+        # also runs when the caller has cancelled its future. What `call` made durable and what
+        # `then` changes in memory therefore never differ for a commit or for another exclusive
+        # call.
+        self._exclusive_ran_last = True
+        self._after_exclusive(error)
+        if error is None and work.then is not None:
+            work.then()
+        work.finish(outcome, error)
+
+    def close(self) -> None:
+        """Refuse the exclusive calls that wait, and all later ones. One that a thread has begun
+        runs to its end, and its caller hears of its outcome."""
+        self.is_closed = True
         while self._waiting:
-            self._waiting.popleft().settle([], error)
+            self._waiting.popleft().finish([], self._closed_error())
+
+    def _closed_error(self) -> StreamUnavailable:
+        return StreamUnavailable(f"stream {self._stream} is closed")
+
+
+def _call_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object
+) -> None:
+    """From a writer thread to the loop. After the loop is gone there is no one left to tell."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        logger.warning("commit-finished-after-the-loop-closed")

@@ -1,7 +1,7 @@
 """Changing streams while they run, holding them, and telling what this daemon is.
 
 Runs on the event loop; what touches a log runs in a writer thread while no commit of that stream
-is in flight (`exclusive`). Whatever changes a stream is durable before it holds.
+is in flight (`StreamHost.exclusively`). A change of a stream is durable before it holds.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from liftlog.protocol.administration import StreamUpdate
 from liftlog.protocol.described import DaemonInfo, Removal
 from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.stream_info import StreamInfo
-from liftlog.server.commits.exclusive import exclusively
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.leases import LeaseKeeping
-from liftlog.server.streams.metadata import metadata_of
 from liftlog.server.streams.retention import (
     decide_retention,
     is_large,
@@ -208,20 +206,15 @@ class Administration:
     ) -> None:
         """Store the settings, then go by them."""
         streams, log = self._streams, host.log
-        switches = host.switches
-        if host.origin == "config":
-            switches = _switched(host, found)
+        switches = _switched(host, found) if host.origin == "config" else host.switches
 
         def store() -> None:
             if wanted.durability != host.settings.durability:
                 log.sync()  # what the old durability still owed, or had promised early
-            metadata = metadata_of(host) | {"settings": wanted.to_yaml_dict()}
-            metadata.pop("switches", None)
-            log.set_metadata(metadata | ({"switches": switches} if switches else {}))
+            log.set_metadata(host.metadata(wanted, switches))
 
         def adopt() -> None:
-            host.adopt(wanted)
-            host.switches = switches
+            host.adopt(wanted, switches)
             streams.streams_changed()
             logger.info(
                 "stream-updated stream=%s %s",
@@ -229,7 +222,7 @@ class Administration:
                 "; ".join(f"{path}: {old} -> {new}" for path, old, new in found),
             )
 
-        await exclusively(host, store, adopt, reserve=streams.reserve)
+        await host.exclusively(store, adopt, reserve=streams.reserve)
         if streams.compactor is not None and any(
             path.partition(".")[0] in _CLEANING for path, _, _ in found
         ):
@@ -253,7 +246,7 @@ class Administration:
             files = not host.rewriting
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
-        freed = await exclusively(host, truncate, reserve=self._streams.reserve)
+        freed = await host.exclusively(truncate, reserve=self._streams.reserve)
         if host.log.log_start_offset > before:
             logger.info(
                 "stream-truncated stream=%s log_start=%d freed_bytes=%d",

@@ -368,7 +368,7 @@ class Broker:
 
     def stalled_streams(self, seconds: float) -> list[str]:
         """Those whose disk has not answered for so long."""
-        return [name for name, host in self.hosts.items() if host.in_flight_seconds > seconds]
+        return [name for name, host in self.hosts.items() if host.turns.taken_seconds > seconds]
 
     @property
     def nats_connected(self) -> bool:

@@ -30,20 +30,12 @@ def describe(
         leader_epoch=log.leader_epoch,
         acks=host.settings.acks,
         durability=host.settings.durability,
-        settings=_shown_settings(host),
+        settings=host.shown_settings(),
         warnings=[host.failure, *warnings] if host.failure else list(warnings),
         possible_losses=host.possible_losses,
         quarantined=[asdict(entry) for entry in log.quarantined if entry.is_loss],
         compaction=compaction,
     )
-
-
-def _shown_settings(host: StreamHost) -> dict[str, Any]:
-    """Made once per change of the settings: it is half of what a description costs."""
-    shown = host.shown_settings
-    if shown is None or shown[0] is not host.settings:
-        shown = host.shown_settings = (host.settings, host.settings.to_yaml_dict())
-    return shown[1]
 
 
 def describe_broken(name: str, reason: str) -> StreamInfo:

@@ -121,9 +121,7 @@ class Housekeeping:
     async def save_recovery_points(self) -> None:
         """Remember how far each stream is durable, so that recovery scans little."""
         changed = [
-            host
-            for host in self._streams.hosts.values()
-            if not host.failure and host.log.log_end_offset != host.recovery_point_offset
+            host for host in self._streams.hosts.values() if not host.failure and host.has_moved
         ]
         await self._recovery_points.run(changed, self._take_recovery_point)
         # Also those of streams that stalled in an earlier round.
@@ -146,7 +144,7 @@ class Housekeeping:
             write: Callable[[dict[str, ActiveState]], None] = self._data_dir.write_recovery_points
             await asyncio.to_thread(write, {h.name: state for h, state in known.items()})
             for host, state in known.items():
-                host.recovery_point_offset = state.next_offset
+                host.recovery_point_saved(state.next_offset)
 
 
 def _may_be_due(host: StreamHost) -> bool:

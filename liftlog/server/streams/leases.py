@@ -14,7 +14,6 @@ from liftlog.errors import InvalidArgument
 from liftlog.log.leases import Lease
 from liftlog.protocol.described import LeaseInfo
 from liftlog.protocol.messages import EARLIEST
-from liftlog.server.commits.exclusive import exclusively
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.retention import decide_retention, grant_lease
 from liftlog.server.streams.settings import check_incarnation
@@ -78,7 +77,7 @@ class LeaseKeeping:
                 principal=principal,
             )
 
-        return self._info(host, await exclusively(host, grant))
+        return self._info(host, await host.exclusively(grant))
 
     async def renew(
         self,
@@ -98,8 +97,7 @@ class LeaseKeeping:
         host = self._stream(name)
         # As the writer of the moment: between the look whether it lives and its renewal nothing of
         # what it holds may go.
-        renewed = await exclusively(
-            host,
+        renewed = await host.exclusively(
             lambda: host.log.leases.renew(
                 lease_id, duration_ns=ttl_ms * _MS_NS, now_ns=self._now_ns(), low=low
             ),
@@ -121,8 +119,7 @@ class LeaseKeeping:
     async def release(self, name: str, lease_id: str) -> None:
         """One that is gone is no error."""
         host = self._stream(name)
-        await exclusively(
-            host,
+        await host.exclusively(
             lambda: host.log.leases.release(lease_id, now_ns=self._now_ns()),
             reserve=self._reserve,
         )

@@ -14,13 +14,8 @@ from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, Unsuppo
 from liftlog.log import DataDir, Log, RecoveryReport
 from liftlog.records.codecs import codec_named
 from liftlog.server.commits.configs import log_config
-from liftlog.server.commits.host import SYSTEM, Committers, StreamHost
-from liftlog.server.streams.metadata import (
-    has_new_settings,
-    metadata_of,
-    new_metadata,
-    save_metadata,
-)
+from liftlog.server.commits.host import SYSTEM, Committers, StreamHost, Switches, new_metadata
+from liftlog.server.streams.metadata import has_new_settings, save_metadata
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.opening import load_stream, make_sequencer
 from liftlog.server.streams.possible_losses import PossibleLosses
@@ -82,7 +77,7 @@ class StreamMaker:
         log = host.log
         if host.origin == "config" and not assume_yes and has_new_settings(host):
             await self._refuse_large_deletion(log, host.settings)
-        if metadata_of(host) != log.metadata:
+        if host.metadata() != log.metadata:
             await save_metadata(host)
         logger.info(
             "stream-opened stream=%s clean=%s log_start=%d log_end=%d scanned_bytes=%d",
@@ -104,11 +99,12 @@ class StreamMaker:
         configured = self._settings.streams.get(name)
         found = await asyncio.to_thread(load_stream, self._data_dir, name, configured)
         try:
-            host = await self._make_host(name, found.settings, found.log, found.origin)
+            host = await self._make_host(
+                name, found.settings, found.log, found.origin, found.switches
+            )
         except Exception:
             await asyncio.to_thread(found.log.close)
             raise
-        host.switches = found.switches
         return host, found.report
 
     async def _refuse_large_deletion(self, log: Log, settings: StreamSettings) -> None:
@@ -160,13 +156,19 @@ class StreamMaker:
         return host
 
     async def _make_host(
-        self, name: str, settings: StreamSettings, log: Log, origin: str
+        self,
+        name: str,
+        settings: StreamSettings,
+        log: Log,
+        origin: str,
+        switches: Switches | None = None,
     ) -> StreamHost:
         sequencer = await asyncio.to_thread(
             make_sequencer, name, settings, log, self._neighbours.ack_subjects, self._now_ns()
         )
-        host = StreamHost(name, settings, log, sequencer, self._committers, origin=origin)
-        host.possible_losses = list(log.metadata.get("possible_losses", []))
+        host = StreamHost(
+            name, settings, log, sequencer, self._committers, origin=origin, switches=switches
+        )
         self._hosts[name] = host
         host.subjects.adopt(settings)
         return host

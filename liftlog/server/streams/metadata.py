@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from liftlog.errors import LiftlogError, StreamUnavailable
 from liftlog.log import Log
@@ -13,21 +12,10 @@ from liftlog.settings import StreamSettings, parse_stream_settings
 logger = logging.getLogger("liftlog.server")
 
 
-def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:
-    """Of a stream that is being created."""
-    return {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
-
-
-def metadata_of(host: StreamHost) -> dict[str, Any]:
-    metadata = new_metadata(host.settings, host.origin)
-    metadata["possible_losses"] = host.possible_losses
-    return metadata | ({"switches": host.switches} if host.switches else {})
-
-
 async def save_metadata(host: StreamHost) -> None:
     """As it is when the stream's turn comes. Failures are logged: what holds now holds anyway."""
     try:
-        await host.run_exclusive(lambda: host.log.set_metadata(metadata_of(host)))
+        await host.run_exclusive(lambda: host.log.set_metadata(host.metadata()))
     except LiftlogError as error:
         logger.warning("metadata-not-saved stream=%s error=%s", host.name, error)
 

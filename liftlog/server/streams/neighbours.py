@@ -41,8 +41,7 @@ class Neighbours:
                     for other in hosts
                     if not share_messages(host.settings, other.settings)
                 }
-            host.sequencer.ack_subjects = self.ack_subjects
-            host.sequencer.sibling_streams = siblings[group]
+            host.set_neighbours(self.ack_subjects, siblings[group])
 
     def warnings(self, host: StreamHost) -> list[str]:
         """Looked at once per change: each stream is compared with every other."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from liftlog.log import DataDir, Log, RecoveryReport
 from liftlog.records.codecs import codec_named
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
-from liftlog.server.commits.subject_scanning import new_table, restore_subjects
+from liftlog.server.commits.subjects import new_table, restore_subjects
 from liftlog.server.streams.dedupe_restoring import last_message_id, restore_dedupe
 from liftlog.server.streams.metadata import stored_settings
 from liftlog.server.streams.settings import with_switches

@@ -23,16 +23,7 @@ class PossibleLosses:
 
     def note(self, host: StreamHost, reason: str) -> None:
         """With the offset that the next message gets."""
-        host.possible_loss_events += 1
-        event = {
-            "offset": host.sequencer.next_offset,
-            "time_ns": self._clock.now_ns(),
-            "reason": reason,
-        }
-        host.possible_losses = [*host.possible_losses, event][-_MAX_NOTED:]
-        logger.warning(
-            "possible-loss stream=%s offset=%d reason=%s", host.name, event["offset"], reason
-        )
+        host.note_possible_loss(reason, self._clock.now_ns())
         task = asyncio.get_running_loop().create_task(save_metadata(host))
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)

@@ -169,7 +169,7 @@ async def test_without_checkpoints(running: Running) -> None:
 
 async def test_a_failed_commit_is_counted(running: Running) -> None:
     host = running.broker.hosts["stream"]
-    host._fail("on purpose")
+    host.fail("on purpose")
     page = (await exposition_of(running).render()).decode()
     assert 'liftlog_failed{stream="stream"} 1\n' in page
     assert 'liftlog_commit_failures_total{stream="stream"} 1\n' in page

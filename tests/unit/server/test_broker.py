@@ -122,10 +122,10 @@ async def test_a_stream_whose_disk_stalls_is_not_half_deleted(
     monkeypatch.setattr(broker_module, "_DRAIN_SECONDS", 0.05)
     await running.broker.create_stream("s", {"subject": "in"})
     host = running.broker.hosts["s"]
-    host._in_flight = True
+    host.turns.is_taken = True
     with pytest.raises(StreamUnavailable, match="disk does not answer"):
         await running.broker.delete_stream("s")
-    host._in_flight = False
+    host.turns.is_taken = False
     assert running.broker.stream("s") is host
     await running.publish("s", b"1")
     assert host.log.high_watermark == 2

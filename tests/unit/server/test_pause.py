@@ -67,10 +67,10 @@ async def test_a_pause_whose_disk_stalls_says_so(
     await running.broker.create_stream("s", {"subject": "in"})
     await admin.pause("s")
     host = running.broker.hosts["s"]
-    host._in_flight = True
+    host.turns.is_taken = True
     with pytest.raises(StreamUnavailable, match="takes no more messages"):
         await admin.pause("s")
-    host._in_flight = False
+    host.turns.is_taken = False
 
 
 async def test_creating_a_paused_stream_again_is_still_idempotent(

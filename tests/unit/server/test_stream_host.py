@@ -108,7 +108,7 @@ def failing_once(error: Exception, original: Any) -> Any:
 async def test_commit(harness: Harness) -> None:
     assert seqs(await harness.publish(b"1", b"2")) == [1, 2]
     assert harness.log.high_watermark == 3
-    assert (harness.host.commits, harness.host.records) == (1, 2)
+    assert (harness.host.observed.commits, harness.host.observed.records) == (1, 2)
 
 
 async def test_a_full_disk_nacks_and_goes_on(
@@ -243,7 +243,7 @@ async def test_maintenance_errors_go_to_who_asked(harness: Harness) -> None:
 async def test_maintenance_of_a_failed_stream_ends(harness: Harness) -> None:
     first = harness.host.run_exclusive(lambda: 1)
     second = harness.host.run_exclusive(lambda: 2)
-    harness.host._fail("on purpose")
+    harness.host.fail("on purpose")
     assert await asyncio.wait_for(asyncio.gather(first, second), 5) == [1, 2]
 
 
@@ -297,7 +297,7 @@ async def test_a_flush_that_is_due_comes_before_what_waits(
         host.receive(MessageRun([b"in"], [b"_INBOX.r"], [payload], has_cookie=False))
         host.kick()
     assert host.sequencer.pending_messages == 1
-    host._flush_due()
+    host._commits.flush_due()
     may_go_on.set()
     await host.drained()
     assert done == ["append", "sync", "append"]
@@ -367,7 +367,7 @@ async def test_a_commit_without_a_sync_says_nothing_about_the_disk(tmp_path: Pat
     await harness.publish(b"1")
     harness.log.sync()
     harness.log.last_sync_seconds = 1.0
-    harness.host._observed_syncs = harness.log.fsync_count
+    harness.host._commits._observed_syncs = harness.log.fsync_count
     await harness.publish(b"2")
     assert harness.shared.inline.allows(1)
     harness.close()

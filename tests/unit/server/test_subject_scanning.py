@@ -17,7 +17,7 @@ from liftlog.errors import CorruptRange, StorageError, SyncFailed
 from liftlog.log import LogSlice, OsFileSystem
 from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.records import parse_header
-from liftlog.server.commits import subject_scanning
+from liftlog.server.commits import subjects as subject_scanning
 from liftlog.server.commits.host import StreamHost
 from liftlog.stream import MessageRun
 from liftlog.stream.subject_sequences import SubjectSequences

@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.records import Place, decode_batch, parse_header
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
-from liftlog.server.commits.subject_snapshot import restore_subject_snapshot, write_subject_snapshot
 from liftlog.settings import StreamSettings
 from liftlog.stream import Sequencer
 from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences
@@ -33,6 +34,8 @@ _AT_ONCE_BYTES = 256 * 1024 * 1024
 _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
 """Between two reads of a scan beside commits, which share the interpreter with it."""
+_SNAPSHOT_NAME = "subjects"
+_SNAPSHOT_MAX_SUBJECTS = 200_000  # beyond it a scan costs about as much
 
 
 class SubjectHost(Protocol):
@@ -223,3 +226,41 @@ class SubjectUpkeep:
         table, log = self._host.sequencer.subjects, self._host.log
         if table is not None and self._is_current and self._damage_seen == log.quarantined:
             write_subject_snapshot(log, table)
+
+
+# --- the snapshot of a clean stop ---
+
+
+def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
+    """Save the table, which must have seen everything that went from the log. Raises OSError."""
+    if not 0 < len(table) <= _SNAPSHOT_MAX_SUBJECTS:
+        return
+    content = table.snapshot(log.log_end_offset) | _state_of(log)
+    write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
+
+
+def restore_subject_snapshot(log: Log, table: SubjectSequences) -> bool:
+    """True when there was a snapshot of exactly this state of the log."""
+    try:
+        content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
+        state = _state_of(log)
+        if content is None or {name: content[name] for name in state} != state:
+            return False
+        return table.restore(content, log.log_end_offset)
+    except (LiftlogError, KeyError, TypeError, ValueError, OSError) as error:
+        logger.warning("subjects-snapshot-ignored stream=%s error=%s", log.name, error)
+        return False
+
+
+def _snapshot_path(log: Log) -> Path:
+    return log.directory / _SNAPSHOT_NAME
+
+
+def _state_of(log: Log) -> dict[str, Any]:
+    """Other files, or other damage, and other records may be there."""
+    return {
+        "lineage": log.lineage,
+        "log_end_offset": log.log_end_offset,
+        "segments": [segment.path.name for segment in log.segments],
+        "quarantined": [[bad.first_offset, bad.next_offset] for bad in log.quarantined],
+    }

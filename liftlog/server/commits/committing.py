@@ -1,0 +1,300 @@
+"""The commits of one stream: groups that its sequencer has judged are written, synced, answered.
+
+This is how a stream writes what publishers send. At most one group is out at a time; messages that
+arrive meanwhile form the next one. A group is committed inside the event loop while syncs are fast,
+else in a writer thread. With `durability: interval` a flush commits many groups at once.
+
+Another way to write a stream, such as appending batches fetched from another node, belongs beside
+this module: it shares the log, its turns and its waiters, but not the sequencer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from liftlog.errors import DiskFull, LiftlogError, SyncFailed
+from liftlog.log import Log
+from liftlog.server.commits.budget import InlineBudget
+from liftlog.server.commits.group_writing import GroupWriter
+from liftlog.server.commits.observations import StreamObservations
+from liftlog.server.commits.subjects import SubjectUpkeep
+from liftlog.server.commits.turns import LogTurns
+from liftlog.server.commits.waiting import OwnRecords, WatermarkWaiters
+from liftlog.server.commits.writer_pool import WriterPool
+from liftlog.settings import StreamSettings
+from liftlog.stream import CommitGroup, Sequencer
+from liftlog.stream.refusals import DISK_FULL, STORE_FAILED
+
+logger = logging.getLogger("liftlog.server.stream")
+
+
+class CommitResources(Protocol):
+    """What the commits of all streams share."""
+
+    pool: WriterPool
+    inline: InlineBudget
+
+    def send(self, commands: bytes) -> None: ...
+    def pending_changed(self) -> None:
+        """Messages that waited for the disk were answered."""
+        ...
+
+
+class GroupCommits:
+    """Belongs to the event loop. `fail` stops the stream: it is called with a reason, and with the
+    group that is out, when nothing can be said about the log any more."""
+
+    def __init__(
+        self,
+        log: Log,
+        sequencer: Sequencer,
+        settings: StreamSettings,
+        shared: CommitResources,
+        *,
+        turns: LogTurns,
+        waiters: WatermarkWaiters,
+        own_records: OwnRecords,
+        subjects: SubjectUpkeep,
+        observed: StreamObservations,
+        fail: Callable[[str, CommitGroup | None], None],
+    ) -> None:
+        self.flush_is_overdue = False
+        """With `durability: interval`: a flush was due while a job was under way."""
+        self._log = log
+        self._sequencer = sequencer
+        self._settings = settings
+        self._shared = shared
+        self._turns = turns
+        self._waiters = waiters
+        self._own_records = own_records
+        self._subjects = subjects
+        self._observed = observed
+        self._fail = fail
+        self._writer = GroupWriter(log, settings)
+        self._unsynced = 0
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._observed_syncs = log.fsync_count
+
+    # --- one group ---
+
+    def commit(self, messages: int) -> bool:
+        """Commit the next group of the `messages` that wait, or begin to. Call it while no job is
+        under way. Returns whether more of them can be committed at once."""
+        long = self._writer.takes_long(self._sequencer.pending_bytes)
+        if self._shared.inline.allows(messages) and not long:
+            return self._commit_inline()
+        self._commit_in_thread()
+        return False
+
+    def _commit_inline(self) -> bool:
+        group = self._sequencer.take_group()
+        if group is None:
+            return False
+        error: Exception | None = None
+        started = time.perf_counter()
+        if len(group):
+            try:
+                self._writer.write(self._writer.encode(group))
+                # Before the sync, so that after it nothing is left but to send them.
+                self._sequencer.prepare_answers(group)
+                if self._writer.must_sync(self._unsynced + len(group)):
+                    self._log.sync()
+            except Exception as caught:  # noqa: BLE001  # `_take_back` decides what it means
+                error = caught
+        self._finish(group, error)
+        self._observed.inline_commits += 1
+        if len(group):
+            self._shared.inline.spent(time.perf_counter() - started)
+            self._observe_sync()
+        return self._sequencer.pending_messages > 0
+
+    def _commit_in_thread(self) -> None:
+        group = self._sequencer.take_group()
+        if group is None:
+            return
+        if not len(group):
+            self._finish(group, None)
+            self._turns.begin_next()
+            return
+        try:
+            batches = self._writer.encode(group)
+        except Exception as error:  # noqa: BLE001  # `_take_back` decides what it means
+            self._take_back(group, error)
+            return
+        must_sync = self._writer.must_sync(self._unsynced + len(group))
+        self._turns.begin(
+            partial(self._writer.write, batches),
+            self._log.sync if must_sync else None,
+            partial(self._written, group),
+        )
+        self._sequencer.prepare_answers(group)  # while the thread writes
+
+    def _written(self, group: CommitGroup, error: Exception | None) -> None:
+        self._observe_sync()
+        self._finish(group, error)
+
+    def _observe_sync(self) -> None:
+        """Tell the budget how long the newest sync took; a commit without one says nothing."""
+        if self._log.fsync_count != self._observed_syncs:
+            self._observed_syncs = self._log.fsync_count
+            self._shared.inline.observe(self._log.last_sync_seconds)
+
+    def _finish(self, group: CommitGroup, error: Exception | None) -> None:
+        """Answer everyone who waited for this group."""
+        if error is not None:
+            self._take_back(group, error)
+            return
+        interval = self._settings.durability == "interval"
+        if interval:
+            self._log.note_acked(self._log.log_end_offset)
+        else:
+            self._log.advance_high_watermark(self._log.log_end_offset)
+        self._shared.send(self._sequencer.committed(group))
+        self._observed.answered(group.received, len(group))
+        if interval:
+            self._after_interval_append(len(group))
+        else:
+            self._waiters.wake(self._log.high_watermark)
+        self._own_records.committed(group.next_offset)
+        self._shared.pending_changed()
+
+    def _committed_up_to(self, offset: int) -> None:
+        self._log.advance_high_watermark(offset)
+        self._waiters.wake(self._log.high_watermark)
+
+    # --- a group that failed ---
+
+    def _take_back(self, group: CommitGroup, error: Exception) -> None:
+        """Undo everything that was judged since the last commit, and nack it.
+
+        Messages judged after `group` may be answered on the strength of it: duplicates of its
+        messages, and expected sequences that count on its offsets. So all of them are taken back
+        together, and numbering goes on where the log ends now.
+        """
+        if not isinstance(error, LiftlogError):
+            # A defect. What it left in the log or in memory is unknown, so nothing more is written.
+            self._fail(f"internal error while committing: {error!r}", group)
+            return
+        refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
+        logger.error(
+            "commit-failed stream=%s records=%d error=%s", self._log.name, len(group), error
+        )
+        durable_end = self._log.durable_end_offset
+        acked_before_sync = self._settings.durability != "fsync"
+        if isinstance(error, SyncFailed):
+            # After a failed sync the kernel may drop the pages and report success the next time.
+            # Whatever was not durable is given up, and writing goes on in another file. If acks
+            # have left before the sync, readers and publishers know those offsets: they stay taken,
+            # as a recorded loss. Otherwise no one has seen them, and they are used again.
+            try:
+                self._log.abandon_tail(keep_offsets=acked_before_sync)
+            except LiftlogError as second:
+                self._fail(
+                    f"storage failed ({error}) and so did starting a new segment ({second})", group
+                )
+                return
+        # Any other error came from the append, which has rolled itself back: the log ends where it
+        # ended before, and what was written earlier is intact.
+        nacks = self._sequencer.failed(group, refusal, next_offset=self._log.log_end_offset)
+        if isinstance(error, SyncFailed) and acked_before_sync:
+            self._subjects.lost_from(durable_end)
+        self._observed.failed()
+        self._own_records.failed(error)
+        self._shared.send(nacks)
+        self._shared.pending_changed()
+        self._waiters.wake(self._log.high_watermark)
+        if (
+            isinstance(error, DiskFull)
+            and self._log.leases.may_be_void
+            and not self._turns.is_closed
+        ):
+            # Retention must be able to make room.
+            self._turns.run_exclusive(partial(self._log.leases.void, "the disk is full"), None)
+
+    def _take_back_waiting(self, error: Exception) -> None:
+        """A sync failed that no group waited for. What it should have made durable was acked by
+        `durability: interval` or `os`: the hole is recorded as lost, and what waits is nacked.
+
+        Without a group that waits, an empty one stands for the place where judging goes on.
+        """
+        waiting = self._sequencer.take_group()
+        if waiting is None:
+            waiting = CommitGroup(self._sequencer.next_offset, self._sequencer.last_message_id)
+        self._take_back(waiting, error)
+
+    def give_up(self, reason: str, group: CommitGroup | None) -> None:
+        """The stream has failed for good: nack `group`, or the next one, and all that waits."""
+        self._observed.failed()
+        if group is None:
+            group = self._sequencer.take_group()
+        if group is not None:
+            self._shared.send(self._sequencer.failed(group, STORE_FAILED))
+        self._own_records.failed(reason)
+        self._shared.pending_changed()
+
+    # --- durability: interval ---
+
+    def _after_interval_append(self, count: int) -> None:
+        self._unsynced += count
+        if self._log.durable_end_offset == self._log.log_end_offset:
+            self._unsynced = 0
+            self._stop_flush_timer()
+            self._committed_up_to(self._log.log_end_offset)
+        elif self._unsynced and self._flush_timer is None and not self.flush_is_overdue:
+            loop = asyncio.get_running_loop()
+            delay = self._settings.flush.interval_seconds
+            self._flush_timer = loop.call_later(delay, self.flush_due)
+
+    def _stop_flush_timer(self) -> None:
+        self.flush_is_overdue = False
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+
+    def flush_due(self) -> None:
+        """The oldest record that is not synced has waited for `flush.interval`. The timer of a
+        stream that has failed may still fire; one that is closed has none."""
+        self._flush_timer = None
+        # Under load the job under way may be followed by more without a pause: then the flush is
+        # the next job.
+        self.flush_is_overdue = True
+        self._turns.begin_next()
+
+    def flush(self) -> None:
+        """Sync what was acked before. Call it while no job is under way."""
+        self.flush_is_overdue = False
+        self._turns.begin(lambda: None, self._log.sync, self._flushed)
+
+    def _flushed(self, error: Exception | None) -> None:
+        if error is not None:
+            self._take_back_waiting(error)
+        else:
+            self._unsynced = 0
+            self._committed_up_to(self._log.durable_end_offset)
+
+    # --- what the host tells ---
+
+    def after_exclusive(self, error: Exception | None) -> None:
+        """An exclusive call has ended; it may have synced."""
+        if isinstance(error, SyncFailed):
+            self._take_back_waiting(error)
+        elif self._settings.durability == "interval":
+            self._after_interval_append(0)  # a roll has synced what waited for the next flush
+
+    def adopt(self, settings: StreamSettings) -> None:
+        """See `StreamHost.adopt`."""
+        self._settings = settings
+        self._writer = GroupWriter(self._log, settings)
+        if self._flush_timer is not None:
+            # It runs by the old interval. Records that wait must not wait longer than the new one.
+            self._stop_flush_timer()
+            self._after_interval_append(0)
+
+    def close(self) -> None:
+        self._stop_flush_timer()
+        self._own_records.failed("it is closed")

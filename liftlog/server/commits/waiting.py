@@ -1,0 +1,87 @@
+"""Who waits for the commits of one stream: for its high watermark to move, or for records that the
+daemon itself writes. Belongs to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from liftlog.errors import DiskFull, LiftlogError, ShuttingDown, StreamUnavailable
+from liftlog.stream.refusals import SHUTTING_DOWN, Refusal
+
+Told = Callable[[LiftlogError | None], None]
+
+
+class WatermarkWaiters:
+    """Futures that wait for the high watermark."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def add(self, offset: int) -> asyncio.Future[None]:
+        """Done when `wake` is told of a high watermark above `offset`. Cancel to give up."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((offset, future))
+        future.add_done_callback(self._forget)
+        return future
+
+    def _forget(self, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            self._waiting = [entry for entry in self._waiting if entry[1] is not future]
+
+    def wake(self, high_watermark: int) -> None:
+        """Complete every future that waits for an offset below `high_watermark`."""
+        if not self._waiting:
+            return
+        still = []
+        for offset, future in self._waiting:
+            if offset >= high_watermark:
+                still.append((offset, future))
+            elif not future.done():
+                future.set_result(None)
+        self._waiting = still
+
+    def wake_all(self) -> None:
+        """The high watermark will not move again."""
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+class OwnRecords:
+    """Callbacks for records that the daemon itself writes, in the order of their offsets."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._waiting: deque[tuple[int, Told]] = deque()
+
+    def wait(self, next_offset: int, told: Told) -> None:
+        """Call `told` with None when everything below `next_offset` is committed, or with the error
+        when it is not."""
+        self._waiting.append((next_offset, told))
+
+    def committed(self, next_offset: int) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= next_offset:
+            waiting.popleft()[1](None)
+
+    def failed(self, error: Exception | str) -> None:
+        """A group failed. The sequencer takes back everything numbered since the last commit, so
+        every record that waits here has lost its offset."""
+        told, self._waiting = self._waiting, deque()
+        for _, one in told:
+            one(self._told_about(error))
+
+    def refused(self, refusal: Refusal, told: Told) -> None:
+        """The stream accepts no records now."""
+        if refusal is SHUTTING_DOWN:
+            told(ShuttingDown("the daemon is stopping"))
+        else:
+            told(self._told_about(refusal.description))
+
+    def _told_about(self, error: Exception | str) -> LiftlogError:
+        if isinstance(error, DiskFull):
+            return error
+        return StreamUnavailable(f"stream {self._stream} could not store it: {error}")
