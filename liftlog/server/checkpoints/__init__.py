@@ -1,4 +1,4 @@
-"""Checkpoints: where consumers go on, durable in the compacted stream `_offsets`."""
+"""Checkpoints: the position of each consumer, durable in the compacted stream `_offsets`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forgetting the checkpoints of consumers that are gone."""
+"""Expires the checkpoints of consumers that are gone."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ async def expire(
     find_stream: Callable[[str], TimedStream],
     before_ns: int,
 ) -> int:
-    """Forget what was committed before `before_ns` and has had something to read ever since: a
-    consumer of a quiet stream has nothing to commit, and is not gone for that. Returns how many.
+    """Delete checkpoints that were committed before `before_ns` although there have been records to
+    read since. A consumer of a quiet stream has nothing to commit, so it is not taken for gone.
+    Returns how many were deleted.
 
-    A checkpoint of a stream that is gone, or was created anew, needs only the age.
+    Checkpoints of streams that were deleted or recreated expire by age alone.
     """
     table = checkpoints.table
-    # A newer one than an uncertain one may be lost, so nobody knows when that consumer was here.
+    # A newer checkpoint than an uncertain one may be lost, so its age says nothing.
     old = [
         (key, stored)
         for key, stored in table.items()
@@ -65,8 +66,8 @@ async def expire(
 async def _unread_since(
     find_stream: Callable[[str], TimedStream], name: str, before_ns: int
 ) -> tuple[str, int] | None:
-    """Incarnation of the stream, and the first offset that is not older than `before_ns`. None: it
-    is there, but cannot be looked at."""
+    """Incarnation of the stream, and its first offset that is not older than `before_ns`. None if
+    the stream exists but cannot be read."""
     try:
         log = find_stream(name).log
         return log.incarnation, await asyncio.to_thread(log.offset_for_timestamp, before_ns)

@@ -1,4 +1,4 @@
-"""Whether a stream can be read on from a position, by what is known of the stream now. Pure."""
+"""Whether a stream can be read from a stored position, given its current state. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liftlog.errors import (
 
 
 class Bounds(Protocol):
-    """What is asked of a stream's log."""
+    """The state of a stream's log."""
 
     @property
     def incarnation(self) -> str: ...
@@ -32,9 +32,10 @@ class Bounds(Protocol):
 def why_not_readable(
     log: Bounds, stream: str, offset: int, incarnation: str, epoch: int
 ) -> LiftlogError | None:
-    """The error of whoever goes on at `offset`, having read that incarnation and epoch.
+    """The error that a reader gets at `offset` after reading that incarnation and epoch; None if it
+    can go on.
 
-    Too low counts here: what the reader has not read is gone.
+    An offset below the log start is an error here: records that the reader has not seen are gone.
     """
     error = why_not_storable(log, stream, offset, incarnation, epoch)
     if error is None and offset < log.log_start_offset:
@@ -45,13 +46,13 @@ def why_not_readable(
 def why_not_storable(
     log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
-    """The error of whoever says that it has read the stream up to `offset`. None as incarnation or
-    epoch: those of now."""
+    """The error of a commit that claims to have read the stream up to `offset`; None if it is
+    plausible. `incarnation` and `epoch` None stand for the current ones."""
     if offset < 1:
-        return InvalidArgument("a checkpoint is the offset to read next, which is 1 at least")
+        return InvalidArgument("a checkpoint is the offset to read next, which is at least 1")
     if incarnation not in (None, log.incarnation):
         return StaleIncarnation(
-            f"stream {stream} was deleted and created anew since it was read",
+            f"stream {stream} was deleted and recreated since it was read",
             incarnation=log.incarnation,
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
@@ -78,7 +79,7 @@ def _out_of_range(log: Bounds, stream: str, offset: int) -> OffsetOutOfRange:
     start, end = log.log_start_offset, log.log_end_offset
     return OffsetOutOfRange(
         f"the checkpoint {offset} is outside [{start}, {end}] of stream {stream}",
-        hint="decide where to go on, `earliest` or `latest`, and commit that",
+        hint="choose a new position, `earliest` or `latest`, and commit it",
         log_start_offset=start,
         log_end_offset=end,
     )

@@ -14,7 +14,7 @@ from liftlog.names import check_consumer_name, check_stream_name
 OFFSETS_STREAM = "_offsets"
 
 VERSION = 1
-_SEPARATOR = "/"  # neither name can hold it
+_SEPARATOR = "/"  # not allowed in either name
 _MAX_EPOCH = 2**32 - 1
 _MAX_OFFSET = 2**63 - 1
 
@@ -23,9 +23,9 @@ CheckpointKey = tuple[str, str]
 
 
 class Stored(NamedTuple):
-    """What is stored about one consumer in one stream. `offset` is the next one to read.
+    """The checkpoint of one consumer in one stream. `offset` is the next one to read.
 
-    `owner` is the principal that committed it; empty: not known, and it counts against no quota.
+    `owner` is the principal that committed it; empty if unknown, then it counts against no quota.
     """
 
     offset: int
@@ -41,7 +41,7 @@ def encode_key(key: CheckpointKey) -> bytes:
 
 
 def decode_key(raw: bytes | None) -> CheckpointKey:
-    """Raises CorruptBatch: nothing else is written to the stream."""
+    """Raises CorruptBatch if it is not the key of a checkpoint."""
     try:
         consumer, stream = (raw or b"").decode("ascii").split(_SEPARATOR)
         check_consumer_name(consumer)
@@ -63,12 +63,14 @@ def encode_value(stored: Stored) -> bytes:
     return f"{text}}}".encode("ascii")
 
 
-_quoted = json.encoder.encode_basestring_ascii  # building a map and encoding that takes 4 times it
+_quoted = (
+    json.encoder.encode_basestring_ascii
+)  # building a dict and encoding that is 4 times slower
 
 
 def decode_value(raw: bytes) -> Stored:
-    """Keys that are not known are ignored. Raises CorruptBatch for what is no checkpoint, or one
-    of another version."""
+    """Unknown JSON keys are ignored. Raises CorruptBatch for anything that is not a checkpoint of
+    this version."""
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or content["v"] != VERSION:

@@ -1,4 +1,4 @@
-"""Opening the checkpoints: the stream `_offsets`, made where it is missing, and the table."""
+"""Opens the checkpoints: creates the stream `_offsets` if it is missing, and loads the table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 
 
 class Streams(Protocol):
-    """What the broker does for us."""
+    """The part of the broker that checkpoints need."""
 
     settings: Settings
 
@@ -39,12 +39,12 @@ def subject_prefix(settings: Settings) -> str:
 
 
 def offsets_settings(settings: Settings) -> StreamSettings:
-    """Small segments, so that compaction, which leaves the active one alone, keeps what a start has
-    to read near the number of checkpoints."""
+    """Segments are small: compaction does not touch the active one, and a start has to read
+    everything that is left."""
     return parse_stream_settings(
         {
             "subject": f"{subject_prefix(settings)}.*.*",
-            "acks": "off",  # no ack of the stream's own: see `over_nats`
+            "acks": "off",  # `over_nats` answers instead
             "durability": "fsync",
             "dedupe_window": 0,
             "envelope": False,
@@ -55,7 +55,7 @@ def offsets_settings(settings: Settings) -> StreamSettings:
 
 
 def is_open_to_nats(settings: Settings) -> bool:
-    """Core NATS does not tell who publishes, so with an ACL somebody has to say that it may."""
+    """Core NATS does not tell who publishes, so with an ACL the settings must allow it."""
     chosen = settings.checkpoints.over_nats
     return settings.acl.file is None if chosen is None else chosen
 
@@ -63,8 +63,7 @@ def is_open_to_nats(settings: Settings) -> bool:
 async def open_checkpoints(
     streams: Streams, wall_clock: Callable[[], int] = time.time_ns
 ) -> Checkpoints:
-    """Raises StreamUnavailable, StorageError and DiskFull when there can be none; whatever is on
-    disk is then left as it is."""
+    """Raises StreamUnavailable, StorageError and DiskFull; the files are then left as they are."""
     settings = streams.settings
     host = await streams.open_system_stream(OFFSETS_STREAM, offsets_settings(settings))
     started = time.monotonic()
@@ -86,8 +85,7 @@ async def open_checkpoints(
             lambda: streams.ack_subjects,
             owner="" if settings.acl.file is None else OVER_NATS_OWNER,
         )
-        # Where the settings do not ask for it, it is an offer: the daemon's NATS user need not have
-        # the permission.
+        # Unless the settings ask for it, the daemon's NATS user may lack the permission.
         streams.receive_for(
             OFFSETS_STREAM,
             intake.receive,

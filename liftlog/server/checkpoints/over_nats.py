@@ -2,7 +2,7 @@
 
 The payload is the offset in decimal digits, or a JSON object with `offset` and, as in the pull
 protocol's `commit`, `expected`, `metadata`, `incarnation` and `epoch`. A reply subject is answered
-when the checkpoint is durable, or with an error. Nothing here raises for what a publisher sent.
+when the checkpoint is durable, or with an error. No input of a publisher raises an exception here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MAX_OFFSET = 2**63 - 1
 _MAX_EPOCH = 2**32 - 1
 _MAX_INCARNATION_CHARS = 256
 _MAX_SHOWN = 128
-"""Of a name: as long as a valid one can be. Others are repeated in the answer, cut."""
+"""Characters of a name in an answer: the length of the longest valid name."""
 _MAX_DESCRIPTION = 1024
 
 OVER_NATS_OWNER = "(nats)"
-"""No principal of an ACL can have this name."""
+"""Not a valid name of a principal in an ACL."""
 
 
 class CheckpointIntake:
@@ -59,7 +59,7 @@ class CheckpointIntake:
             self._take(subject, reply, payload)
 
     def _take(self, subject: bytes, reply: bytes, payload: bytes) -> None:
-        # What is not ASCII is no name; the check of names says so.
+        # A name that is not ASCII is refused by the check of names.
         names = subject.decode("ascii", "replace").split(".")[self._skipped :]
         stream, consumer = names if len(names) == 2 else ("", "")
         answer = partial(self._answer, reply, stream, consumer)
@@ -90,8 +90,8 @@ class CheckpointIntake:
             self._send(publish_commands([(reply, text)]))
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
-        """Nobody else hears of a refusal without a reply subject; but a publisher that does it
-        again and again must not fill the log."""
+        """Log refusals that no one else is told, for lack of a reply subject; fewer and fewer of
+        them, so that a publisher cannot fill the log."""
         if answered:
             return
         self._silent_refusals += 1
@@ -138,7 +138,7 @@ def parse_payload(payload: bytes) -> dict[str, Any]:
 
 
 def _is_utf8(text: str) -> bool:
-    """JSON can spell half of a surrogate pair; no answer of the pull API could hold that."""
+    """JSON can encode a lone surrogate, which no answer of the pull API can carry."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The table from the log, at the start of the daemon. Blocking."""
+"""Loads the table of checkpoints from the log when the daemon starts. Blocking."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _READ_BYTES = 4 * 1024 * 1024
 def load_table(log: Log) -> CheckpointTable:
     """Everything that is committed in `_offsets`.
 
-    What is damaged costs itself: of a key that was committed before, the older checkpoint holds
-    again, and its consumer reads some records twice; the table says of which keys that may be so.
-    Each loss is an ERROR in the log. Raises StorageError when the files cannot be read: nobody may
-    take that for "no checkpoint".
+    Damage costs only the records in it. If a key has an older checkpoint, that one is valid again
+    and its consumer reads some records twice; the table knows for which keys that is possible. Each
+    loss is logged as an ERROR. Raises StorageError if the files cannot be read, which must not be
+    taken for "no checkpoint".
     """
     found = _Rebuilding()
     offset = log.log_start_offset
@@ -41,7 +41,7 @@ def load_table(log: Log) -> CheckpointTable:
             offset = error.next_offset
             continue
         except OffsetOutOfRange as error:
-            # A loss that reaches beyond the high watermark.
+            # The loss extends beyond the high watermark.
             found.lose(offset, log.high_watermark, error)
             break
         if piece is None:
@@ -50,14 +50,14 @@ def load_table(log: Log) -> CheckpointTable:
             place = Place(piece.first_offset, piece.next_offset)
             reached = found.learn(piece.pread(), offset, place)
         if reached == offset:
-            reached = piece.next_offset  # it rotted since `read` looked at it
+            reached = piece.next_offset  # it was damaged after `read` looked at it
             found.lose(offset, reached, "a damaged batch header")
         offset = reached
     return CheckpointTable(found.entries, losses=found.losses, settled=found.settled)
 
 
 class _Rebuilding:
-    """What was found so far."""
+    """The result so far."""
 
     def __init__(self) -> None:
         self.entries: dict[CheckpointKey, Stored] = {}
@@ -65,8 +65,8 @@ class _Rebuilding:
         self.settled: set[CheckpointKey] = set()
 
     def learn(self, raw: bytes, offset: int, place: Place) -> int:
-        """Add the batches in `raw` from `offset` on; returns the offset to read on at: reading
-        there tells how far the damage goes, if there is some."""
+        """Add the batches in `raw` from `offset` on. Returns the offset to read next; if the
+        batches end in damage, reading there tells how far it extends."""
         reached, position = offset, 0
         while position < len(raw):
             try:

@@ -1,8 +1,8 @@
 """The checkpoints of the daemon: judged one by one, stored many at a time.
 
-Belongs to the event loop. One *flight* at a time is on its way to the disk; what is asked meanwhile
-waits for the next one and is judged by what the disk then holds. So nothing that is answered ever
-depends on something that may yet fail, and the price of an fsync is shared by all who wait.
+Belongs to the event loop. One *flight* of changes at a time is written to disk. Changes that are
+requested meanwhile wait for the next flight and are judged by what the disk then holds. So no
+answer depends on a write that may still fail, and all waiting changes share one fsync.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 
 _MAX_WAITING = 100_000
 _MAX_WAITING_CHARS = 64 * 1024 * 1024
-"""Of metadata in what waits."""
+"""Characters of metadata in waiting changes."""
 _MAX_OWNER_WAITING = 10_000
-"""Of one principal: what is more would take the room of the others."""
+"""Waiting changes per principal, so that one cannot take the room of the others."""
 _MAX_FLIGHT = 5_000
-"""Changes judged in one turn of the event loop; the others wait for the next flight."""
+"""Changes per flight, since they are judged in one turn of the event loop."""
 _MAX_LOOKED_AT = 10_000
-"""Checkpoints looked at for one page, which is done on the event loop."""
+"""Checkpoints examined for one page, since that happens on the event loop."""
 
 Told = Callable[[LiftlogError | None], None]
-"""Told on the event loop that a change is durable, or why it did not happen."""
+"""Called on the event loop with None when a change is durable, else with its error."""
 
 
 class LoggedStream(Protocol):
@@ -78,14 +78,14 @@ class OffsetsStream(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """One wish. `stored` None: forget the checkpoint."""
+    """One requested change. `stored` None deletes the checkpoint."""
 
     key: CheckpointKey
     stored: Stored | None
     told: Told
     expected: int | None = None
     only_if: Stored | None = None
-    """Only while exactly this is stored."""
+    """Only if exactly this is stored."""
 
     @property
     def owner(self) -> str:
@@ -97,7 +97,7 @@ class Change:
 
 
 class Checkpoints:
-    """Made by `opening.open_checkpoints`."""
+    """See `opening.open_checkpoints`."""
 
     def __init__(
         self,
@@ -140,11 +140,11 @@ class Checkpoints:
         epoch: int | None = None,
         owner: str = "",
     ) -> None:
-        """Store a checkpoint; `told` hears of it later, never within this call. It counts against
-        the quota of `owner`, the principal that asks.
+        """Store a checkpoint. `told` is called later, never within this call. It counts against
+        the quota of `owner`, the calling principal.
 
         Raises InvalidArgument, StreamNotFound, StreamUnavailable, OffsetOutOfRange,
-        StaleIncarnation, Diverged, LimitExceeded; `told` may hear CheckpointMoved, LimitExceeded,
+        StaleIncarnation, Diverged, LimitExceeded; `told` may get CheckpointMoved, LimitExceeded,
         DiskFull, StreamUnavailable, ShuttingDown.
         """
         try:
@@ -153,7 +153,7 @@ class Checkpoints:
             error = why_not_storable(log, stream, offset, incarnation, epoch)
             if error is not None:
                 raise error
-            # The time is filled in when it is stored.
+            # The flight fills in the time.
             stored = Stored(
                 offset,
                 log.leader_epoch if epoch is None else epoch,
@@ -176,7 +176,7 @@ class Checkpoints:
         expected: int | None = None,
         only_if: Stored | None = None,
     ) -> None:
-        """Forget a checkpoint, also of a stream that is gone; as `commit`."""
+        """Delete a checkpoint, also one of a stream that is gone; otherwise like `commit`."""
         check_consumer_name(consumer)
         check_stream_name(stream, may_be_system=True)
         self._add(Change((consumer, stream), None, told, expected, only_if))
@@ -184,7 +184,7 @@ class Checkpoints:
     async def deleted(self, consumer: str, stream: str, *, only_if: Stored | None = None) -> None:
         """`delete`, and wait until it is durable."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.delete(consumer, stream, partial(settle, future), only_if=only_if)
+        self.delete(consumer, stream, partial(complete, future), only_if=only_if)
         await future
 
     def _add(self, change: Change) -> None:
@@ -201,7 +201,7 @@ class Checkpoints:
         self._waiting.append(change)
         self._waiting_of[owner] += 1
         self._waiting_chars = chars
-        self._go_on()  # not at once: what else came with the same turn of the loop shares it
+        self._go_on()  # not at once: other changes of this turn of the loop join the flight
 
     # --- flights ---
 
@@ -212,7 +212,7 @@ class Checkpoints:
         found: dict[CheckpointKey, Stored | None] = {}
         verdicts: list[tuple[Told, LiftlogError | None]] = []
         count = len(self.table)
-        owned: Counter[str] = Counter()  # more than the table says
+        owned: Counter[str] = Counter()  # in addition to the table
         for change in changes:
             key, stored = change.key, change.stored
             present = found[key] if key in found else self.table.get(key)
@@ -239,7 +239,7 @@ class Checkpoints:
         )
 
     def _take_waiting(self) -> list[Change]:
-        """The oldest; as many as one turn of the event loop is for."""
+        """The oldest ones, as many as one flight takes."""
         taken, self._waiting = self._waiting[:_MAX_FLIGHT], self._waiting[_MAX_FLIGHT:]
         for change in taken:
             self._waiting_chars -= change.chars
@@ -292,8 +292,8 @@ class Checkpoints:
         verdicts: list[tuple[Told, LiftlogError | None]],
         error: LiftlogError | None,
     ) -> None:
-        """The flight is durable, or lost as a whole: then also the refusals in it may have been
-        judged by what was never stored."""
+        """The flight is durable, or lost as a whole. In the latter case even its refusals may rest
+        on changes that were never stored, so every change gets the error."""
         self._in_flight = False
         if error is None:
             self.table.apply(found)
@@ -311,21 +311,23 @@ class Checkpoints:
                 self.refused[error.name] += 1
             try:
                 told(error)
-            except Exception:  # a supervisor: one who is told must not keep it from the others
+            except (
+                Exception
+            ):  # a supervisor: one callback must not keep the answers from the others
                 logger.exception("checkpoint-answer-failed")
 
     # --- look-ups ---
 
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
-        """The durable one, None if there is none. With `check` raises the error of its reader.
+        """The durable checkpoint, or None. With `check`, raises the error of its reader.
 
-        Where damage may have cost the only one, that is CheckpointUncertain; without `check` it is
-        told as one at offset 0.
+        If damage may have cost the only checkpoint, that is CheckpointUncertain; without `check`
+        the result is an uncertain checkpoint at offset 0.
         """
         check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
         if stored is None:
-            self._streams.stream(stream)  # a stream that is not there is an error, not "none"
+            self._streams.stream(stream)  # a stream that does not exist is an error, not "none"
             if not self.table.is_uncertain((consumer, stream)):
                 return None
             if check:
@@ -347,8 +349,9 @@ class Checkpoints:
         after: str | None = None,
         limit: int = PAGE_CHECKPOINTS,
     ) -> tuple[list[Checkpoint], str | None]:
-        """Some checkpoints, and what to pass as `after` for more: there may be more although fewer
-        than `limit` were found. `after` then names one that `may_read` may hide: do not tell it.
+        """A page of checkpoints, and what to pass as `after` for the next one, or None at the end.
+        A page may be shorter than `limit`. Its cursor may name a checkpoint that `may_read` hides,
+        so do not show it to clients.
         """
         behind: CheckpointKey | None = None
         if after is not None:
@@ -396,8 +399,8 @@ class Checkpoints:
         return described, error
 
 
-def settle(future: asyncio.Future[None], error: LiftlogError | None) -> None:
-    """For futures: tell whoever still waits."""
+def complete(future: asyncio.Future[None], error: LiftlogError | None) -> None:
+    """Complete a future, unless its waiter was cancelled."""
     if future.done():
         return
     if error is None:

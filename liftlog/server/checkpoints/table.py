@@ -1,4 +1,4 @@
-"""The checkpoints in memory: look-up by consumer and stream, and listing in their order."""
+"""The checkpoints in memory: lookup by consumer and stream, and listing in that order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MAX_SETTLED = 100_000
 
 
 class CheckpointTable:
-    """Not thread-safe. Holds what is durable, never what still waits for the disk.
+    """Not thread-safe. Contains durable checkpoints only, none that still wait for the disk.
 
-    `losses` is how many ranges of `_offsets` damage has cost; nobody knows of which keys they told.
-    `settled` are the keys of which something behind them tells.
+    `losses` counts the ranges of `_offsets` lost to damage; which keys they contained is unknown.
+    `settled` are the keys that were written after the last loss.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class CheckpointTable:
         return self._entries.get(key)
 
     def apply(self, changes: Mapping[CheckpointKey, Stored | None]) -> None:
-        """Set what is new; None forgets."""
+        """Set new checkpoints; None deletes."""
         if self.losses:
             self._settled.update(changes)
             if len(self._settled) > len(self._entries) + _MAX_SETTLED:
-                self._settled &= self._entries.keys()  # of those that were deleted it is too many
+                self._settled &= self._entries.keys()  # too many deleted keys
         for key, stored in changes.items():
             before = self._entries.get(key)
             if before is not None:
@@ -65,13 +65,13 @@ class CheckpointTable:
             del self._owned[owner]
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
-        """Whether damage may have cost a newer checkpoint of this key, or the word that it was
-        deleted; of one that is not there, the only one."""
+        """Whether damage may have cost a newer checkpoint of this key, or its deletion; for a key
+        without a checkpoint, the only one."""
         return self.losses > 0 and key not in self._settled
 
     @property
     def uncertain_count(self) -> int:
-        """Of those that are there."""
+        """How many of the existing checkpoints are uncertain."""
         return len(self._entries.keys() - self._settled) if self.losses else 0
 
     def items(self) -> list[tuple[CheckpointKey, Stored]]:
@@ -80,7 +80,7 @@ class CheckpointTable:
     def after(
         self, key: CheckpointKey | None, consumer: str | None
     ) -> Iterator[tuple[CheckpointKey, Stored]]:
-        """Those behind `key`, by consumer and stream; with `consumer` only its own. The table must
+        """Those after `key`, by consumer and stream; with `consumer`, only its own. The table must
         not change meanwhile."""
         start = 0 if key is None else bisect_right(self._order, key)
         if consumer is not None:

@@ -1,7 +1,7 @@
 """One connection to one NATS server, from login to its end.
 
-nats-py logs in, speaks TLS, pings and reads; subscriptions and everything that is sent are written
-here. A connection is used once: what comes after its end is another one.
+nats-py logs in, speaks TLS, pings and reads; this module writes subscriptions and everything else
+that is sent. A connection is never reused: after its end, the link opens another one.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ CONFIRM_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _BEHIND_BYTES = 256 * 1024
-"""At its end NATS had so much for us at least: it closed the connection because we were slow."""
+"""If at least this much was unread at the end, NATS closed the connection because the daemon was
+slow."""
 
 
 class NatsConnection:
-    """Lives on one event loop. Make it with `open_connection`."""
+    """Belongs to one event loop."""
 
     def __init__(
         self,
@@ -57,17 +58,17 @@ class NatsConnection:
         self.address = address
         self.ending: Ending | None = None
         self.lame_duck = False
-        """The server is about to stop, and has asked its clients to go elsewhere."""
+        """The server is about to stop and has asked its clients to reconnect elsewhere."""
         self.ended = asyncio.Event()
         self.max_payload_bytes = 0
-        """0: not known."""
+        """0 if not known."""
         self.connect_urls: list[object] = []
-        """What the server told last of its cluster."""
+        """The servers of its cluster that the server last announced."""
         self.sids: dict[LinkSubscription, int] = {}
         self._handlers: dict[int, RunHandler] = {}
         self._wanted: dict[int, LinkSubscription] = {}
         self._asked: dict[int, str] = {}
-        """Subscriptions that wait for an answer, and why NATS has refused some of them."""
+        """Subscriptions that wait for an answer; not empty: why NATS has refused it."""
         self._refused_unnamed = ""
         self._on_chunk_end = on_chunk_end
         self._on_revoked = on_revoked
@@ -88,7 +89,7 @@ class NatsConnection:
             options.setdefault("tls_hostname", self.address.tls_name)
         seconds = settings.connect_timeout_seconds
         try:
-            # Each step has this time: TCP, INFO, TLS, login.
+            # Each of these steps has this time: TCP, INFO, TLS, login.
             async with asyncio.timeout(4 * seconds):
                 await self._client.connect(
                     servers=[self.address.url],
@@ -103,7 +104,7 @@ class NatsConnection:
                 )
         except OSError as error:
             words = error_words(await self._transport.unread())
-            if words is not None:  # the server had said why before it closed the connection
+            if words is not None:  # the server gave a reason before it closed the connection
                 raise NatsUnavailable(words) from error
             raise
         if not self._client.is_connected:
@@ -126,12 +127,12 @@ class NatsConnection:
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody reads from it, as is always the case unless nats-py has died."""
+        """Whether the read loop runs; it always does unless nats-py has failed."""
         task = self._client._reading_task
         return task is not None and not task.done()
 
     def end(self, ending: Ending) -> None:
-        """It cannot go on. Nothing is received from it afterwards."""
+        """Give up the connection. Nothing is received from it afterwards."""
         if self.ending is not None:
             return
         self.ending = ending
@@ -188,7 +189,7 @@ class NatsConnection:
             return Ending(
                 Cause.SLOW_CONSUMER,
                 "NATS closed the connection while the daemon was behind with reading, by "
-                f"{behind_bytes >> 10} KiB at least: a slow consumer to NATS",
+                f"{behind_bytes >> 10} KiB at least: for NATS a slow consumer",
             )
         if self.lame_duck:
             return Ending(
@@ -214,7 +215,7 @@ class NatsConnection:
     # --- reading ---
 
     async def _pressure(self) -> None:
-        """Awaited by the parser after each chunk: stop reading while too much is unsent."""
+        """Awaited by the parser after each chunk: pauses reading while too much is unsent."""
         if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
             with contextlib.suppress(OSError):
                 await self._transport.drain()
@@ -227,7 +228,7 @@ class NatsConnection:
     # --- writing ---
 
     def send(self, commands: bytes) -> bool:
-        """Queue NATS commands; False when there is no connection any more."""
+        """Queue NATS commands; False if the connection has ended."""
         return self.connected and bool(self._transport.send(commands))
 
     # --- subscriptions ---
@@ -237,11 +238,11 @@ class NatsConnection:
         wanted: Sequence[LinkSubscription],
         handler_of: Callable[[LinkSubscription], RunHandler] = lambda one: one.handler,
     ) -> dict[LinkSubscription, str]:
-        """Returns when NATS has answered, with those that it refused and its words. One call at a
-        time. Raises NatsUnavailable."""
+        """Returns when NATS has answered, with the refused subscriptions and the reasons. One call
+        at a time. Raises NatsUnavailable."""
         refused = await self._ask(wanted, handler_of)
         if self._refused_unnamed and len(wanted) > 1:
-            # Which one it refused shows when they are asked for one at a time.
+            # To find out which one it refused, ask for them one at a time.
             self.unsubscribe([one for one in wanted if one in self.sids])
             refused = {}
             for one in wanted:
@@ -281,19 +282,19 @@ class NatsConnection:
         return wanted
 
     def set_handler(self, wanted: LinkSubscription, handler: RunHandler) -> None:
-        """Have its messages go elsewhere from now on."""
+        """Deliver its messages to `handler` from now on."""
         self._handlers[self.sids[wanted]] = handler
 
     def unsubscribe(self, wanted: Iterable[LinkSubscription]) -> None:
-        """Nothing of these is received any more."""
+        """End these subscriptions at once: no more messages are delivered."""
         sids = [self.sids[one] for one in wanted if one in self.sids]
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         for sid in sids:
             self._forget(sid)
 
     async def drain(self, wanted: Iterable[LinkSubscription], seconds: float) -> None:
-        """Unsubscribe; returns when what was under way has been received. Raises NatsUnavailable:
-        then NATS did not answer in time."""
+        """Unsubscribe; returns when all messages under way were received. Raises NatsUnavailable if
+        NATS does not answer in time."""
         leaving = [one for one in wanted if one in self.sids]
         self.send(b"".join(b"UNSUB %d\r\n" % self.sids[one] for one in leaving))
         try:
@@ -304,8 +305,8 @@ class NatsConnection:
                     self._forget(self.sids[one])
 
     async def confirm(self, seconds: float = CONFIRM_SECONDS) -> None:
-        """Returns when the server has seen everything sent before, and what it had sent until then
-        has been received. Raises NatsUnavailable."""
+        """Returns when the server has processed everything sent before, and everything it had sent
+        until then was received. Raises NatsUnavailable."""
         flushed = asyncio.ensure_future(self._client.flush(seconds))  # type: ignore[arg-type]
         ended = asyncio.ensure_future(self.ended.wait())
         try:
@@ -324,8 +325,8 @@ class NatsConnection:
     # --- the end ---
 
     async def close(self, *, flush: bool = False) -> None:
-        """Close, also when the server does not take what is still to be sent. With `flush` that is
-        waited for, briefly."""
+        """Close, even if unsent bytes remain; with `flush`, wait briefly for the server to take
+        them."""
         if flush and self.connected:
             with contextlib.suppress(NatsUnavailable):
                 await self.confirm(_CLOSE_SECONDS)
@@ -340,4 +341,4 @@ class NatsConnection:
 
 
 async def _say_nothing(error: Exception) -> None:
-    """The error comes back from `connect`, or through the owner's methods."""
+    """Ignore it: the error also comes from `connect` or through the owner's methods."""

@@ -1,7 +1,7 @@
-"""Why a connection to NATS ended, and what NATS refuses: the server's words, sorted.
+"""Classifies the server's error texts: why a connection ended, and what NATS refused.
 
-nats-server says `-ERR '...'` before it closes a connection, except when the client does not read:
-then it just closes the socket.
+nats-server sends `-ERR '...'` before it closes a connection, except when the client does not read:
+then it only closes the socket.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import Enum
 
 
 class Cause(Enum):
-    """Label values of a metric, so a short list."""
+    """Label values of a metric, so the list is short."""
 
     CLOSED = "closed"
     """NATS closed the connection and gave no reason."""
     NETWORK = "network"
     SLOW_CONSUMER = "slow_consumer"
     STALE = "stale"
-    """One side missed the other's answers to its pings."""
+    """One side did not get answers to its pings."""
     AUTHORIZATION = "authorization"
     MAX_PAYLOAD = "max_payload"
     LIMIT = "limit"
@@ -53,7 +53,7 @@ _CAUSES = (
 
 
 def ending_of(words: str) -> Ending:
-    """What the text of an -ERR line means that ends the connection."""
+    """The meaning of an -ERR text that ends the connection."""
     lowered = words.lower()
     cause = next((cause for mark, cause in _CAUSES if mark in lowered), Cause.OTHER)
     if cause is Cause.SLOW_CONSUMER:
@@ -63,13 +63,13 @@ def ending_of(words: str) -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Something that NATS did not do, on a connection that it keeps open."""
+    """A command that NATS refused without closing the connection."""
 
     text: str
-    """What NATS said, without quotes around it."""
+    """NATS's text, without quotes."""
     is_publish: bool = False
     subject: str = ""
-    """Empty when NATS does not name it. In lower case if it passed nats-py's parser."""
+    """Empty if NATS does not name it. In lower case if it passed through nats-py's parser."""
     sid: int | None = None
 
 
@@ -83,7 +83,7 @@ _MAX_TEXT = 400
 
 
 def rejection_of(words: str) -> Rejection | None:
-    """None when the -ERR ends the connection."""
+    """None if the -ERR ends the connection."""
     lowered = words.lower()
     shown = words[:_MAX_TEXT]
     if "invalid publish subject" in lowered:
@@ -104,6 +104,6 @@ _ERR_LINE = re.compile(rb"-ERR\s+'?(.*?)'?\s*\r\n", re.DOTALL)
 
 
 def error_words(line: bytes) -> str | None:
-    """The text of an `-ERR '...'` line; None when it is not one."""
+    """The text of an `-ERR '...'` line; None if it is another line."""
     found = _ERR_LINE.fullmatch(line)
     return None if found is None else found[1].decode("utf-8", "replace")

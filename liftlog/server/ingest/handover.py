@@ -1,8 +1,9 @@
-"""Move from a server that is about to stop to another one, without losing or doubling a message.
+"""Moves from a server that is about to stop to another one without losing or duplicating messages.
 
-NATS tells its clients some time before it closes their connections (lame duck mode). Until then
-the old connection is as good as ever, so: connect elsewhere, subscribe there, let the cluster
-learn of it, drain the old connection, and only then go on with the new one. See `overlap`.
+NATS warns its clients some time before it closes their connections (lame duck mode). Until then
+the old connection works as before. The daemon connects to another server, subscribes there, waits
+until the cluster knows the subscriptions, drains the old connection, and then uses the new one. See
+`overlap`.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from liftlog.stream.run import MessageRun
 logger = logging.getLogger("liftlog.server.nats")
 
 _OVERLAP_SECONDS = 1.5
-"""So long both are subscribed: more than a cluster needs to learn of a subscription. NATS waits
-10 s by default before it closes the first connection."""
+"""The time for which both are subscribed: longer than a cluster needs to propagate a subscription.
+NATS waits 10 s by default before it closes the first connection."""
 _PAIR_SECONDS = 1.0
-"""The copies of a message come within this time."""
+"""Both copies of a message arrive within this time."""
 _DRAIN_SECONDS = 3.0
 _MAX_MESSAGES = 500_000
 _MAX_HELD_BYTES = 64 * 1024 * 1024
 
 
 class Handover:
-    """Of all subscriptions from `old` to `new`; `run` is its whole life."""
+    """One handover of all subscriptions from `old` to `new`."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Handover:
         on_chunk_end: Callable[[], None],
         hurry: asyncio.Event,
     ) -> None:
-        """Once `hurry` is set, both are subscribed no longer than necessary."""
+        """Once `hurry` is set, the overlap ends as soon as possible."""
         self._old = old
         self.new = new
         self.wanted = list(wanted)
@@ -57,19 +58,19 @@ class Handover:
             max_held_bytes=_MAX_HELD_BYTES,
         )
         self.refused: dict[LinkSubscription, str] = {}
-        """What the new server does not allow."""
+        """Subscriptions that the new server refused, with the reason."""
         self.doubt = ""
-        """Why a message may have been lost all the same; empty when none was."""
+        """Why a message may have been lost; empty if none was."""
         self._echoing = [one for one in self.wanted if overlaps(one.subject, "_INBOX.>")]
 
     @property
     def copies(self) -> int:
-        """Messages that came over both connections."""
+        """How many messages arrived over both connections."""
         return self._overlap.copies
 
     async def run(self) -> None:
-        """Returns when everything goes over the new connection. Raises NatsUnavailable when the
-        new connection was of no use; then the old one has everything as before."""
+        """Returns when the new connection has taken over. Raises NatsUnavailable if it failed; then
+        the old connection works as before."""
         shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
         for one in shared:
             self._old.set_handler(one, partial(self._from_old, one))
@@ -91,7 +92,7 @@ class Handover:
             self._switch()
 
     def sent(self, commands: bytes) -> None:
-        """Acks went out over the old connection: to the new one they are another client's."""
+        """Acks left over the old connection: for the new one they come from another client."""
         if not self._echoing:
             return
         for subject, payload in published(commands):
@@ -101,7 +102,7 @@ class Handover:
                     self._overlap.note(one, [(subject, b"", b"", payload)])
 
     async def _wait(self) -> None:
-        """Let the cluster learn of the new subscriptions."""
+        """Wait until the cluster knows the new subscriptions."""
         deadline = time.monotonic() + _OVERLAP_SECONDS
         waiting = [
             asyncio.ensure_future(event.wait())
@@ -126,7 +127,7 @@ class Handover:
     # --- messages ---
 
     def _handler_on_new(self, one: LinkSubscription) -> RunHandler:
-        # Of a queue group each message goes to one member.
+        # In a queue group, each message goes to only one member.
         return one.handler if one.queue_group else partial(self._from_new, one)
 
     def _from_old(self, one: LinkSubscription, run: MessageRun) -> None:
@@ -142,7 +143,7 @@ class Handover:
             one.handler(left)
 
     def _switch(self) -> None:
-        """Without an await: no message of the new connection may come in between."""
+        """Has no await: no message of the new connection may arrive in between."""
         for receiver, run in self._overlap.release():
             receiver.handler(run)
         self._on_chunk_end()
@@ -152,7 +153,7 @@ class Handover:
         asyncio.get_running_loop().call_later(_PAIR_SECONDS, self._end)
 
     def _end(self) -> None:
-        """No copy comes any more."""
+        """No more copies are expected."""
         for one in self.wanted:
             if one in self.new.sids:
                 self.new.set_handler(one, one.handler)

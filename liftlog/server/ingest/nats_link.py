@@ -52,19 +52,19 @@ class LinkCounters:
 
 @dataclass(frozen=True, slots=True)
 class RefusedAck:
-    """The newest ack that NATS did not take."""
+    """The most recent ack that NATS refused."""
 
     subject: str
     text: str
     at: float
-    """Of the monotonic clock."""
+    """By the monotonic clock."""
 
 
 class NatsLink:
-    """Owns the connection. Lives on one event loop.
+    """Owns the connection. Belongs to one event loop.
 
-    `on_chunk_end()` is called after the messages of one read were handed out; while
-    `reading_is_held()`, `wait_until_ready_to_read()` is awaited before more is read.
+    `on_chunk_end()` is called after the messages of one read were delivered. While
+    `reading_is_held()`, the link awaits `wait_until_ready_to_read()` before it reads more.
     """
 
     def __init__(
@@ -114,22 +114,22 @@ class NatsLink:
 
     @property
     def servers(self) -> list[str]:
-        """What it connects to; it may find others of a cluster by itself."""
+        """The configured servers; it may discover others of their cluster."""
         return list(self._servers)
 
     @property
     def server_version(self) -> str:
-        """Of the server that it is connected to; empty without one."""
+        """The version of the connected server; empty without a connection."""
         return self._connection.server_version if self._connection is not None else ""
 
     @property
     def is_lame_duck(self) -> bool:
-        """Whether the server is about to stop, and no other was found yet."""
+        """Whether the server is about to stop and no other was found yet."""
         return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
-        """Queue NATS commands (acks). Lost when there is no connection: a publisher that waits for
-        an ack times out and asks again, which is what the ack protocol is for."""
+        """Queue NATS commands (acks). They are lost without a connection: a publisher that waits
+        for an ack times out and publishes again, as the ack protocol intends."""
         max_payload_bytes = 0 if self._connection is None else self._connection.max_payload_bytes
         if 0 < max_payload_bytes < len(commands):
             commands = self._within_payload(commands, max_payload_bytes)
@@ -143,8 +143,8 @@ class NatsLink:
             self.counters.acks_dropped += commands.count(b"PUB ")
 
     def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
-        """The server would end the connection because of one command that is too large, and what
-        other streams are about to receive would be lost with it."""
+        """Drop commands that are too large: the server would close the connection, and messages of
+        other streams would be lost with it."""
         commands, left_out = within_payload(commands, max_payload_bytes)
         if left_out:
             self.counters.acks_oversized += left_out
@@ -156,7 +156,7 @@ class NatsLink:
     # --- life cycle ---
 
     def start(self) -> None:
-        """Begin to connect, in the background and for ever."""
+        """Connect in the background, and again after every disconnect until `close`."""
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     def ask_again(self) -> None:
@@ -178,7 +178,7 @@ class NatsLink:
                 await asyncio.sleep(self._settings.reconnect_wait_seconds)
 
     async def _connect(self, ending: Ending | None) -> NatsConnection:
-        """A connection with every wanted subscription asked for. Tries for ever."""
+        """A connection on which every wanted subscription was requested. Retries for ever."""
         while True:
             for address in self._pool.round():
                 connection = await self._open(address)
@@ -202,7 +202,7 @@ class NatsLink:
             await asyncio.sleep(self._settings.reconnect_wait_seconds * random.uniform(0.8, 1.2))
 
     async def _open(self, address: NatsServerAddress) -> NatsConnection | None:
-        """None when that server cannot be had; the log tells why."""
+        """None if the server is not available; the log has the reason."""
         connection = NatsConnection(
             address,
             self.seam,
@@ -232,8 +232,8 @@ class NatsLink:
         self._warn("nats-connect-failed server=%s error=%s", address.shown, text)
 
     def _warn(self, event: str, *values: object) -> None:
-        """In the log, but not twice a second for as long as it lasts. Only for lines of which
-        there are few: all of the last minute are remembered."""
+        """Log a warning, but each line at most once a minute. Only for few different lines: those
+        of the last minute are kept in memory."""
         line, now = event % values, time.monotonic()
         self._told = {one: at for one, at in self._told.items() if now - at < _TOLD_AGAIN_SECONDS}
         if line not in self._told:
@@ -253,12 +253,12 @@ class NatsLink:
             self._book.gap(ending.text)
 
     async def _serve(self, connection: NatsConnection) -> Ending | None:
-        """Until the connection ends, or that which took its place; why it ended."""
+        """Serve until the connection, or its successor after a handover, ends; returns why."""
         hand_over_at = 0.0
         while not self._closing:
             self._work.clear()
             if connection.ending is None and not connection.is_read:
-                # nats-py believes that it is connected, and nobody reads.
+                # nats-py takes itself for connected, but its read loop has ended.
                 self.counters.watchdog_reconnects += 1
                 connection.end(Ending(Cause.OTHER, "the read loop ended"))
             if connection.ending is not None:
@@ -288,7 +288,7 @@ class NatsLink:
             logger.warning("nats-disconnected cause=%s reason=%s", ending.cause.value, ending.text)
 
     async def _abandon(self) -> None:
-        """There is no connection any more."""
+        """Forget the connection and close it."""
         connection, self._connection = self._connection, None
         self._book.disconnected()
         if connection is not None:
@@ -297,9 +297,9 @@ class NatsLink:
     # --- lame duck mode ---
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
-        """Returns the connection that serves from now on: `old` if there is no other server."""
+        """Returns the connection that serves from now on: `old` if no other server is available."""
         self._warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
-        # The same address last: behind it may be another server, if it is that of a balancer.
+        # Its own address comes last: behind a load balancer, it may lead to another server.
         for address in sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown):
             if old.ending is not None:
                 break
@@ -314,7 +314,7 @@ class NatsLink:
         return old
 
     async def _hand_over(self, old: NatsConnection, new: NatsConnection) -> bool:
-        """Whether `new` serves now."""
+        """Returns whether `new` serves now."""
         try:
             async with self._lock:
                 handover = Handover(
@@ -354,7 +354,7 @@ class NatsLink:
         now = time.monotonic()
         self.counters.acks_refused += 1
         self.refused_ack = RefusedAck(rejection.subject, rejection.text, now)
-        # Not `_warn`, which remembers each line: publishers choose the subjects.
+        # Not `_warn`, which keeps each line in memory: publishers choose the subjects.
         if now - self._refused_ack_told_at >= _TOLD_AGAIN_SECONDS:
             self._refused_ack_told_at = now
             logger.warning(
@@ -362,7 +362,7 @@ class NatsLink:
             )
 
     async def _attach_missing(self, now: float) -> None:
-        """Ask for what is not confirmed: wanted while there was no connection, or refused."""
+        """Request subscriptions that are not confirmed: new ones, and those that were refused."""
         missing = self._book.missing(now)
         if not missing:
             return
@@ -374,11 +374,11 @@ class NatsLink:
                 if any(one.confirmed for one in still):
                     self._book.shorten_pause()
         except NatsUnavailable as error:
-            if self.connected:  # else the end of the connection is told
+            if self.connected:  # otherwise the end of the connection is logged
                 logger.warning("nats-not-subscribed error=%s", error)
 
     async def _ask(self, missing: list[LinkSubscription]) -> None:
-        """Under the lock. Raises NatsUnavailable."""
+        """The caller holds the lock. Raises NatsUnavailable."""
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
@@ -395,9 +395,9 @@ class NatsLink:
         *,
         is_acked: bool = False,
     ) -> LinkSubscription:
-        """Ask for a subscription; it is made now or as soon as NATS is there. `on_gap` is called
-        with the reason whenever messages may have been missed. For what `is_acked` it looks whether
-        JetStream acks the same messages."""
+        """Request a subscription. It is made as soon as NATS is available. `on_gap` is called
+        with the reason whenever messages may have been missed. If `is_acked`, the link checks
+        whether JetStream acks the same messages."""
         wanted = LinkSubscription(subject, queue_group, handler, on_gap, is_acked)
         self._jetstream.changed()
         self._book.add(wanted)
@@ -405,10 +405,10 @@ class NatsLink:
         return wanted
 
     async def attach(self, wanted: LinkSubscription) -> None:
-        """Make a wanted subscription and wait until NATS confirmed it.
+        """Make a wanted subscription and wait until NATS confirms it.
 
-        Raises NatsRefused, and NatsUnavailable when there is no connection; the wish stays and is
-        fulfilled later.
+        Raises NatsRefused, and NatsUnavailable without a connection. The subscription stays wanted
+        and is made later.
         """
         async with self._lock:
             if not wanted.confirmed:
@@ -419,8 +419,8 @@ class NatsLink:
                 )
 
     async def unwant(self, wanted: LinkSubscription) -> None:
-        """End a subscription. Messages that are still under way are delivered before it returns,
-        if NATS answers in time."""
+        """End a subscription. If NATS answers in time, messages under way are delivered before this
+        returns."""
         async with self._lock:
             self._book.remove(wanted)
             if self._connection is not None:
@@ -428,10 +428,11 @@ class NatsLink:
                     await self._connection.drain([wanted], _DRAIN_SECONDS)
 
     async def drain(self) -> None:
-        """UNSUB everything and take in what was already under way. No more messages afterwards.
+        """Unsubscribe from everything and receive what was under way. Nothing is delivered
+        afterwards.
 
-        A server that does not answer is waited for only briefly: what was received must still be
-        committed and acked.
+        It waits only briefly for a server that does not answer: the received messages must still
+        be committed and acked.
         """
         self._stopping.set()
         wanted = self._book.take_all()
@@ -445,7 +446,7 @@ class NatsLink:
             self._answers = False
 
     async def close(self) -> None:
-        """Send what is queued and close the connection."""
+        """Send queued commands and close the connection."""
         self._closing = True
         self._stopping.set()
         if self._supervisor is not None:

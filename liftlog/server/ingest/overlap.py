@@ -1,23 +1,22 @@
-"""Messages that come over two connections at once, each taken once.
+"""Delivers each message once while two connections receive the same messages.
 
-While the daemon moves from a server that is about to stop to another one, both subscribe, because
-a cluster takes a moment until all of it knows a subscription, and what is published meanwhile must
-come over one of them. Core NATS gives messages no number, so the copies are found by what they
-consist of: subject, reply, headers and payload.
+While the daemon moves to another server, both connections are subscribed: a cluster needs a moment
+to propagate a subscription, and messages published meanwhile must arrive over one of them. Core
+NATS does not number messages, so copies are found by content: subject, reply, headers and payload.
 
     old connection   ----a--b--c--d--e|            everything is delivered at once
-    new connection             c--d--e--f--g--     held back; c, d and e go when their copies come
+    new connection             c--d--e--f--g--     held back; c, d and e are dropped as copies
                               ^       ^
                         subscribed    the old one is drained: f is delivered, then g
 
-So the order of a publisher's messages stays, and each is counted: two equal messages that came
-over both connections are two, not one and not four.
+The order of each publisher's messages is kept. Messages are counted: two equal messages that arrive
+over both connections are delivered twice, not once and not four times.
 
-Equal messages need more care. Those that the old connection brought before the new subscription
-was known have no copies, and must not be taken for the copies of equal ones that came after the
-old one had ended. How many they are shows while both connections are quiet: then that is by how
-many the old one is ahead. Where equal messages come so fast that it is never quiet, this is
-estimated, rather too high: a few may then be stored twice, none is lost.
+Equal messages need more care. Those that arrived over the old connection before the new
+subscription was known have no copies, and must not be paired with equal ones that arrive after the
+old connection has ended. Their number shows while both connections are quiet: it is how many more
+the old one has delivered. If equal messages arrive so fast that it is never quiet, the number is
+estimated, rather too high: a few may then be stored twice, but none is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _HIGH_PART = 0.9
 
 
 class Receiver(Protocol):
-    """A subscription, which both connections have."""
+    """A subscription of both connections."""
 
     @property
     def handler(self) -> Callable[[MessageRun], None]: ...
@@ -51,7 +50,7 @@ class Overlap:
         max_messages: int,
         max_held_bytes: int,
     ) -> None:
-        """The copies of a message come within `pair_seconds`."""
+        """Both copies of a message arrive within `pair_seconds`."""
         self._now = now
         self._pair_seconds = pair_seconds
         self._max_messages = max_messages
@@ -61,21 +60,21 @@ class Overlap:
         self._next_number = 0
         self.held_bytes = 0
         self.copies = 0
-        """Messages that came over both."""
+        """How many messages arrived over both connections."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it should end soon, since it takes too much memory."""
+        """Whether the overlap should end soon, since it uses too much memory."""
         return len(self._seen) > self._max_messages or self.held_bytes > self._max_held_bytes
 
     # --- while both are subscribed ---
 
     def from_old(self, receiver: Receiver, run: MessageRun) -> None:
-        """To be delivered, whatever comes over the other one."""
+        """The run is delivered in any case; its copies will be dropped."""
         self.note(receiver, _parts(run))
 
     def note(self, receiver: Receiver, parts: Sequence[_Parts]) -> None:
-        """These have been dealt with: drop their copies."""
+        """These were delivered: drop their copies."""
         now = self._now()
         for one in parts:
             seen = self._seen_of(receiver, one)
@@ -89,7 +88,7 @@ class Overlap:
                 self.copies += 1
 
     def from_new(self, receiver: Receiver, run: MessageRun) -> None:
-        """Hold back what has not come over the old one."""
+        """Hold back messages that have not arrived over the old connection."""
         now = self._now()
         for row, one in enumerate(_parts(run)):
             seen = self._seen_of(receiver, one)
@@ -109,7 +108,7 @@ class Overlap:
     # --- after the old one is drained ---
 
     def release(self) -> list[tuple[Receiver, MessageRun]]:
-        """What was held back, in the order in which it came."""
+        """The messages that were held back, in the order of arrival."""
         now = self._now()
         found: list[tuple[Receiver, MessageRun]] = []
         rows: list[int] = []
@@ -135,7 +134,7 @@ class Overlap:
         return found
 
     def late(self, receiver: Receiver, run: MessageRun) -> MessageRun | None:
-        """What of a run over the new connection is no late copy."""
+        """The part of a run over the new connection that is not a late copy; None if nothing is."""
         rows = []
         now = self._now()
         for row, one in enumerate(_parts(run)):
@@ -160,25 +159,25 @@ class Overlap:
 
 
 class _Seen:
-    """Equal messages."""
+    """What is known of a set of equal messages."""
 
     __slots__ = ("_expected", "at", "copies", "example", "held", "old", "old_at", "seconds")
 
     def __init__(self) -> None:
         self.old = 0
-        """How many the old connection brought."""
+        """How many arrived over the old connection."""
         self.old_at = 0.0
         self.copies = 0
-        """How many of those that the new one brought were taken for copies."""
+        """How many of those over the new connection were taken for copies."""
         self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
-        """How long the old one was ahead by so many."""
+        """For how long the old connection was ahead by this many."""
         self.at = 0.0
         self._expected: int | None = None
 
     def pass_time(self, now: float) -> None:
-        """Call it before a change. One message alone tells nothing."""
+        """Call this before a change. A single message tells nothing."""
         if self.old > 1:
             ahead = self.old - self.copies - len(self.held)
             self.seconds[ahead] = self.seconds.get(ahead, 0.0) + now - self.at
@@ -187,8 +186,8 @@ class _Seen:
 
     @property
     def expected_copies(self) -> int:
-        """How many of the old connection's messages come over the new one too."""
-        # Asked for each late message, and `seconds` may be as long as there were messages.
+        """How many messages of the old connection also arrive over the new one."""
+        # Needed for each late message, and `seconds` may have one entry per message.
         if self._expected is None:
             self._expected = self.old - min(max(self._without_copy(), 0), self.old)
         return self._expected
@@ -228,13 +227,13 @@ def _parts(run: MessageRun) -> list[_Parts]:
 
 def _digest(receiver: Receiver, parts: _Parts) -> bytes:
     subject, reply, headers, payload = parts
-    # By address: a subscription lives longer than its overlap.
+    # Identified by address: a subscription outlives the overlap.
     lengths = b"%d %d %d %d " % (id(receiver), len(subject), len(reply), len(headers))
     return blake2b(b"".join((lengths, subject, reply, headers, payload)), digest_size=16).digest()
 
 
 def select(run: MessageRun, rows: Sequence[int]) -> MessageRun:
-    """The run with these rows only."""
+    """A run of only these rows."""
     if len(rows) == len(run):
         return run
     return MessageRun(

@@ -1,8 +1,8 @@
-"""Where we plug into nats-py, and the check that it still has the shape we rely on.
+"""Plugs into nats-py, and checks that the installed version has the shape this relies on.
 
-nats-py delivers one Python callback per message and dies silently on some inputs, so messages
-leave it earlier. Preferred: our parser in place of the client's. If the installed nats-py does not
-fit, a Client subclass takes messages as raw bytes from `_process_msg`: slower, as safe.
+nats-py calls Python once per message and fails silently on some inputs, so messages are taken from
+it earlier. The preferred way replaces the client's parser by the batch parser. If the installed
+nats-py does not fit, a Client subclass takes raw bytes from `_process_msg`: slower, equally safe.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _STRICT_PATTERNS = {
 def separate_at_blanks_only() -> None:
     """Make nats-py's own parser read control lines as nats-server writes them.
 
-    Its patterns take any whitespace for a separator, line ends too. A header block that begins
-    with `12\r\n` then becomes the sizes of the message: whoever publishes it chooses where the
-    next message begins, and so can forge one. Patterns of another shape are left alone.
+    Its patterns accept any whitespace as separator, even line ends. A header block that begins
+    with `12\r\n` is then taken for the sizes of the message: a publisher could choose where the
+    next message begins, and forge one. Patterns of another shape are left alone.
     """
     for name, strict in _STRICT_PATTERNS.items():
         theirs = getattr(nats.protocol.parser, name, None)
@@ -52,36 +52,36 @@ def separate_at_blanks_only() -> None:
 
 
 def replace_done_pongs(client: Client) -> None:
-    """A flush that timed out leaves a finished future behind, and nats-py's PONG handling would
-    trip over it and end the read loop."""
+    """A flush that timed out leaves a finished future behind, which would make nats-py's PONG
+    handling raise and end the read loop."""
     pongs = client._pongs
     if pongs and pongs[0].done():
         pongs[0] = asyncio.get_running_loop().create_future()
 
 
 class Owner(Protocol):
-    """Who has the client, and decides what becomes of its connection. No method may raise."""
+    """The owner of the client; it decides what happens to the connection. No method may raise."""
 
     def on_error_words(self, words: str) -> None:
-        """NATS said `-ERR`."""
+        """NATS has sent `-ERR`."""
 
     def on_trouble(self, error: Exception) -> None:
         """The connection cannot go on."""
 
     def on_info(self, info: Mapping[str, Any]) -> None:
-        """NATS told what has changed since it greeted."""
+        """NATS has sent another INFO after the first."""
 
 
 class SingleClient(Client):
-    """nats-py's client for one connection to one server: it tells its owner what happens, and
-    neither reconnects nor closes by itself."""
+    """nats-py's client for one connection to one server. It reports to its owner, and neither
+    reconnects nor closes by itself."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__()
         self._liftlog_owner = owner
 
     async def _select_next_server(self) -> None:
-        # nats-py's own would try for ever, and tell nobody why.
+        # nats-py's own method would retry for ever without reporting why.
         server = self._server_pool[0]
         await self._connect_to_server(server)
         self._current_server = server
@@ -140,7 +140,7 @@ class RawClient(SingleClient):
 
 
 def parser_seam_problem() -> str | None:
-    """Why the batch parser does not fit this nats-py, or None when it does."""
+    """Why the batch parser does not fit this nats-py, or None if it does."""
     client = Client()
     checks = (
         (isinstance(getattr(client, "_ps", None), Parser), "Client._ps is not a Parser"),
@@ -181,8 +181,8 @@ _CLIENT_METHODS = {
 
 
 def client_seam_problem() -> str | None:
-    """Why not even raw messages can be taken from this nats-py, or None when they can. The
-    transport and what tells us of trouble are ours with either seam."""
+    """Why not even raw messages can be taken from this nats-py, or None if they can. Both seams use
+    the transport and the error handling of this package."""
     client = Client()
     for name in _CLIENT_ATTRIBUTES:
         if not hasattr(client, name):
@@ -233,9 +233,9 @@ def make_client(
 ) -> tuple[SingleClient, WideTransport | WebSocketTransport]:
     """A nats-py client and its transport, whose messages go to `sink`. Not yet connected.
 
-    `pressure` is awaited after each chunk that passes through the read loop; while `is_pressed`,
-    all of them do. `scheme` is that of the server's URL, `tls_name` the name to expect in its
-    certificate if that is not the URL's host.
+    `pressure` is awaited after each chunk that passes through the read loop, which is every chunk
+    while `is_pressed`. `scheme` is that of the server's URL, `tls_name` the name expected in its
+    certificate if it is not the URL's host.
     """
     if seam == "client":
         separate_at_blanks_only()
@@ -260,7 +260,7 @@ def make_client(
     client._ps = parser  # type: ignore[assignment]
 
     def feed(data: bytes) -> bytes:
-        # Little at a time fills nothing up: then the question is spared.
+        # Small reads cannot overload the daemon, so they skip the check.
         if not client.is_connected or (len(data) > _SMALL_READ and is_pressed()):
             return data
         return parser.feed(data)

@@ -19,9 +19,9 @@ from liftlog.settings import NatsSettings
 @dataclass(frozen=True, slots=True)
 class NatsServerAddress:
     url: str
-    """May hold a password."""
+    """May contain a password."""
     tls_name: str = ""
-    """The name to expect in its certificate when the URL has only an IP address."""
+    """The name expected in its certificate if the URL has only an IP address."""
 
     @property
     def shown(self) -> str:
@@ -44,7 +44,7 @@ class ServerPool:
         self._discovered: list[NatsServerAddress] = []
 
     def round(self) -> list[NatsServerAddress]:
-        """All of them in an order by chance, so that many daemons do not run to one server; the
+        """All servers in random order, so that many daemons do not flock to one of them; the
         configured ones first."""
         first, then = list(self._configured), list(self._discovered)
         random.shuffle(first)
@@ -52,9 +52,9 @@ class ServerPool:
         return first + then
 
     def learn(self, source: NatsServerAddress, connect_urls: Iterable[object]) -> None:
-        """Take what the server at `source` tells of its cluster in place of what was told before.
+        """Replace the discovered servers by those that the server at `source` announces.
 
-        They get the login and the scheme of `source`, since the server tells only host and port.
+        They get the login and the scheme of `source`, since only host and port are announced.
         """
         parts = urlsplit(source.url)
         known = {address.shown for address in self._configured}

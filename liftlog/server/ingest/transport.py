@@ -1,4 +1,4 @@
-"""The TCP transport of nats-py with larger reads, and a reader that hands over at once."""
+"""The TCP transport of nats-py with larger reads, and a reader that delivers at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ logger = logging.getLogger("liftlog.server.ingest")
 
 READ_BYTES = 1024 * 1024
 _FULL_READ = 64 * 1024
-"""The event loop reads up to about 256 KB at once: less than this, and the socket is empty."""
+"""The event loop reads up to about 256 KB at once. A read of less than this emptied the socket."""
 _JUST_NOW_SECONDS = 0.1
 
 Feed = Callable[[bytes], bytes]
-"""Takes what was read and returns what it leaves to the read loop."""
+"""Takes the bytes that were read and returns those that it leaves to the read loop."""
 
 
 class DirectReader(asyncio.StreamReader):
-    """A StreamReader that hands data to `feed` at once while the read loop waits for some.
+    """A StreamReader that passes data to `feed` at once while the read loop waits for data.
 
-    Messages then do not pass through the reader's buffer, nor wait for the read loop's task to be
-    scheduled: that is two copies of everything, and a tenth of a lone message's round trip. What
-    `feed` leaves, and everything while the read loop is busy, goes the ordinary way.
+    Messages then neither pass through the reader's buffer nor wait until the task of the read loop
+    is scheduled. That saves two copies of everything, and a tenth of a single message's round trip.
+    The rest that `feed` returns, and all data while the read loop is busy, takes the usual way.
     """
 
     def __init__(self, limit: int, feed: Feed | None) -> None:
@@ -37,8 +37,8 @@ class DirectReader(asyncio.StreamReader):
         self._loop_waits = False
         self._holds_data = False
         self.behind_bytes = 0
-        """What has just been read without the socket being empty in between: much of it means that
-        NATS had to wait for us."""
+        """Bytes read recently without ever emptying the socket: if it is much, NATS had to wait for
+        the daemon."""
         self._was_emptied = True
         self._read_at = 0.0
 
@@ -51,8 +51,8 @@ class DirectReader(asyncio.StreamReader):
             try:
                 data = self._feed(data)
             except Exception as error:  # noqa: BLE001  # the read loop reconnects
-                # Never again into the parser: it has lost its place in this connection, and a
-                # payload may look like a message.
+                # Do not use the parser again: it has lost its position in the input, and a payload
+                # may look like a message.
                 self._feed = None
                 self.set_exception(ProtocolError())
                 logger.warning("nats-input-not-parsed error=%r", error)
@@ -85,7 +85,7 @@ class DirectReader(asyncio.StreamReader):
 
 
 class _TlsProtocol(asyncio.StreamReaderProtocol):
-    """asyncio's own does not know that it came to a connection that was encrypted later."""
+    """asyncio's own protocol does not know that TLS was started later on this connection."""
 
     def eof_received(self) -> bool:
         super().eof_received()
@@ -100,7 +100,7 @@ class WideTransport(TcpTransport):
         is_live: Callable[[], bool],
         feed: Feed | None = None,
     ) -> None:
-        """`is_live`: whether the client still counts on this connection."""
+        """`is_live` tells whether the client still uses this connection."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_live = is_live
         self._feed = feed
@@ -143,12 +143,12 @@ class WideTransport(TcpTransport):
 
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(READ_BYTES)
-        # The read loop may ask once more after the connection was given up, perhaps because the
-        # parser had lost its place: what comes then begins somewhere inside a message.
+        # The read loop may read once more after the connection was given up, perhaps because the
+        # parser had lost its position: such data may begin inside a message.
         return data if self._is_live() else b""
 
     def __bool__(self) -> bool:
-        return True  # or the client would replace it by its own
+        return True  # otherwise the client would replace it
 
     def writelines(self, payload: list[bytes]) -> None:
         if self._io_writer is not None:
@@ -164,12 +164,12 @@ class WideTransport(TcpTransport):
         return int(self._io_writer.transport.get_write_buffer_size())
 
     def behind_bytes(self) -> int:
-        """How much was read at a stretch, without the socket being empty once."""
+        """Bytes read recently without ever emptying the socket."""
         reader = self._io_reader
         return reader.behind_bytes if isinstance(reader, DirectReader) else 0
 
     async def unread(self) -> bytes:
-        """What has come and was not read, after the connection has failed."""
+        """Data that arrived and was not read, after the connection has failed."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_JUST_NOW_SECONDS):
                 if self._io_reader is not None:
@@ -182,7 +182,7 @@ class WideTransport(TcpTransport):
             self._io_writer.transport.abort()
 
     def send(self, data: bytes) -> bool:
-        """Queue bytes for the server; False when there is no connection."""
+        """Queue bytes for the server; False without a connection."""
         if self._io_writer is None or self._io_writer.is_closing():
             return False
         self._io_writer.write(data)

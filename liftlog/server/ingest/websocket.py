@@ -1,8 +1,7 @@
-"""NATS over a WebSocket, as nats-py wants its transports.
+"""NATS over a WebSocket, with the interface of nats-py's transports.
 
-nats-py's own keeps what is written until somebody awaits `drain`, takes a frame for a line, and
-cannot connect a second time. Acks are written from code that does not await, so here a task sends
-what was written.
+nats-py's own transport keeps written data until `drain` is awaited, takes a frame for a line, and
+cannot connect twice. Acks are written by code that does not await, so here a task sends them.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class WebSocketTransport(Transport):
     """For one connection."""
 
     def __init__(self, is_live: Callable[[], bool], tls_name: str = "") -> None:
-        """`is_live`: whether the client still counts on this connection. `tls_name`: the name to
-        expect in the server's certificate; empty: the host of the URL."""
+        """`is_live` tells whether the client still uses this connection. `tls_name` is the name
+        expected in the server's certificate; if empty, the host of the URL."""
         self._is_live = is_live
         self._tls_name = tls_name
         self._session: aiohttp.ClientSession | None = None
@@ -47,12 +46,12 @@ class WebSocketTransport(Transport):
     async def connect_tls(
         self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
-        # nats-py asks again when the server says that it requires TLS, which then is there.
+        # nats-py calls this when the server requires TLS, which the WebSocket already has.
         if self._socket is None:
             await self._open(uri, ssl_context, connect_timeout)
 
     async def _open(self, uri: Any, context: ssl.SSLContext | None, timeout: float) -> None:
-        # The login goes into NATS's CONNECT, not into HTTP.
+        # The login belongs into NATS's CONNECT, not into HTTP.
         url = URL(uri.geturl()).with_user(None)
         self._session = aiohttp.ClientSession()
         async with asyncio.timeout(timeout):
@@ -101,18 +100,18 @@ class WebSocketTransport(Transport):
         return not self._received and (self._socket is None or self._socket.closed)
 
     async def unread(self) -> bytes:
-        """What has come and was not read, after the connection has failed."""
+        """Data that arrived and was not read, after the connection has failed."""
         data, self._received = self._received, b""
         return data
 
     def behind_bytes(self) -> int:
-        """Not known here."""
+        """Unknown for a WebSocket."""
         return 0
 
     # --- writing ---
 
     def send(self, data: bytes) -> bool:
-        """Queue bytes for the server; False when there is no connection."""
+        """Queue bytes for the server; False without a connection."""
         if self._socket is None or self._socket.closed:
             return False
         self._written.append(data)
@@ -176,4 +175,4 @@ class WebSocketTransport(Transport):
         self.close()
 
     def __bool__(self) -> bool:
-        return True  # or the client would replace it by its own
+        return True  # otherwise the client would replace it

@@ -1,10 +1,10 @@
-"""The life of the daemon: how it is started, steered, watched and stopped.
+"""How the daemon is controlled and watched while it runs.
 
 signals          what each signal makes the daemon do
 reloading        certificates, tokens and the ACL read again; checked before anything is swapped
 service_manager  what systemd is told
-schedule         what is done again and again
-embedded         a nats-server of its own
+schedule         work that is repeated at intervals
+embedded         the embedded nats-server
 logs             log lines
 health           what `/readyz`, `liftlog health` and the web page say
 """

@@ -1,8 +1,8 @@
-"""A nats-server of the daemon's own (`nats: {embedded: true}`).
+"""The embedded nats-server (`nats: {embedded: true}`).
 
-The server is a child process bound to 127.0.0.1 and dies with the daemon. It runs in
-a session of its own, so that Ctrl-C in a terminal reaches the daemon alone, which still
-needs the server to hand out its last acks. JetStream stays off: liftlog does the storing.
+The server is a child process bound to 127.0.0.1 and dies with the daemon. It has a session of its
+own, so that Ctrl-C in a terminal reaches only the daemon, which still needs the server to send its
+last acks. JetStream is off: liftlog does the storing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
 from liftlog.server.vitals.child_processes import tied_to_parent
 
-logger = logging.getLogger("liftlog.server.life.embedded")
+logger = logging.getLogger("liftlog.server.embedded")
 
 START_TIMEOUT_SECONDS = 10.0
 STOP_TIMEOUT_SECONDS = 5.0
 DEFAULT_PORT = 4222
-"""Where clients of NATS look when they are told nothing."""
+"""The default port of NATS clients."""
 
 _PORT_FILE = "port"
 _POLL_SECONDS = 0.01
@@ -38,7 +38,7 @@ _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
 def find_nats_server() -> Path:
     """The nats-server of this Python environment, else the one on PATH.
 
-    Raises ConfigError when there is none.
+    Raises ConfigError if neither exists.
     """
     beside_python = Path(sys.executable).parent / "nats-server"
     if os.access(beside_python, os.X_OK) and beside_python.is_file():
@@ -65,12 +65,14 @@ def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any])
         **extra,
     }
     path = directory / "nats-server.conf"
-    path.write_text(json.dumps(config, indent=2) + "\n")  # its configuration language takes JSON
+    path.write_text(
+        json.dumps(config, indent=2) + "\n"
+    )  # JSON is valid in its configuration language
     return path
 
 
 def announced_port(directory: Path, pid: int) -> int | None:
-    """The client port that server `pid` wrote into its ports file; None while there is none."""
+    """The client port that server `pid` wrote into its ports file; None if it has not."""
     for path in directory.glob(f"*_{pid}.ports"):
         try:
             urls = json.loads(path.read_text())["nats"]
@@ -88,10 +90,10 @@ class EmbeddedNats:
     """
 
     def __init__(self, directory: Path, *, wanted_port: int | None = None) -> None:
-        """`directory` takes the configuration, the ports file and the server's log.
+        """`directory` holds the configuration, the ports file and the server's log.
 
-        The server listens where it listened last (as long as `directory` is kept), else on
-        `wanted_port`; where both are taken or unknown the kernel chooses.
+        The server listens on the port that it used last (known as long as `directory` is kept),
+        else on `wanted_port`; if both are taken or unknown, the kernel chooses.
         """
         self._directory = directory
         self._wanted_port = wanted_port
@@ -100,7 +102,7 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """Where the server listens; the same after each restart."""
+        """The address of the server; the same after each restart."""
         if self._port is None:
             raise RuntimeError("the embedded nats-server was never started")
         return f"nats://127.0.0.1:{self._port}"
@@ -116,7 +118,7 @@ class EmbeddedNats:
     async def start(self) -> str:
         """Returns the URL once the server answers.
 
-        Raises ConfigError without a binary, NatsUnavailable when it does not come up.
+        Raises ConfigError without a binary, NatsUnavailable if it does not start.
         """
         if self._process is not None:
             raise RuntimeError("the embedded nats-server was started already")
@@ -168,7 +170,7 @@ class EmbeddedNats:
         return port if 0 < port < 1 << 16 else None
 
     def _remember_port(self) -> None:
-        with contextlib.suppress(OSError):  # the next start chooses again
+        with contextlib.suppress(OSError):  # otherwise the next start chooses again
             (self._directory / _PORT_FILE).write_text(f"{self._port}\n")
 
     async def wait(self) -> int:
@@ -189,7 +191,7 @@ class EmbeddedNats:
             try:
                 await self.start()
                 failures = 0
-            except (LiftlogError, OSError) as error:  # its program is being replaced, for one
+            except (LiftlogError, OSError) as error:  # e.g. while its program is being replaced
                 logger.error("nats-server-not-restarted error=%s", error)  # noqa: TRY400
                 failures += 1
 

@@ -1,7 +1,7 @@
-"""Is it alive, is it ready, and if not, what is missing: in words, and as numbers for probes.
+"""Liveness and readiness of the daemon, with the reasons.
 
-Not ready means that clients should not be sent here. A stream that has failed is no reason for
-that, since the others are served: it is a warning.
+"Not ready" means that clients should not be sent here. A failed stream is only a warning, since the
+other streams are served.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.disk_probe import DiskProbe
 
 STALLED_SECONDS = 10.0
-"""A commit that takes longer counts as a disk that stands still."""
+"""A commit that takes longer means that the disk has stalled."""
 _MAX_NAMED = 20
 _ACK_REFUSED_SECONDS = 300.0
-"""An ack that NATS refused is told so long."""
+"""For so long, an ack that NATS refused is reported."""
 
 
 class Phase(Enum):
-    """Of the daemon's life, in this order."""
+    """The phases of the daemon's life, in order."""
 
     RECOVERING = "recovering"
     SERVING = "serving"
@@ -35,7 +35,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that a daemon needs to be ready."""
+    """One condition of readiness."""
 
     ok: bool
     detail: str
@@ -69,7 +69,7 @@ class Health:
         return self.phase is not Phase.RECOVERING
 
     def liveness(self) -> dict[str, Any]:
-        """That this is answered at all says that the event loop turns."""
+        """That there is an answer at all shows that the event loop runs."""
         return {
             "status": "ok",
             "phase": self.phase.value,
@@ -79,7 +79,7 @@ class Health:
         }
 
     async def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Whether it is ready, and the body of the answer."""
+        """Whether the daemon is ready, and the body of the answer."""
         checks = {
             "recovery": self._recovery(),
             "nats": self._nats(),
@@ -89,9 +89,9 @@ class Health:
         }
         problems = {name: check.detail for name, check in checks.items() if not check.ok}
         if "recovery" in problems:
-            problems.pop("nats", None)  # nobody has tried yet
+            problems.pop("nats", None)  # no attempt was made yet
         if "recovery" in problems or "nats" in problems:
-            problems.pop("streams", None)  # which only follows from it
+            problems.pop("streams", None)  # a consequence of the above
         return not problems, {
             "status": "not ready" if problems else "ok",
             "problems": problems,
@@ -101,9 +101,10 @@ class Health:
 
     def _recovery(self) -> Check:
         count = sum(not name.startswith("_") for name in self._broker.hosts)
+        opened = "1 stream is open" if count == 1 else f"{count} streams are open"
         if self.phase is Phase.RECOVERING:
-            return Check(False, f"recovering, {count} streams are open")
-        return Check(True, f"{count} streams are open")
+            return Check(False, f"recovering, {opened}")
+        return Check(True, opened)
 
     def _nats(self) -> Check:
         if not self._link.connected:
@@ -135,17 +136,17 @@ class Health:
         return Check(True, "not stopping")
 
     def warnings(self) -> dict[str, str]:
-        """What somebody should look at although clients are served."""
+        """Problems that need attention although clients are served."""
         found = {}
         if failed := self._broker.failed_streams():
             found["failed_streams"] = _named(failed)
         if self.is_serving and not self._broker.has_checkpoints:
-            found["checkpoints"] = "consumers cannot store where they are: the log has the cause"
+            found["checkpoints"] = "consumers cannot store checkpoints; the log has the reason"
         found |= self._broker.troubles()
         found |= self._nats_warnings()
         if self._reloads.problems:
             found["reload"] = "; ".join(
-                f"{part} is older than its file: {problem}"
+                f"{part} was not reloaded: {problem}"
                 for part, problem in self._reloads.problems.items()
             )
         if self._reloads.restart_needed:
@@ -169,7 +170,9 @@ class Health:
         if rivals := self._broker.jetstream_rivals():
             found["jetstream"] = f"JetStream acks the same messages as {_named(rivals)}"
         if self._link.is_lame_duck:
-            found["lame_duck"] = "the NATS server is about to stop, and no other was found yet"
+            found["lame_duck"] = (
+                "the NATS server is about to stop, and no other server was found yet"
+            )
         return found
 
 

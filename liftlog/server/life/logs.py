@@ -2,11 +2,11 @@
 
 Code logs events as `logger.info("stream-opened stream=%s offset=%d", name, offset)`: a name, then
 key=value pairs, then perhaps free text. The pairs are taken from the format string and its
-arguments, not from the finished text, so a value may hold blanks, quotes or an equals sign and
-still arrives whole.
+arguments, not from the finished text, so a value may contain blanks, quotes or an equals
+sign and is still logged correctly.
 
-Whatever a value holds stays on one line, passwords in URLs are masked, and an event that repeats
-itself many times is counted instead of printed.
+Every event stays on one line whatever its values contain, passwords in URLs are masked, and an
+event that is repeated many times is counted instead of printed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger("liftlog.server")
 _FIELD = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX])(?:\s+|$)")
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]")
 _USER_INFO = re.compile(r"(?<=://)[^/\s\"']+@")  # up to the last @: a password may hold one
-# Without a scheme before it (`user:password@host:4222`): only what a port follows is taken for one.
+# Without a scheme (`user:password@host:4222`), only text that a port follows is taken for a login.
 _BARE_USER_INFO = re.compile(r"[^\s\"'/]+@(?=(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d)")
 _BARE_VALUE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f]+")
 
@@ -60,7 +60,7 @@ class _Template(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _take_apart(template: str) -> _Template | None:
-    """None when the text is not an event but a sentence with conversions of its own."""
+    """None if the text is not an event but a sentence with conversions of its own."""
     first = _FIELD.search(template)
     if first is None:
         return None if _CONVERSION.search(template) else _Template(template, (), "")
@@ -188,9 +188,9 @@ def _one_line(text: str) -> str:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets the same event through 100 times a minute; the next one after that says how many were
-    left out. Errors with a traceback count as any other. The audit is not counted here: it has
-    bounds of its own, for each principal, lest one of them hide what another does."""
+    """Lets the same event through 100 times a minute; the next one after that minute says how many
+    were suppressed. The audit log is exempt: it has its own limit per principal, so that one of
+    them cannot hide what another does."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -214,8 +214,8 @@ class RepeatFilter(logging.Filter):
 
 
 class LogFile(logging.FileHandler):
-    """A file that is opened again when it was moved away. A new one can be read by its owner and
-    group only: it names subjects, principals and their addresses."""
+    """A log file that can be reopened after rotation. Only owner and group can read it, since it
+    names subjects, principals and their addresses."""
 
     def _open(self) -> TextIOWrapper:
         return cast(
@@ -230,7 +230,7 @@ class LogFile(logging.FileHandler):
         )
 
     def reopen(self) -> None:
-        """Go on in a file of the old name, or in the old file when that cannot be opened."""
+        """Continue in a new file of the same name, or in the old file if that cannot be opened."""
         try:
             stream = self._open()
         except OSError as error:
@@ -245,7 +245,7 @@ class LogFile(logging.FileHandler):
 
 
 def reopen_logs() -> None:
-    """After logs were rotated. Nothing happens while they go to stderr."""
+    """Reopen the log file after rotation. Does nothing while logs go to stderr."""
     for handler in logging.root.handlers:
         if isinstance(handler, LogFile):
             handler.reopen()
@@ -254,7 +254,7 @@ def reopen_logs() -> None:
 def configure_logging(
     level: str, style: str, stream: TextIO | None = None, *, path: Path | None = None
 ) -> None:
-    """Send everything that is logged to the file `path`, or to `stream` (stderr). `style`: auto,
+    """Send all log records to the file `path`, or to `stream` (stderr). `style`: auto,
     pretty or json. Raises ConfigError when the file cannot be opened."""
     stream = sys.stderr if stream is None else stream
     terminal = path is None and stream.isatty()

@@ -1,4 +1,4 @@
-"""What is read again on SIGHUP: validated first, swapped after, the old kept when it is bad."""
+"""Reload on SIGHUP: all files are validated before any takes effect; a bad one is ignored."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Reloads:
     failed: int = 0
     last_succeeded: bool = True
     problems: dict[str, str] = field(default_factory=dict)
-    """By part, what was wrong at the last reload: what holds there is older than the file."""
+    """The error of each part at the last reload; that part still uses its previous content."""
     restart_needed: list[str] = field(default_factory=list)
-    """Settings that were changed since the start and cannot be reloaded."""
+    """Settings that have changed since the start and take effect only after a restart."""
     _parts: list[_Part] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -42,12 +42,11 @@ class Reloads:
         self._parts.append(_Part(name, load, swap))
 
     def request(self) -> None:
-        """Reload soon. Requests while one is under way lead to one more behind it."""
+        """Reload soon. Requests during a reload lead to exactly one more."""
         self._wanted.set()
 
     async def serve_requests(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Until it is cancelled; the callbacks are told when a reload begins, and when it has
-        ended with the daemon still serving."""
+        """Until it is cancelled. `before` and `after` are called around each reload."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -56,8 +55,8 @@ class Reloads:
             after()
 
     async def run(self) -> bool:
-        """Read every part again; whether all of them were good. A bad one keeps what it had, and
-        the others are swapped all the same. Nothing that is served meanwhile waits for this."""
+        """Reload every part; returns whether all were valid. An invalid part keeps its previous
+        content, and the others are swapped. Clients do not wait for a reload."""
         problems: dict[str, str] = {}
         loaded: list[tuple[_Part, Any]] = []
         for part in self._parts:
@@ -69,7 +68,7 @@ class Reloads:
             except Exception as error:  # a supervisor: a reload must not end the daemon
                 problems[part.name] = f"internal error: {error!r}"
                 logger.exception("reload-failed part=%s", part.name)
-        # No await in between: whoever is served next finds all of it swapped.
+        # Without an await in between, the next request sees either none or all of it swapped.
         for part, value in loaded:
             part.swap(value)
         self.problems = problems

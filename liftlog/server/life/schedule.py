@@ -1,4 +1,4 @@
-"""Work that is done again and again, each at its own pace."""
+"""Housekeeping that is repeated, each kind at its own interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("liftlog.server")
 
 
 async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
-    """Retention, rolls, recovery points and the end of old checkpoints, until it is cancelled."""
+    """Retention, rolls, recovery points and expiry of old checkpoints, until it is cancelled."""
     settings, guard = broker.settings, broker.clock_guard
 
     async def retention() -> None:
@@ -37,7 +37,7 @@ async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
 
 
 async def _every(seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` again and again; one failure is logged and does not end the others."""
+    """Repeat `work`. A failure is logged and does not stop the repetition."""
     while True:
         await asyncio.sleep(seconds)
         try:

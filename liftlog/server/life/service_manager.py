@@ -1,7 +1,7 @@
-"""What the daemon tells systemd, or whatever else set NOTIFY_SOCKET: one datagram per change.
+"""Notifies systemd, or another manager that sets NOTIFY_SOCKET: one datagram per change.
 
-The protocol is sd_notify(3) and nothing of it needs a library. Telling is never worth a failure:
-without a socket every call does nothing, and an error is logged once.
+The protocol is that of sd_notify(3). A notification never fails the daemon: without a socket every
+call does nothing, and errors are logged once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger("liftlog.server")
 _MICROSECONDS = 1_000_000
 _PINGS_PER_DEADLINE = 3
 _CLOSING_SECONDS = 20.0
-"""Beside the drain: answers leave, files are closed, a nats-server of our own ends."""
+"""After the drain: send the last answers, close files, stop the embedded nats-server."""
 
 
 class ServiceManager:
@@ -37,7 +37,7 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> ServiceManager:
-        """Takes the variables out, so that no child process speaks in our name."""
+        """Removes the variables, so that no child process can notify in the name of the daemon."""
         address = environ.pop("NOTIFY_SOCKET", None)
         micros, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         watchdog = None
@@ -57,21 +57,20 @@ class ServiceManager:
         self._tell(f"READY=1\nSTATUS={_one_line(text)}")
 
     def reloading(self) -> None:
-        # The time lets `systemctl reload` of Type=notify-reload wait for the READY=1 behind it.
+        # With the time, `systemctl reload` of Type=notify-reload waits for the next READY=1.
         micros = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
 
     def stopping(self, drain_seconds: float) -> None:
-        """`drain_seconds` is what the settings allow: a longer time than that of the unit
-        (TimeoutStopSec) must not end in a kill."""
+        """`drain_seconds` is what the settings allow. It is announced, because systemd would kill
+        the daemon after the unit's TimeoutStopSec."""
         micros = round((drain_seconds + _CLOSING_SECONDS) * _MICROSECONDS)
         status = "committing and acking what has arrived"
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}")
 
     async def keep_watchdog(self) -> None:
-        """Say that the event loop turns, as often as the service manager wants to hear it; until
-        it is cancelled, which is to be the last thing of all: a drain is watched like everything
-        before it. Who asks for no watchdog gets none."""
+        """Report regularly that the event loop runs, until it is cancelled. Cancel it last: the
+        drain is watched too. Returns at once if the manager asked for no watchdog."""
         if self.watchdog_seconds is None:
             return
         while True:

@@ -1,4 +1,4 @@
-"""What the daemon does on which signal; docs/how-to/operate.md has the table."""
+"""What each signal makes the daemon do; docs/how-to/operate.md has the table."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_SHOWN_TASKS = 200
 
 
 class Signals:
-    """Watched from the start of the event loop to its end; a signal that comes before the daemon
-    serves is acted on as soon as it does."""
+    """Handles signals for the whole life of the event loop. A signal that arrives before the
+    daemon serves takes effect as soon as it does."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Signals:
         for number in self._actions:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            # Of a crash, and of a watchdog's ABRT, the stacks are all that is left.
+            # After a crash or a watchdog's SIGABRT the stacks are the only evidence.
             faulthandler.enable(all_threads=True)
-            # Runs inside the signal itself, so it also shows a loop that is stuck; with `chain`
-            # the loop hears of it too, when it can.
+            # Runs inside the signal handler, so it also shows a loop that is stuck; `chain` lets
+            # the loop handle the signal too, if it still can.
             faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
         except (io.UnsupportedOperation, RuntimeError, ValueError) as error:
-            logger.warning("no-stack-dumps error=%s", error)  # stderr is no file
+            logger.warning("no-stack-dumps error=%s", error)  # stderr is not a file
 
     def _on_signal(self, number: signal.Signals) -> None:
         logger.info("signal name=%s", number.name)
@@ -61,7 +61,7 @@ class Signals:
 
     def _interrupt(self) -> None:
         if self._stopping:
-            # Twice Ctrl-C: at once. What was acked is on disk; the next start recovers.
+            # A second Ctrl-C exits at once. Acked messages are on disk; the next start recovers.
             logger.warning("stopping-at-once")
             logging.shutdown()
             os._exit(128 + signal.SIGINT)
@@ -69,7 +69,7 @@ class Signals:
 
 
 def dump_tasks() -> None:
-    """On stderr, where each task of the event loop waits. The threads' stacks came before."""
+    """Print to stderr where each task of the event loop waits, after the stacks of the threads."""
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     lines = [f"Tasks of the event loop: {len(tasks)}"]
     for task in tasks[:_MAX_SHOWN_TASKS]:
@@ -79,7 +79,7 @@ def dump_tasks() -> None:
 
 
 def _awaits(awaited: Any) -> Iterator[str]:
-    """Each call that waits for the next one; a task itself only knows the first of them."""
+    """The chain of calls that wait for each other; a task itself knows only the first."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:

@@ -27,7 +27,7 @@ from liftlog.server.checkpoints.expiry import expire
 from liftlog.server.checkpoints.layout import Stored
 from liftlog.server.checkpoints.opening import is_open_to_nats, open_checkpoints
 from liftlog.server.checkpoints.rebuilding import load_table
-from liftlog.server.checkpoints.service import settle
+from liftlog.server.checkpoints.service import complete
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.streams.broker import Broker
 from liftlog.settings import Settings
@@ -44,7 +44,7 @@ class Opened:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stream = options.pop("stream", "orders")
         self.checkpoints.commit(
-            consumer, stream, offset, lambda error: settle(future, error), **options
+            consumer, stream, offset, lambda error: complete(future, error), **options
         )
         await future
 

@@ -140,4 +140,4 @@ async def test_warnings_do_not_take_it_out_of_service(parts: Parts) -> None:
     assert body["warnings"]["failed_streams"].endswith("and 10 more")
     assert "cannot store" in body["warnings"]["checkpoints"]
     assert body["warnings"]["lost_records"] == parts.troubles["lost_records"]
-    assert body["warnings"]["reload"] == "acl is older than its file: line 3"
+    assert body["warnings"]["reload"] == "acl was not reloaded: line 3"
