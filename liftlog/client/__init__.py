@@ -10,18 +10,18 @@ Importing this package loads no server dependency. Both clients are thin shells 
 
 from __future__ import annotations
 
-from liftlog.client.asynchronous import Client, connect
+from liftlog.client.aio.client import Client, connect
+from liftlog.client.aio.consumer import Consumer
 from liftlog.client.batch_reader import BatchReader, SyncBatchReader
 from liftlog.client.batches import FetchAnswer
-from liftlog.client.consumer import Consumer
+from liftlog.client.blocking.client import SyncClient, connect_sync
+from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.positions import Start, Until
 from liftlog.client.read_ahead import OnCorrupt
 from liftlog.client.read_options import ReadOptions
 from liftlog.client.record_reader import RecordReader, SyncRecordReader
 from liftlog.client.resets import OnReset, Reset
 from liftlog.client.selecting import Column, Filter
-from liftlog.client.sync_consumer import SyncConsumer
-from liftlog.client.synchronous import SyncClient, connect_sync
 from liftlog.protocol.administration import StreamExtent, StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal

@@ -7,11 +7,11 @@ import time
 from functools import partial
 from typing import Self
 
-from liftlog.client.link import wake
+from liftlog.client.aio.link import wake
+from liftlog.client.aio.session import Session
+from liftlog.client.blocking.session import SyncSession
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.reconnecting import ReadPatience
-from liftlog.client.session import Session
-from liftlog.client.sync_session import SyncSession
 from liftlog.records.decode import RecordBatch
 
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path
 
-from liftlog.client.address import Address
 from liftlog.client.companions import nkeys
+from liftlog.client.target import Address
 from liftlog.errors import InvalidArgument, MissingDependency
 from liftlog.protocol.proofs import Credentials, Signer
 

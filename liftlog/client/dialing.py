@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from typing import Any, Protocol
 
-from liftlog.client.address import Address, tune
 from liftlog.client.requests import unreachable
+from liftlog.client.target import Address, tune
 from liftlog.errors import ConnectionLost, InvalidArgument
 from liftlog.tls.contexts import ClientTls, client_context, problem
 from liftlog.tls.session import TlsSession

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import liftlog
-from liftlog.client.address import Address
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.positions import Start, start_fields
 from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
+from liftlog.client.target import Address
 from liftlog.errors import ConnectionLost, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import CreateStream, Fetch, FetchHeader, Message

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from acl import subjects as patterns
-from liftlog.client.address import DEFAULT_ADDRESS, Address
+from liftlog.client.target import DEFAULT_ADDRESS, Address
 from liftlog.errors import InvalidArgument
 from liftlog.names import check_stream_name
 from liftlog.spark.columns import parse_columns

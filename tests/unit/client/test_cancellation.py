@@ -152,7 +152,7 @@ async def test_over_tls_a_cancelled_wait_leaves_nothing_unread(
     broker: LogBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was decrypted already makes no socket readable: nobody would be called for it."""
-    monkeypatch.setattr("liftlog.client.link.RECEIVE_BYTES", 1000)
+    monkeypatch.setattr("liftlog.client.aio.link.RECEIVE_BYTES", 1000)
     stream = broker.add("small", subject="small")
     for i in range(8):
         stream.append([bytes([i]) * 1500])

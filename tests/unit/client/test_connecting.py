@@ -12,7 +12,7 @@ from support.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
 from liftlog.client import connect, connect_sync, dialing
-from liftlog.client.address import Address
+from liftlog.client.target import Address
 from liftlog.protocol.frames import encode_frame
 
 Opener = Callable[..., Awaitable[Any]]

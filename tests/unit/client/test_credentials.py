@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from liftlog.client.address import Address
 from liftlog.client.credentials import credentials_of
+from liftlog.client.target import Address
 
 SECRET = "billing.a-secret-that-is-long-enough"
 

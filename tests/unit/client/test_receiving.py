@@ -10,7 +10,7 @@ from support.cutting_proxy import cutting_proxy
 from support.pull_broker import LogBroker, pull_server
 
 from liftlog.client import connect, link
-from liftlog.client.link import Link
+from liftlog.client.aio.link import Link
 
 PIECE_BYTES = 4 * 1024
 

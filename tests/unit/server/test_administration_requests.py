@@ -14,7 +14,7 @@ from support.pull_broker import pull_server
 from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.client import StreamUpdate, connect, connect_sync
-from liftlog.client.administration import AsyncAdministration, SyncAdministration
+from liftlog.client.aio.calls import AsyncAdministration, SyncAdministration
 from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, OffsetOutOfRange
 from liftlog.protocol import administration as messages
 from liftlog.protocol.checkpoints import ListCheckpoints

@@ -14,7 +14,7 @@ from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch
 
 if TYPE_CHECKING:
-    from liftlog.client.asynchronous import Client
+    from liftlog.client.aio.client import Client
 
 
 class Consumer(ConsumerState):

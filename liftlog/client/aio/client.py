@@ -7,12 +7,12 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from liftlog.client.address import DEFAULT_ADDRESS, Address
-from liftlog.client.administration import AsyncAdministration
+from liftlog.client.aio.calls import AsyncAdministration
+from liftlog.client.aio.consumer import Consumer
+from liftlog.client.aio.session import Session, Target
 from liftlog.client.batch_reader import BatchReader
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.checkpoints import AsyncCheckpoints
-from liftlog.client.consumer import Consumer
 from liftlog.client.consuming import ConsumerSettings
 from liftlog.client.credentials import NkeyFile, credentials_of
 from liftlog.client.dialing import context_for
@@ -33,7 +33,7 @@ from liftlog.client.requests import (
     result_of,
 )
 from liftlog.client.selecting import Column, Filter
-from liftlog.client.session import Session, Target
+from liftlog.client.target import DEFAULT_ADDRESS, Address
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import (
     CompactStream,

@@ -7,10 +7,9 @@ import logging
 import ssl
 from dataclasses import dataclass
 
-from liftlog.client.address import Address
+from liftlog.client.aio.link import Link
 from liftlog.client.buffers import BufferPool
 from liftlog.client.dialing import dial
-from liftlog.client.link import Link
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.reconnecting import (
     Backoff,
@@ -23,6 +22,7 @@ from liftlog.client.reconnecting import (
     undecided,
 )
 from liftlog.client.requests import never_greeted, unreachable
+from liftlog.client.target import Address
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message

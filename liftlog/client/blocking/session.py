@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from liftlog.client.aio.session import Target
+from liftlog.client.blocking.link import SyncLink
 from liftlog.client.buffers import BufferPool
 from liftlog.client.dialing import dial_sync
 from liftlog.client.read_ahead import ReadAhead
@@ -19,8 +21,6 @@ from liftlog.client.reconnecting import (
     undecided,
 )
 from liftlog.client.requests import never_greeted, unreachable
-from liftlog.client.session import Target
-from liftlog.client.sync_link import SyncLink
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message

@@ -13,7 +13,7 @@ from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch
 
 if TYPE_CHECKING:
-    from liftlog.client.synchronous import SyncClient
+    from liftlog.client.blocking.client import SyncClient
 
 
 class SyncConsumer(ConsumerState):

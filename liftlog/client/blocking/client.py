@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from liftlog.client.address import DEFAULT_ADDRESS, Address
-from liftlog.client.administration import SyncAdministration
+from liftlog.client.aio.calls import SyncAdministration
+from liftlog.client.aio.session import Target
 from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.batches import FetchAnswer
+from liftlog.client.blocking.consumer import SyncConsumer
+from liftlog.client.blocking.session import SyncSession
 from liftlog.client.checkpoints import SyncCheckpoints
 from liftlog.client.consuming import ConsumerSettings
 from liftlog.client.credentials import NkeyFile, credentials_of
@@ -32,9 +34,7 @@ from liftlog.client.requests import (
     result_of,
 )
 from liftlog.client.selecting import Column, Filter
-from liftlog.client.session import Target
-from liftlog.client.sync_consumer import SyncConsumer
-from liftlog.client.sync_session import SyncSession
+from liftlog.client.target import DEFAULT_ADDRESS, Address
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import (
     CompactStream,
