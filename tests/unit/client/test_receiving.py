@@ -9,7 +9,8 @@ import pytest
 from support.cutting_proxy import cutting_proxy
 from support.pull_broker import LogBroker, pull_server
 
-from liftlog.client import connect, link
+from liftlog.client import connect
+from liftlog.client.aio import link
 from liftlog.client.aio.link import Link
 
 PIECE_BYTES = 4 * 1024

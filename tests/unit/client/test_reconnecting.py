@@ -16,7 +16,8 @@ from support.pull_broker import LogBroker, pull_server
 from acl.policy import Policy
 from acl.tokens import hash_token, new_secret
 from liftlog import errors
-from liftlog.client import connect, connect_sync, link, reconnecting
+from liftlog.client import connect, connect_sync, reconnecting
+from liftlog.client.aio import link
 from liftlog.client.reconnecting import Backoff
 
 Connect = Callable[..., Any]
