@@ -1,4 +1,5 @@
-"""Which segments go and which records stay: decisions only, applied by the log.
+"""Retention and key compaction: which segments are deleted and which records stay. Decisions only;
+the log applies them.
 
     retention  limits by age, size and number of messages
     planning   when a stream is compacted by key, and which segments take part
@@ -18,6 +19,7 @@ from .planning import (
     CompactionBacklog,
     CompactionPlan,
     CompactionPolicy,
+    StoppedBy,
     plan_compaction,
 )
 from .retention import RetentionDecision, RetentionPolicy, SegmentView, decide
@@ -33,6 +35,7 @@ __all__ = [
     "RetentionDecision",
     "RetentionPolicy",
     "SegmentView",
+    "StoppedBy",
     "decide",
     "plan_compaction",
 ]

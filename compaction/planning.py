@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
@@ -75,7 +75,7 @@ class CompactionPolicy:
         return -(-(now_ns + self.tombstone_retention_ns) // step) * step
 
 
-class StoppedBy(Enum):
+class StoppedBy(StrEnum):
     """Why a segment, and all after it, cannot be compacted yet."""
 
     BOUND = "it is active, or reaches past the bound"

@@ -172,10 +172,10 @@ def plan(
     )
     if planned is None:
         return None
-    job = CompactJob.from_plan(
-        planned,
+    job = CompactJob(
         str(DIRECTORY),
-        [segment.entry() for segment in log.segments],
+        planned,
+        tuple(segment.entry() for segment in log.segments[: planned.sources]),
         log_start_offset=log.log_start_offset,
         memory_bytes=memory,
         compression=compression,

@@ -90,16 +90,17 @@ class _Pass:
         written: list[str],
     ) -> None:
         self._job = job
+        self._plan = job.plan
         self._fs = fs
         self._directory = Path(job.directory)
         self._throttle = throttle
         self._progress = _Meter(job, progress)
         self._written = written
         # At most a quarter of the memory for a bit per offset; what lies behind is looked up.
-        reach = job.dirty_from + 8 * (job.memory_bytes // 4)
-        self._superseded = OffsetMarks(job.dirty_from, min(job.dirty_end, reach))
+        reach = job.plan.dirty_from + 8 * (job.memory_bytes // 4)
+        self._superseded = OffsetMarks(job.plan.dirty_from, min(job.plan.dirty_end, reach))
         self._map = KeyMap(max(job.memory_bytes - self._superseded.memory_used_bytes, 1))
-        self._mapped_end = job.dirty_from
+        self._mapped_end = job.plan.dirty_from
         self._swaps: list[Swap] = []
         self._horizons: dict[str, int | None] = {}
         self._removed_below = 0
@@ -118,7 +119,7 @@ class _Pass:
             horizons=self._horizons,
             cleaned_below=self._mapped_end,
             tombstones_removed_below=self._removed_below,
-            complete=self._mapped_end == self._job.dirty_end,
+            complete=self._mapped_end == self._plan.dirty_end,
             records_in=self._records_in,
             records_out=self._records_out,
             bytes_in=self._bytes_in,
@@ -137,7 +138,7 @@ class _Pass:
             with blaming(source):
                 if not self._map_source(source):
                     return
-        self._mapped_end = self._job.dirty_end
+        self._mapped_end = self._plan.dirty_end
 
     def _map_source(self, source: SegmentEntry) -> bool:
         """False when memory is used up; `_mapped_end` then says where."""
@@ -148,7 +149,9 @@ class _Pass:
             if not keyed:
                 continue
             keys, offsets = key_column(keyed), offset_column(keyed)
-            first, end = np.searchsorted(offsets, (job.dirty_from, job.dirty_end)).tolist()
+            first, end = np.searchsorted(
+                offsets, (job.plan.dirty_from, job.plan.dirty_end)
+            ).tolist()
             taken = self._map.add(keys.rows(first, end), offsets[first:end], self._superseded.mark)
             if taken < end - first:
                 self._mapped_end = int(offsets[first + taken])
@@ -223,7 +226,7 @@ class _Pass:
 
     def _judge(self, chunks: list[Chunk], number: int, tally: _Tally) -> list[Flags | None]:
         """Which records of each chunk stay; None: all, for they have no keys."""
-        source, drop = self._job.sources[number], self._job.drop_tombstones[number]
+        source, drop = self._job.sources[number], self._plan.drop_tombstones[number]
         tally.records += sum([chunk.record_count for chunk in chunks])
         keeps: list[Flags | None] = [None] * len(chunks)
         keyed = {i: found for i, one in enumerate(chunks) if (found := one.keyed()) is not None}
@@ -237,8 +240,8 @@ class _Pass:
         if deletes.any():
             if (deletes & keep).any():
                 own = source.delete_horizon_ns
-                is_dirty = source.next_offset > self._job.dirty_from
-                tally.keeps_tombstones(self._job.horizon_ns if is_dirty or own is None else own)
+                is_dirty = source.next_offset > self._plan.dirty_from
+                tally.keeps_tombstones(self._plan.horizon_ns if is_dirty or own is None else own)
             over = deletes & ~keep & (offsets >= newest)
             if over.any():
                 tally.removed_below = int(offsets[over][-1]) + 1
@@ -254,7 +257,7 @@ class _Pass:
         Of a record that was mapped it is known from then whether a newer one came, which saves
         looking up its key again; any newer offset stands for that one.
         """
-        if int(offsets[-1]) < self._job.dirty_from:
+        if int(offsets[-1]) < self._plan.dirty_from:
             return self._map.newest(keys)
         marks = self._superseded
         first, mapped, marked = np.searchsorted(
@@ -291,7 +294,7 @@ class _Meter:
         self._report = progress
         self._done = 0
         self._total = sum(source.size_bytes for source in dirty_sources(job)) + sum(
-            source.size_bytes for first, end in job.groups for source in job.sources[first:end]
+            source.size_bytes for first, end in job.plan.groups for source in job.sources[first:end]
         )
 
     def advance(self, phase: str, window: list[RecordBatch]) -> None:
@@ -302,7 +305,7 @@ class _Meter:
 def _without_gaps(job: CompactJob) -> Iterator[range]:
     """The groups, cut where offsets are missing between two sources: they were lost, and a new
     segment over them would look as if they had been compacted away."""
-    for first, end in job.groups:
+    for first, end in job.plan.groups:
         start = first
         for i in range(first + 1, end):
             if job.sources[i - 1].next_offset != job.sources[i].base_offset:
@@ -315,9 +318,9 @@ def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
     """The sources that hold some of the dirty part, oldest first."""
     return [
         source
-        for first, end in job.groups
+        for first, end in job.plan.groups
         for source in job.sources[first:end]
-        if source.next_offset > job.dirty_from and source.base_offset < job.dirty_end
+        if source.next_offset > job.plan.dirty_from and source.base_offset < job.plan.dirty_end
     ]
 
 

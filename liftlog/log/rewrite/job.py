@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from compaction import CompactionPlan
+from compaction import CompactionBacklog, CompactionPlan, StoppedBy
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 
 TARGET_BATCH_BYTES = 64 * 1024
@@ -44,53 +44,21 @@ Throttle = Callable[[int], None]
 class CompactJob:
     """Keep the newest record of each key, in one stream.
 
-    `sources` are consecutive sealed segments, oldest first, beginning with the oldest that the
-    manifest lists. The fields from `groups` to `horizon_ns` are those of a
-    `compaction.CompactionPlan`, whose docstring explains them.
+    `plan` is what `compaction.plan_compaction` decided; `sources` are the segments that take part:
+    consecutive and sealed, oldest first, beginning with the oldest that the manifest lists.
     """
 
     directory: str
+    plan: CompactionPlan
     sources: tuple[SegmentEntry, ...]
-    groups: tuple[tuple[int, int], ...]
-    dirty_from: int
-    dirty_end: int
-    drop_tombstones: tuple[bool, ...]
-    horizon_ns: int
     log_start_offset: int
     memory_bytes: int
     compression: str = "none"
     epochs: Epochs = ()
 
     def __post_init__(self) -> None:
-        if len(self.drop_tombstones) != len(self.sources):
-            raise ValueError("drop_tombstones needs one entry for each source")
-
-    @classmethod
-    def from_plan(
-        cls,
-        plan: CompactionPlan,
-        directory: str,
-        segments: Sequence[SegmentEntry],
-        *,
-        log_start_offset: int,
-        memory_bytes: int,
-        compression: str = "none",
-        epochs: Epochs = (),
-    ) -> CompactJob:
-        """`segments` are those that were planned for, in the same order."""
-        return cls(
-            directory=directory,
-            sources=tuple(segments[: plan.sources]),
-            groups=plan.groups,
-            dirty_from=plan.dirty_from,
-            dirty_end=plan.dirty_end,
-            drop_tombstones=plan.drop_tombstones,
-            horizon_ns=plan.horizon_ns,
-            log_start_offset=log_start_offset,
-            memory_bytes=memory_bytes,
-            compression=compression,
-            epochs=epochs,
-        )
+        if len(self.sources) != self.plan.sources:
+            raise ValueError("sources needs one entry for each source of the plan")
 
     @property
     def generation(self) -> int:
@@ -105,9 +73,8 @@ class CompactJob:
         return cls(
             **content
             | {
+                "plan": _plan(content["plan"]),
                 "sources": _values(SegmentEntry, content["sources"]),
-                "groups": tuple((first, end) for first, end in content["groups"]),
-                "drop_tombstones": tuple(content["drop_tombstones"]),
                 "epochs": _epochs(content),
             }
         )
@@ -267,6 +234,7 @@ def no_throttle(size_bytes: int) -> None:
 
 
 def _to_dict(job: object) -> dict[str, Any]:
+    """As `dataclasses.asdict`, which takes five times as long: the event loop waits for it."""
     names = getattr(job, "__dataclass_fields__", ())
     return {name: _plain(getattr(job, name)) for name in names}
 
@@ -279,6 +247,20 @@ def _plain(value: Any) -> Any:
 
 def _values(kind: type[_T], items: list[dict[str, Any]]) -> tuple[_T, ...]:
     return tuple(kind(**item) for item in items)
+
+
+def _plan(content: dict[str, Any]) -> CompactionPlan:
+    backlog = content["backlog"]
+    stopped_by = None if backlog["stopped_by"] is None else StoppedBy(backlog["stopped_by"])
+    return CompactionPlan(
+        **content
+        | {
+            "groups": tuple((first, end) for first, end in content["groups"]),
+            "drop_tombstones": tuple(content["drop_tombstones"]),
+            "backlog": CompactionBacklog(**backlog | {"stopped_by": stopped_by}),
+            "reasons": tuple(content["reasons"]),
+        }
+    )
 
 
 def _epochs(content: dict[str, Any]) -> Epochs:

@@ -1,4 +1,5 @@
-"""One compaction pass over one stream: from its settings and segments to a job for the worker."""
+"""When a stream is compacted, and why it is not: its settings, leases and segments are handed to the
+rules in `compaction.planning`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from compaction.planning import (
 )
 from liftlog.errors import CorruptBatch, StorageError, UnsupportedFormat
 from liftlog.log import Log
-from liftlog.log.rewrite import CompactJob
 from liftlog.log.segment import Segment
 from liftlog.records import HEADER_SIZE, parse_header
 from liftlog.server.commits.configs import window_ns
@@ -144,23 +144,3 @@ def _damaged(log: Log) -> frozenset[int]:
     if not names:
         return frozenset()
     return frozenset(s.base_offset for s in log.segments if s.path.name in names)
-
-
-def make_job(
-    log: Log,
-    segments: Sequence[Segment],
-    plan: CompactionPlan,
-    *,
-    memory_bytes: int,
-    compression: str = "none",
-) -> CompactJob:
-    """`segments` are those that were planned for."""
-    return CompactJob.from_plan(
-        plan,
-        str(log.directory),
-        [segment.entry() for segment in segments[: plan.sources]],
-        log_start_offset=log.log_start_offset,
-        memory_bytes=memory_bytes,
-        compression=compression,
-        epochs=log.epochs,
-    )

@@ -27,7 +27,7 @@ from liftlog.log.rewrite import (
 )
 from liftlog.log.segment import Segment
 from liftlog.server.cleaning import worker as kinds
-from liftlog.server.cleaning.compaction import compaction_of, make_job
+from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.scrubbing import job_for
 from liftlog.server.cleaning.state import StreamCleaning
@@ -81,19 +81,21 @@ class JobRunner:
         """One pass; whether it did all that was planned for `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
         lineage = log.lineage
-        job = make_job(
-            log,
-            segments,
+        job = CompactJob(
+            str(log.directory),
             plan,
+            tuple(segment.entry() for segment in segments[: plan.sources]),
+            log_start_offset=log.log_start_offset,
             memory_bytes=self._settings.memory_bytes,
             compression=host.settings.compression,
+            epochs=log.epochs,
         )
         logger.info(
             "compaction-started stream=%s segments=%d dirty_from=%d dirty_end=%d reasons=%s",
             host.name,
-            len(job.sources),
-            job.dirty_from,
-            job.dirty_end,
+            plan.sources,
+            plan.dirty_from,
+            plan.dirty_end,
             "; ".join(plan.reasons),
         )
         compaction = compaction_of(host.settings)

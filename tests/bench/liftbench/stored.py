@@ -125,11 +125,10 @@ def compact_all(spec: dict[str, Any]) -> dict[str, Any]:
         on_demand=True,
     )
     assert plan is not None
-    entries = [segment.entry() for segment in log.segments]
-    job = CompactJob.from_plan(
-        plan,
+    job = CompactJob(
         str(log.directory),
-        entries,
+        plan,
+        tuple(segment.entry() for segment in log.segments[: plan.sources]),
         log_start_offset=log.log_start_offset,
         memory_bytes=spec["memory_bytes"],
     )

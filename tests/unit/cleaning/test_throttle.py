@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from liftlog.server.cleaning.throttle import FreeRoom, RateLimit
+from liftlog.server.cleaning.worker import FreeRoom, RateLimit
 
 
 class Time:

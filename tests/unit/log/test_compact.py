@@ -164,7 +164,7 @@ def test_everything_compacted_away_leaves_an_empty_batch() -> None:
     rows = add_segments(log, [key_rows(10)], [key_rows(10)])
     job = plan(log, max_bytes=500)
     assert job is not None
-    assert job.groups == ((0, 1), (1, 2))
+    assert job.plan.groups == ((0, 1), (1, 2))
     apply_compaction(log, compact(job, fs))
     first = log.segments[0]
     assert (first.record_count, first.size_bytes, first.max_timestamp_ns) == (0, 88, 0)

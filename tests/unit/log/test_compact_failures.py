@@ -102,7 +102,7 @@ def test_a_failing_operation_ends_the_job_and_leaves_nothing(operation: str) -> 
     rows = add_segments(log, [key_rows(30)], [key_rows(30)])
     job = plan(log, max_bytes=1000)
     assert job is not None
-    assert len(job.groups) == 2
+    assert len(job.plan.groups) == 2
     listing = segment_files(fs)
     failed = 0
     for nth in range(1, 100):
