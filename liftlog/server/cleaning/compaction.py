@@ -1,5 +1,5 @@
-"""When a stream is compacted, and why it is not: its settings, leases and segments are handed to the
-rules in `compaction.planning`."""
+"""When a stream is compacted, and why it is not: its settings, leases and segments are handed to
+the rules in `compaction.planning`."""
 
 from __future__ import annotations
 
