@@ -1,13 +1,13 @@
-"""The columns that a job sees, in Arrow's terms and in the option's."""
+"""The columns of a read: their Arrow types, and the option that chooses them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from liftlog.errors import InvalidArgument
-from liftlog.spark.suggestions import did_you_mean
 
 OFFSET, TIMESTAMP, SUBJECT, STREAM = "offset", "timestamp", "subject", "stream"
 KEY, HEADERS, VALUE = "key", "headers", "value"
@@ -29,7 +29,7 @@ TYPES: Mapping[str, pa.DataType] = {
 }
 
 NULLABLE = frozenset((KEY, VALUE))
-"""Spark looks at every value of these for null, twice a row, and at none of the others."""
+"""For these, Spark checks every value for null, twice per row; for the others it does not."""
 
 DEFAULT = (OFFSET, TIMESTAMP, SUBJECT, KEY, VALUE)
 DEFAULT_WITH_HEADERS = (OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE)
@@ -55,3 +55,10 @@ def parse_columns(text: str | None, *, include_headers: bool) -> tuple[str, ...]
     if include_headers and HEADERS not in names:
         names += (HEADERS,)
     return names
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'subject'?`, or an empty string if no known name is similar."""
+    by_folded = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.6)
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""

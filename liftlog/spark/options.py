@@ -17,8 +17,7 @@ from acl import subjects as patterns
 from liftlog.client.target import DEFAULT_ADDRESS, Address
 from liftlog.errors import InvalidArgument
 from liftlog.names import check_stream_name
-from liftlog.spark.columns import parse_columns
-from liftlog.spark.suggestions import did_you_mean
+from liftlog.spark.columns import did_you_mean, parse_columns
 
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime
 """An offset, an end of the stream, or the first record stamped at or after a time."""

@@ -25,9 +25,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from liftlog.errors import Diverged, LiftlogError, StaleIncarnation
+from liftlog.spark.batch_reader import RangePartition, read_partition
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import EARLIEST, ReadOptions
-from liftlog.spark.partitions import RangePartition, read_partition
 from liftlog.spark.planning import limit_bytes, split, step_of
 from liftlog.spark.scan import first_offset, open_transport
 from liftlog.spark.transport import StreamState, Transport

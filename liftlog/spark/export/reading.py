@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from liftlog.spark.columns import KEY, OFFSET, schema_of
-from liftlog.spark.export.inputs import read_rows
+from liftlog.spark.export.files import read_rows
 from liftlog.spark.export.manifests import ManifestTable
 from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.snapshot import Snapshot

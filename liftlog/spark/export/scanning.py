@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from liftlog.spark.columns import KEY, schema_of
+from liftlog.spark.export.files import PartWriter, split_by_key
 from liftlog.spark.export.opening import open_store
-from liftlog.spark.export.parquet import PartWriter, split_by_key
 from liftlog.spark.export.snapshot import Lost, Mode
 from liftlog.spark.export.staging import STAGED, StagedWriter
 from liftlog.spark.export.store import join

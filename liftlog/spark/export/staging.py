@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from liftlog.spark.columns import KEY
 from liftlog.spark.export.buckets import Bucket, numbers_of
-from liftlog.spark.export.inputs import check_rows, opened_whole
-from liftlog.spark.export.row_file import RowFile
+from liftlog.spark.export.files import RowFile, check_rows, opened_whole
 from liftlog.spark.export.store import Store, join
 
 STAGED = "staged"

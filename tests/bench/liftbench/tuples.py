@@ -13,9 +13,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from liftlog.records.decode import RecordBatch
+from liftlog.spark.batch_reader import RangePartition
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions, parse_options
-from liftlog.spark.partitions import RangePartition
 from liftlog.spark.scan import open_transport, plan
 from liftlog.spark.source import spark_schema
 

@@ -25,7 +25,7 @@ from liftlog.spark.export.buckets import (
     buckets_for,
     numbers_of,
 )
-from liftlog.spark.export.inputs import read_rows
+from liftlog.spark.export.files import read_rows
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
 from liftlog.spark.export.scanning import ScanTask, ScanWork
 from liftlog.spark.export.snapshot import DataFile, file_name, parse_file_name

@@ -1,0 +1,211 @@
+"""The files of an export, written and read by tasks on any host.
+
+A file is begun with its first row and durable before it is named. A reader asks for a file by name
+and size: if a directory is not shared by all hosts, that is an error and never a smaller table.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from liftlog.errors import StorageError
+from liftlog.spark.columns import OFFSET, SUBJECT
+from liftlog.spark.export.buckets import ALL_KEYS, Bucket
+from liftlog.spark.export.snapshot import DataFile, Kind, file_name
+from liftlog.spark.export.store import Store, join
+
+_ROW_GROUP_BYTES = 32 * 1024 * 1024
+_ROW_GROUP_ROWS = 1024 * 1024
+_READ_ROWS = 64 * 1024
+_READ_BYTES = 32 * 1024 * 1024
+
+
+class RowFile(ABC):
+    """One file, used in `with`. Rows are collected in memory until they make a portion.
+
+    A subclass knows the format. A file that an exception leaves incomplete is never named, and is
+    removed with its run.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        schema: pa.Schema,
+        *,
+        portion_bytes: int,
+        portion_rows: int | None = None,
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._schema = schema
+        self._portion_bytes = portion_bytes
+        self._portion_rows = portion_rows
+        self._stack = ExitStack()
+        self._writer: Any = None
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = self._held_rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
+        self._held_rows += batch.num_rows
+        if self._held_bytes >= self._portion_bytes or (
+            self._portion_rows is not None and self._held_rows >= self._portion_rows
+        ):
+            self._flush()
+
+    @abstractmethod
+    def _begin(self, file: BinaryIO) -> Any:
+        """The writer of the format; it has a method `close`."""
+
+    @abstractmethod
+    def _write(self, writer: Any, portion: pa.Table) -> None: ...
+
+    def _finish(self) -> int | None:
+        """The size of the file, durable on return; None without rows, when there is no file."""
+        self._flush()
+        if self._writer is None:
+            return None
+        self._writer.close()
+        self._stack.close()
+        size = self._store.size(self._path)
+        assert size is not None
+        return size
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        if self._writer is None:
+            self._writer = self._begin(self._stack.enter_context(self._store.writing(self._path)))
+        self._write(self._writer, self._portion())
+
+    def _portion(self) -> pa.Table:
+        """The collected rows, handed over so that only the caller keeps them in memory."""
+        held, self._held = self._held, []
+        self._held_bytes = self._held_rows = 0
+        return pa.Table.from_batches(held, self._schema)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._held = []
+        self._stack.__exit__(kind, error, trace)
+
+
+class PartWriter(RowFile):
+    """One Parquet file of the table. `finish` describes it."""
+
+    def __init__(
+        self,
+        store: Store,
+        directory: str,
+        kind: Kind,
+        schema: pa.Schema,
+        bucket: Bucket = ALL_KEYS,
+    ) -> None:
+        # Another attempt of the same task may be writing too.
+        path = join(directory, file_name(kind, bucket, uuid.uuid4().hex))
+        super().__init__(
+            store, path, schema, portion_bytes=_ROW_GROUP_BYTES, portion_rows=_ROW_GROUP_ROWS
+        )
+        self._kind = kind
+        self._bucket = bucket
+        self._rows = 0
+        self._min_offset: int | None = None
+        self._max_offset = 0
+
+    def finish(self) -> tuple[DataFile, ...]:
+        """The file, durable on return; empty without rows."""
+        size = self._finish()
+        if size is None:
+            return ()
+        assert self._min_offset is not None
+        bounds = self._min_offset, self._max_offset
+        return (DataFile(self._path, self._kind, self._rows, size, *bounds, self._bucket),)
+
+    def _begin(self, file: BinaryIO) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            file,
+            self._schema,
+            compression="zstd",
+            use_dictionary=[SUBJECT] if SUBJECT in self._schema.names else False,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+
+    def _write(self, writer: Any, portion: pa.Table) -> None:
+        writer.write_table(portion, row_group_size=_ROW_GROUP_ROWS)
+        bounds = pc.min_max(portion.column(OFFSET)).as_py()
+        self._rows += portion.num_rows
+        self._max_offset = max(self._max_offset, bounds["max"])
+        if self._min_offset is None or bounds["min"] < self._min_offset:
+            self._min_offset = bounds["min"]
+
+
+def split_by_key(batch: pa.RecordBatch, key: pa.Array) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The rows with a key, and those without."""
+    if not key.null_count:
+        return batch, batch.slice(0, 0)
+    has_key = pc.is_valid(key)
+    return batch.filter(has_key), batch.filter(pc.invert(has_key))
+
+
+@contextmanager
+def opened_whole(store: Store, path: str, size_bytes: int) -> Iterator[Any]:
+    """Open a file for reading. Raises StorageError, also for content that is not valid."""
+    found = store.size(path)
+    if found != size_bytes:
+        what = "is not there" if found is None else f"has {found} of {size_bytes} bytes"
+        raise StorageError(
+            f"{join(store.uri, path)} {what} on the host of a task",
+            hint="--to has to be a directory that all hosts share",
+        )
+    with store.opened(path) as file:
+        try:
+            yield file
+        except pa.ArrowException as error:
+            raise StorageError(f"reading {join(store.uri, path)}: {error}") from error
+
+
+def check_rows(path: str, found: int, wanted: int) -> None:
+    """Raises StorageError."""
+    if found != wanted:
+        raise StorageError(f"{path} contains {found} rows instead of {wanted}")
+
+
+def read_rows(store: Store, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a Parquet file, always in the same order. Raises StorageError.
+
+    Another tool may have written it, with row groups of any size and with compatible types.
+    """
+    with opened_whole(store, file.path, file.size_bytes) as opened:
+        parquet = pq.ParquetFile(opened, page_checksum_verification=True)
+        described = parquet.metadata
+        if file.kind != "records":
+            check_rows(file.path, described.num_rows, file.rows)
+        groups = [described.row_group(number) for number in range(described.num_row_groups)]
+        size_bytes = sum(group.total_byte_size for group in groups)
+        most = max(_READ_BYTES * described.num_rows // max(size_bytes, 1), 1)
+        for batch in parquet.iter_batches(
+            min(most, _READ_ROWS), columns=schema.names, use_threads=False
+        ):
+            found = batch.select(schema.names)
+            yield found if found.schema.equals(schema) else found.cast(schema)
