@@ -17,7 +17,7 @@ from support.values import binary
 
 from liftlog.errors import StorageError
 from liftlog.spark.columns import schema_of
-from liftlog.spark.export import inputs, parquet, staging
+from liftlog.spark.export import files, staging
 from liftlog.spark.export.buckets import (
     ALL_KEYS,
     MOST_BUCKETS,
@@ -114,8 +114,8 @@ def test_runs_with_any_number_of_buckets(tmp_path_factory: Any, runs: Any, porti
     start = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "_PORTION_BYTES", portion)
-        patch.setattr(parquet, "_ROW_GROUP_BYTES", portion)
-        patch.setattr(inputs, "_MOST_BYTES", portion)
+        patch.setattr(files, "_ROW_GROUP_BYTES", portion)
+        patch.setattr(files, "_READ_BYTES", portion)
         for sent, bucket_bytes, removed in runs:
             start += int((len(model) - start) * removed)
             ranges = []
@@ -194,7 +194,7 @@ def test_a_file_of_another_tool(lake: Lake) -> None:
 
 
 def test_rows_are_read_in_portions(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_MOST_BYTES", 4000)
+    monkeypatch.setattr(files, "_READ_BYTES", 4000)
     monkeypatch.setattr(staging, "_PORTION_BYTES", 4000)
     rows = [(n, b"k%d" % n, b"v" * 400) for n in range(100)]
     lake.store.make_directory("s")
