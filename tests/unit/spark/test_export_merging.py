@@ -222,7 +222,7 @@ def test_a_file_with_other_rows_than_told(lake: Lake) -> None:
     lake.run([some(10)])
     (file,) = lake.files
     lake.files = [DataFile(file.path, "keyed", 11, file.size_bytes, 0, 9)]
-    with pytest.raises(StorageError, match="holds 10 rows where there should be 11"):
+    with pytest.raises(StorageError, match="contains 10 rows instead of 11"):
         lake.run([[(10, b"x", b"1")]])
 
 
