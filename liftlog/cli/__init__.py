@@ -19,7 +19,8 @@ pub                 publish. pub_messages: what; pub_run, publisher: how; acks: 
                     standard_input: lines from there
 info, top, health   the daemon as it is
 doctor/             what of this machine would keep it from its work
-offline/            `log`: the files of a log, read and mended without a daemon
+log_files           `log verify` and `dump`; log_repair: `repair` and `reindex`. What they do is in
+                    liftlog/log/offline/
 backup              create, info, verify, restore. progress: a bar for bytes
 acl                 check, explain, hash-token, new-nkey
 errors              ls, lookup. error_table: what they show

@@ -59,9 +59,9 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
     Example:
       liftlog backup create /var/lib/liftlog /backup/liftlog-2026-01-31
     """
-    from liftlog.cli.offline.files import stored_bytes
     from liftlog.log.backup import create_backup
     from liftlog.log.data_dir import STREAMS_NAME
+    from liftlog.log.offline.files import stored_bytes
 
     streams = data_dir / STREAMS_NAME
     if not streams.is_dir():
@@ -182,8 +182,9 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 
 def _bad_records(backup: Path) -> list[dict[str, str]]:
     """What was damaged in the source already, and was not known to its daemon."""
-    from liftlog.cli.offline.files import find_streams
-    from liftlog.cli.offline.verify import DAMAGE, verify_stream
+    from liftlog.log.offline.files import find_streams
+    from liftlog.log.offline.findings import DAMAGE
+    from liftlog.log.offline.verify import verify_stream
 
     return [
         {"stream": stream.name, "file": finding.segment, "problem": finding.text}
@@ -214,12 +215,12 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     Example:
       liftlog backup restore /backup/liftlog-2026-01-31 /var/lib/liftlog
     """
-    from liftlog.cli.offline.files import give_to_owner
     from liftlog.log.backup import restore_backup, verify_backup
     from liftlog.log.backup.restoring import check_target
     from liftlog.log.data_dir import make_durable_directory
     from liftlog.log.filesystem import OsFileSystem
     from liftlog.log.lock import exclusive
+    from liftlog.log.offline.files import give_to_owner
     from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 
     fs = ReadOnlyFileSystem()

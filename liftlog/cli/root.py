@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "pub": Listed("liftlog.cli.pub:pub", "Publish on NATS and print the acks."),
     "log": Listed(
-        "liftlog.cli.offline.command:log_commands", "Look into the files of a log, and mend them."
+        "liftlog.cli.log_files:log_commands", "Look into the files of a log, and mend them."
     ),
     "backup": Listed(
         "liftlog.cli.backup:backup_commands", "Back up a data directory, while the daemon runs."

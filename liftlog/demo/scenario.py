@@ -13,8 +13,6 @@ import nats
 from nats.aio.client import Client as NatsClient
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.offline.files import find_streams
-from liftlog.cli.offline.verify import KNOWN, NOTE, verify_stream
 from liftlog.cli.text import plural
 from liftlog.client import Record, connect
 from liftlog.demo.checking import (
@@ -34,6 +32,9 @@ from liftlog.demo.publishing import (
     show_ack,
 )
 from liftlog.demo.story import Story, conclude, until_signal
+from liftlog.log.offline.files import find_streams
+from liftlog.log.offline.findings import KNOWN, NOTE
+from liftlog.log.offline.verify import verify_stream
 from liftlog.server.life.embedded import EmbeddedNats
 
 STREAM = "orders"

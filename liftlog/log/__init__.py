@@ -18,6 +18,7 @@ What a crash may leave, and what is made of it:
     inventory    which files are there
     recovery     what of the active segment is good; whether a bad tail was acked
     resync       where good batches go on behind damage
+    walk, damage   the batches and gaps of a segment; what of it is damaged and not yet known
 
     data_dir, lock, shared_states   all streams of a data directory
     checkpoint_file                 the form of all small files
@@ -25,7 +26,7 @@ What a crash may leave, and what is made of it:
     filesystem, read_only_filesystem, file_pool, window, clock, environment   what is beneath
 
     rewrite      compaction, re-batching, scrubbing; in a process of its own
-    repair       mending while no daemon runs
+    offline      verify, dump, repair, reindex: without a daemon
     backup       copies while one does
 
 `docs/explanation/durability.md` tells what an ack means and why;

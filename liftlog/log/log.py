@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import DiskFull, OffsetOutOfRange, SegmentsChanged, StorageError
+from liftlog.log.damage import is_covered
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.extents import Extent, measure
 from liftlog.log.filesystem import File, storage_errors
@@ -20,7 +21,6 @@ from liftlog.log.index import SparseIndex, write_index
 from liftlog.log.manifest import Manifest, SegmentEntry, epoch_before
 from liftlog.log.reading import ReadView, find_damage, first_offset_at, read_slice
 from liftlog.log.recovery import ActiveState
-from liftlog.log.repair.damage import is_covered
 from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice
 from liftlog.log.truncation import LogTruncation

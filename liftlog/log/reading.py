@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from liftlog.errors import CorruptRange
+from liftlog.log.damage import is_covered
 from liftlog.log.file_pool import FilePool
 from liftlog.log.index import IndexEntry
 from liftlog.log.manifest import Manifest, QuarantinedRange
-from liftlog.log.repair.damage import is_covered
-from liftlog.log.repair.walk import Missing, walk
 from liftlog.log.segment import Segment
 from liftlog.log.slices import IndexOf, LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.walk import Missing, walk
 
 _DAMAGE_WINDOW_BYTES = 256 * 1024
 

@@ -25,8 +25,8 @@ from liftlog.log.extents import measure
 from liftlog.log.filesystem import OsFile, OsFileSystem, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
-from liftlog.log.repair.walk import Found, walk
 from liftlog.log.segment import Segment
+from liftlog.log.walk import Found, walk
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import ReadOptions

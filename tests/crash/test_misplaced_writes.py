@@ -19,13 +19,14 @@ import pytest
 from support.logs import BASE_NS, create, environment
 from support.rounds import rounds
 
-from liftlog.cli.offline.files import find_streams
-from liftlog.cli.offline.verify import DAMAGE, verify_stream
 from liftlog.client.batches import FetchAnswer
 from liftlog.errors import CorruptRange
 from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, OsFileSystem, open_log
+from liftlog.log.damage import find_new_damage
 from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.repair.damage import find_new_damage
+from liftlog.log.offline.files import find_streams
+from liftlog.log.offline.findings import DAMAGE
+from liftlog.log.offline.verify import verify_stream
 from liftlog.log.rewrite import ScrubJob, scrub
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records import encode_batch, parse_header

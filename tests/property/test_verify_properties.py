@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from support.stored_logs import StoredLog
 from support.values import ZERO_TAILS
 
-from liftlog.cli.offline.files import find_streams
-from liftlog.cli.offline.verify import DAMAGE, verify_stream
 from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.log import Log
+from liftlog.log.offline.files import find_streams
+from liftlog.log.offline.findings import DAMAGE
+from liftlog.log.offline.verify import verify_stream
 from liftlog.records.decode import decode_batch
 
 sizes = st.lists(

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from liftlog.log.damage import damage_in_walk
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.index import read_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.repair.damage import damage_in_walk
-from liftlog.log.repair.walk import walk
 from liftlog.log.unreadable import words
+from liftlog.log.walk import walk
 
 
 def lost_in_holes(

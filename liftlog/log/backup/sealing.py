@@ -8,11 +8,11 @@ from pathlib import Path
 from liftlog.log.backup.copying import copy_file
 from liftlog.log.backup.holes import lost_in_holes
 from liftlog.log.backup.source import Source
+from liftlog.log.damage import is_covered
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import find_data_end
-from liftlog.log.repair.damage import is_covered
 from liftlog.log.resync import is_whole
 from liftlog.log.segment import SteppedOver, walk_batches
 from liftlog.records.place import Epochs

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from liftlog.log.damage import damage_in_walk, is_covered
 from liftlog.log.filesystem import Buffer, File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
-from liftlog.log.repair.damage import damage_in_walk, is_covered
-from liftlog.log.repair.walk import Found, Missing, walk
 from liftlog.log.rewrite.job import (
     OnProgress,
     Progress,
@@ -23,6 +22,7 @@ from liftlog.log.rewrite.job import (
     path_of,
 )
 from liftlog.log.rewrite.source import WINDOW_BYTES
+from liftlog.log.walk import Found, Missing, walk
 
 
 def scrub(

@@ -9,9 +9,10 @@ from click.testing import CliRunner, Result
 from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip, make_batch
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.offline.files import ReadOnlyFileSystem, find_streams
-from liftlog.cli.offline.verify import DAMAGE, KNOWN, NOTE, Finding, verify_stream
 from liftlog.cli.root import cli
+from liftlog.log.offline.files import ReadOnlyFileSystem, find_streams
+from liftlog.log.offline.findings import DAMAGE, KNOWN, NOTE, Finding
+from liftlog.log.offline.verify import verify_stream
 from liftlog.records.format import HEADER_SIZE
 
 BATCHES = 6

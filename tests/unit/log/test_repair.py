@@ -14,9 +14,10 @@ from support.simfs import MachineStopped, SimFileSystem
 from liftlog.errors import CorruptMetadata
 from liftlog.log import ActiveState, Log
 from liftlog.log.manifest import read_manifest
-from liftlog.log.repair.keeping import KeepingFileSystem
-from liftlog.log.repair.rebuild import rebuild_manifest
-from liftlog.log.repair.repairing import QUARANTINE, TAIL, Repair, Step
+from liftlog.log.offline.findings import QUARANTINE, TAIL, Finding
+from liftlog.log.offline.keeping import KeepingFileSystem
+from liftlog.log.offline.rebuild import rebuild_manifest
+from liftlog.log.offline.repair import Repair
 from liftlog.log.shared_states import KnownStates
 from liftlog.records import parse_header
 from liftlog.records.format import HEADER_SIZE
@@ -59,14 +60,14 @@ def batches(fs: SimFileSystem, log: Log, segment: int) -> list[tuple[int, int, r
 
 def run(
     fs: SimFileSystem, states: KnownStates, metadata: dict[str, Any] | None = None
-) -> tuple[list[Step], KeepingFileSystem]:
+) -> tuple[list[Finding], KeepingFileSystem]:
     keeping = KeepingFileSystem(fs, KEPT)
     return Repair(DIRECTORY, states, metadata, boot_id="boot-1").run(keeping), keeping
 
 
 def plan(
     fs: SimFileSystem, states: KnownStates, metadata: dict[str, Any] | None = None
-) -> list[Step]:
+) -> list[Finding]:
     return Repair(DIRECTORY, states, metadata, boot_id="boot-1").plan(fs)
 
 

@@ -20,8 +20,8 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
-from liftlog.log.repair.walk import Missing, walk
 from liftlog.log.slot import read_slot
+from liftlog.log.walk import Missing, walk
 from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.format import OFFSET_DELTAS
 

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import Problem
-from liftlog.errors import CorruptMetadata
+from liftlog.errors import CorruptMetadata, LiftlogError
 from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import OsFile
 from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, find_manifest, read_manifest
 from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
+from liftlog.log.recovery import find_data_end
 from liftlog.log.shared_states import read_known_states
 from liftlog.log.slot import SlotState, read_slot
+from liftlog.log.walk import Found, Missing, walk
+from liftlog.records.place import Epochs
 
 FILES = ReadOnlyFileSystem()
 
@@ -31,6 +32,12 @@ def opened(path: Path) -> Iterator[OsFile]:
         file.close()
 
 
+class NoLog(LiftlogError, FileNotFoundError):
+    """There is no log at this place."""
+
+    name = "NO_LOG"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamDirectory:
     """A stream on disk. `data_dir` is None when its directory lies somewhere by itself."""
@@ -41,11 +48,10 @@ class StreamDirectory:
 
 
 def find_streams(directory: Path) -> list[StreamDirectory]:
-    """The streams of a data directory, or the one whose own directory this is. Raises Problem."""
+    """The streams of a data directory, or the one whose own directory this is. Raises NoLog."""
     if not directory.is_dir():
-        raise Problem(
+        raise NoLog(
             f"{directory} is not a directory",
-            ExitCode.NOT_FOUND,
             hint="give a data directory (data_dir) or the directory of one stream in it",
         )
     directory = directory.absolute()
@@ -65,9 +71,8 @@ def find_streams(directory: Path) -> list[StreamDirectory]:
                 directory.name, directory, above.parent if above.name == STREAMS_NAME else None
             )
         ]
-    raise Problem(
+    raise NoLog(
         f"{directory} holds no log",
-        ExitCode.NOT_FOUND,
         hint="a data directory has a folder `streams`, a stream's directory a file `manifest`",
     )
 
@@ -151,12 +156,52 @@ def stored_bytes(directories: Iterable[Path]) -> int:
     return total
 
 
-def sealed_index(directory: Path, entry: SegmentEntry) -> SparseIndex | None:
-    """The index of a sealed segment, None when it is missing or fails its check."""
+@dataclass(frozen=True, slots=True)
+class SegmentBytes:
+    """How much of a segment's file counts, and what is known of it before it is read."""
+
+    file: OsFile
+    base_offset: int
+    knows_end: bool  # the manifest says where the segment ends
+    size: int  # no batch reaches past it
+    data_end: int  # between the two lie zeros allocated ahead
+    end_offset: int | None  # the offset at which the log goes on at `data_end`, if that is known
+    index: SparseIndex | None
+    epochs: Epochs
+
+    def walk(self) -> Iterator[Found | Missing]:
+        """Its batches and gaps. Raises OSError, UnsupportedFormat."""
+        return walk(
+            self.file,
+            self.base_offset,
+            self.size,
+            self.data_end,
+            self.index,
+            end_offset=self.end_offset,
+            epochs=self.epochs,
+        )
+
+
+def segment_bytes(
+    directory: Path,
+    entry: SegmentEntry,
+    file: OsFile,
+    manifest: Manifest | None,
+    *,
+    is_active: bool,
+) -> SegmentBytes:
+    """`is_active`: the manifest, if there is one, says nothing about the end of this segment."""
+    epochs = manifest.epochs if manifest is not None else ()
+    base, size = entry.base_offset, file.size()
+    if manifest is None or is_active:
+        return SegmentBytes(file, base, False, size, find_data_end(file, 0), None, None, epochs)
+    size = min(size, entry.size_bytes)
+    end_offset = entry.next_offset if size == entry.size_bytes else None
     try:
-        return read_index(FILES, directory / entry.file_name, entry.base_offset)
-    except FileNotFoundError:
-        return None
+        index = read_index(FILES, directory / entry.file_name, base)
+    except FileNotFoundError:  # deleted by the daemon just now
+        index = None
+    return SegmentBytes(file, base, True, size, size, end_offset, index, epochs)
 
 
 def segments_on_disk(directory: Path) -> list[SegmentEntry]:

@@ -1,26 +1,29 @@
-"""`liftlog log`: dump and verify; the two commands that write have modules of their own."""
+"""`liftlog log`: verify and dump, which only read the files of a log."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.offline.reindex import reindex
-from liftlog.cli.offline.repair import repair
+from liftlog.cli.log_repair import reindex, repair
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import object_array, terminal_width, write_lines
 from liftlog.cli.problems import note, warn
 from liftlog.cli.progress import byte_progress
-from liftlog.cli.text import plural, shorten, show_size
+from liftlog.cli.record_output import RecordLines, record_object
+from liftlog.cli.text import plural, shorten, show_size, show_time
 
 if TYPE_CHECKING:
-    from liftlog.cli.offline.dump import DumpedBatch, DumpItem
-    from liftlog.cli.offline.verify import Finding, StreamReport
+    from liftlog.log.manifest import Manifest
+    from liftlog.log.offline.dump import DumpedBatch, DumpedGap, DumpItem, SegmentStart
+    from liftlog.log.offline.files import StreamDirectory
+    from liftlog.log.offline.findings import Finding
+    from liftlog.log.offline.verify import StreamReport
 
 Item = TypeVar("Item")
 
@@ -59,8 +62,9 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
       liftlog log verify /var/lib/liftlog
       liftlog log verify /var/lib/liftlog/streams/orders -o json
     """
-    from liftlog.cli.offline.files import find_streams, stored_bytes
-    from liftlog.cli.offline.verify import DAMAGE, KNOWN, verify_stream
+    from liftlog.log.offline.files import find_streams, stored_bytes
+    from liftlog.log.offline.findings import DAMAGE, KNOWN
+    from liftlog.log.offline.verify import verify_stream
 
     style = output_format()
     streams = find_streams(directory)
@@ -142,15 +146,15 @@ def dump(directory: Path, values: bool, first_offset: int, limit: int | None) ->
       liftlog log dump /var/lib/liftlog/streams/orders
       liftlog log dump /var/lib/liftlog --values -o jsonl | jq -r .subject
     """
-    from liftlog.cli.offline.dump import dump_stream, stream_lines
-    from liftlog.cli.offline.files import find_streams, read_facts
+    from liftlog.log.offline.dump import dump_stream
+    from liftlog.log.offline.files import find_streams, read_facts
 
     style = output_format()
     printer = _Printer(style, values, limit)
     with printer:
         for stream in find_streams(directory):
             if style == "table":
-                write_lines(stream_lines(stream, read_facts(stream).manifest))
+                write_lines([_stream_line(stream, read_facts(stream).manifest)])
             for item in dump_stream(stream, first_offset):
                 printer.show(item)
                 if printer.is_full:
@@ -181,23 +185,23 @@ class _Printer:
             self._array.__exit__(kind, *rest)
 
     def show(self, item: DumpItem) -> None:
-        from liftlog.cli.offline import dump as forms
+        from liftlog.log.offline.dump import DumpedGap, SegmentStart
 
-        if isinstance(item, forms.SegmentStart):
+        if isinstance(item, SegmentStart):
             if self._array is None:
-                write_lines([forms.segment_line(item)])
-        elif isinstance(item, forms.DumpedGap):
-            warn(forms.gap_line(item))
+                write_lines([_segment_line(item)])
+        elif isinstance(item, DumpedGap):
+            warn(_gap_line(item))
             if not item.is_tail:
                 self.code = ExitCode.DAMAGED
         elif self._array is None:
-            write_lines([forms.batch_line(item)])
+            write_lines([_batch_line(item)])
             if self._values:
                 write_lines(self._take(_record_lines(item)))
             else:
                 self._take([""])
         else:
-            whole = forms.record_objects(item) if self._values else [forms.batch_object(item)]
+            whole = _record_objects(item) if self._values else [_batch_object(item)]
             self._array.add(self._take(whole))
 
     def _take(self, items: list[Item]) -> list[Item]:
@@ -209,11 +213,71 @@ class _Printer:
 
 
 def _record_lines(item: DumpedBatch) -> list[str]:
-    from liftlog.cli.record_output import RecordLines
-
     width = terminal_width()
     lines = RecordLines(None).lines(item.batch.records())[1:]
     return [shorten(f"    {line}", width) for line in lines]
+
+
+def _batch_object(dumped: DumpedBatch) -> dict[str, Any]:
+    header = dumped.batch.header
+    return {
+        "stream": dumped.stream,
+        "segment": dumped.segment,
+        "position": dumped.position,
+        "length": header.length,
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "record_count": header.record_count,
+        "base_timestamp_ns": header.base_timestamp_ns,
+        "max_timestamp_ns": header.max_timestamp_ns,
+        "leader_epoch": header.leader_epoch,
+        "commit_group": header.commit_group,
+        "attributes": dumped.attribute_names(),
+        "body_crc32c": f"{header.body_crc32c:08x}",
+    }
+
+
+def _record_objects(dumped: DumpedBatch) -> list[dict[str, Any]]:
+    return [{"stream": dumped.stream, **record_object(record)} for record in dumped.batch.records()]
+
+
+def _stream_line(stream: StreamDirectory, manifest: Manifest | None) -> str:
+    if manifest is None:
+        return f"stream {stream.name}  (no readable manifest)"
+    return (
+        f"stream {stream.name}  incarnation {manifest.incarnation}  "
+        f"epoch {manifest.leader_epoch}  log start {manifest.log_start_offset}  "
+        f"{plural(len(manifest.segments), 'segment')}"
+    )
+
+
+def _segment_line(start: SegmentStart) -> str:
+    kind = "active" if start.is_active else "sealed"
+    return f"segment {start.entry.file_name}  {show_size(start.size_bytes)}  {kind}"
+
+
+def _batch_line(dumped: DumpedBatch) -> str:
+    header = dumped.batch.header
+    names = ",".join(dumped.attribute_names())
+    return (
+        f"  batch at {dumped.position:<10} offsets {header.base_offset}..{header.last_offset}  "
+        f"{plural(header.record_count, 'record')}  {header.length:,} bytes  "
+        f"{show_time(header.base_timestamp_ns)}  epoch {header.leader_epoch}  "
+        f"group {header.commit_group}  {names}"
+    ).rstrip()
+
+
+def _gap_line(dumped: DumpedGap) -> str:
+    gap = dumped.gap
+    if dumped.is_tail:
+        return (
+            f"{dumped.segment} at {gap.position}: {plural(gap.size_bytes, 'byte')} that are no "
+            f"whole batch yet ({gap.reason}); `liftlog log verify` judges them"
+        )
+    offsets = f"offset {gap.first_offset} on"
+    if gap.next_offset is not None:
+        offsets = f"offsets {gap.first_offset}..{gap.next_offset - 1}"
+    return f"{dumped.segment} at {gap.position}: {offsets} damaged: {gap.reason}"
 
 
 log_commands.add_command(repair)

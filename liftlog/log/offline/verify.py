@@ -7,47 +7,24 @@ never acked are not damage: a running daemon is just writing them, or the next s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from liftlog.cli.offline.files import (
+from liftlog.log.damage import is_covered
+from liftlog.log.filesystem import OsFile
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
+from liftlog.log.offline.files import (
     FILES,
     StreamDirectory,
     StreamFacts,
     opened,
     read_facts,
-    sealed_index,
+    segment_bytes,
     segments_on_disk,
 )
-from liftlog.cli.text import plural
-from liftlog.log.filesystem import OsFile
-from liftlog.log.index import SparseIndex
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
-from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind
-from liftlog.log.repair.damage import is_covered
-from liftlog.log.repair.walk import Missing, walk
-
-DAMAGE = "damage"
-KNOWN = "known"
-NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`kind`: damage; known (a daemon found it before and quarantined it); note (harmless).
-
-    The offsets are [first_offset, next_offset), None where it is not about offsets.
-    """
-
-    kind: str
-    text: str
-    segment: str = ""
-    position: int | None = None
-    first_offset: int | None = None
-    next_offset: int | None = None
-
-    def to_object(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+from liftlog.log.offline.findings import DAMAGE, KNOWN, NOTE, Finding
+from liftlog.log.recovery import ActiveState, Damage, judge_tail, resync_behind
+from liftlog.log.walk import Missing
 
 
 @dataclass(slots=True)
@@ -65,8 +42,7 @@ class StreamReport:
         return [finding for finding in self.findings if finding.kind == kind]
 
     def to_object(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "findings"}
-        return {**fields, "findings": [finding.to_object() for finding in self.findings]}
+        return asdict(self)
 
 
 def verify_stream(
@@ -190,24 +166,17 @@ class _Verification:
     def _batches(self, entry: SegmentEntry, file: OsFile, *, is_active: bool) -> None:
         """`is_active`: the manifest says nothing about the end of this segment."""
         name = entry.file_name
-        knows_end = self.facts.manifest is not None and not is_active
-        size = min(file.size(), entry.size_bytes) if knows_end else file.size()
-        data_end = size if knows_end else find_data_end(file, 0)
+        found = segment_bytes(
+            self.stream.path, entry, file, self.facts.manifest, is_active=is_active
+        )
+        knows_end, size, data_end = found.knows_end, found.size, found.data_end
         if knows_end and size < entry.size_bytes:
             text = f"the file has {size:,} bytes, the manifest says {entry.size_bytes:,}"
             self._add(NOTE, text, name)
+        if knows_end and found.index is None:
+            self._add(NOTE, "its index is missing or bad; it is rebuilt when it is needed", name)
         end, records, epoch, used = entry.base_offset, 0, 0, 0
-        index = self._index(entry) if knows_end else None
-        items = walk(
-            file,
-            entry.base_offset,
-            size,
-            data_end,
-            index,
-            end_offset=entry.next_offset if knows_end and size == entry.size_bytes else None,
-            epochs=self.facts.manifest.epochs if self.facts.manifest is not None else (),
-        )
-        for item in items:
+        for item in found.walk():
             if not isinstance(item, Missing):
                 header = item.batch.header
                 self.report.batch_count += 1
@@ -216,8 +185,9 @@ class _Verification:
                 used = item.position + header.length  # may end in zeros, and so behind `data_end`
                 continue
             if not knows_end and self._is_unfinished(file, item, data_end, epoch):
-                unfinished = plural(data_end - item.position, "byte")
-                text = f"{unfinished} of a write that was never acked"
+                unfinished = data_end - item.position
+                bytes_ = "1 byte" if unfinished == 1 else f"{unfinished:,} bytes"
+                text = f"{bytes_} of a write that was never acked"
                 self._add(NOTE, text, name, item.position, item.first_offset)
                 data_end = item.position
                 break
@@ -268,10 +238,3 @@ class _Verification:
             reserved_offset=facts.manifest.reserved_offset,
         )
         return verdict.cut
-
-    def _index(self, entry: SegmentEntry) -> SparseIndex | None:
-        index = sealed_index(self.stream.path, entry)
-        if index is None:
-            text = "its index is missing or bad; it is made anew when it is needed"
-            self._add(NOTE, text, entry.file_name)
-        return index

@@ -8,48 +8,33 @@ goes on: each step is one durable change that the next run finds done.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.clock import SystemClock
+from liftlog.log.damage import find_new_damage, merged
 from liftlog.log.environment import LogConfig, LogEnvironment
-from liftlog.log.filesystem import FileSystem
-from liftlog.log.manifest import Manifest, QuarantinedRange, find_manifest
+from liftlog.log.filesystem import FileSystem, OsFileSystem
+from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, find_manifest
+from liftlog.log.offline.files import StreamDirectory, give_to_owner
+from liftlog.log.offline.findings import DAMAGE, MANIFEST, QUARANTINE, RECOVERY, TAIL, Finding
+from liftlog.log.offline.keeping import KeepingFileSystem
+from liftlog.log.offline.pretending import PretendingFileSystem
+from liftlog.log.offline.rebuild import Rebuilt, rebuild_manifest
+from liftlog.log.offline.verify import verify_stream
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
-from liftlog.log.repair.damage import find_new_damage, merged
-from liftlog.log.repair.keeping import KeepingFileSystem
-from liftlog.log.repair.pretending import PretendingFileSystem
-from liftlog.log.repair.rebuild import Rebuilt, rebuild_manifest
-from liftlog.log.shared_states import KnownStates
+from liftlog.log.shared_states import KnownStates, read_known_states
 
-MANIFEST = "manifest"
-QUARANTINE = "quarantine"
-TAIL = "tail"
-RECOVERY = "recovery"
+KEPT_NAME = "repaired"
+"""Directory, in a data directory, of the copies of what repair changed."""
 
 SAY_SETTINGS = "say --subject, and --set for what else was set; the rest gets its defaults"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that repair does. `kind`: manifest, quarantine, tail or recovery.
-
-    The offsets are [first_offset, next_offset), None where it is not about offsets.
-    """
-
-    kind: str
-    text: str
-    segment: str = ""
-    position: int | None = None
-    first_offset: int | None = None
-    next_offset: int | None = None
-
-    def to_object(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
@@ -62,23 +47,23 @@ class Repair:
     metadata: Mapping[str, Any] | None = None
     boot_id: str | None = None
 
-    def plan(self, fs: FileSystem) -> list[Step]:
-        """What `run` would do; nothing is changed. Raises CorruptMetadata, OSError,
+    def plan(self, fs: FileSystem) -> list[Finding]:
+        """The steps that `run` would take; nothing is changed. Raises CorruptMetadata, OSError,
         UnsupportedFormat."""
         return self.run(PretendingFileSystem(fs))
 
-    def run(self, fs: PretendingFileSystem | KeepingFileSystem) -> list[Step]:
+    def run(self, fs: PretendingFileSystem | KeepingFileSystem) -> list[Finding]:
         """Do it, durably, and tell what was done. Errors as for `plan`."""
-        steps: list[Step] = []
+        steps: list[Finding] = []
         manifest, problems = self._manifest(fs)
-        steps += [Step(MANIFEST, f"{problem}; the other copy is used") for problem in problems]
+        steps += [Finding(MANIFEST, f"{problem}; the other copy is used") for problem in problems]
         rebuilt = manifest is None
         if manifest is None:
             made = self._rebuilt(fs)
             if made is None:
                 return []
             manifest = made.manifest
-            steps += [Step(MANIFEST, "a new manifest, made from the segments"), *_notes(made)]
+            steps += [Finding(MANIFEST, "a new manifest, made from the segments"), *_notes(made)]
             steps += map(_quarantine_step, manifest.quarantined)
             for name in made.superseded:
                 fs.unlink(self.directory / name)
@@ -97,10 +82,10 @@ class Repair:
         for cut in trial.cuts:
             length = cut.end_position - cut.position
             text = f"cut {length:,} bytes that were never acked"
-            steps.append(Step(TAIL, text, cut.path.name, cut.position))
+            steps.append(Finding(TAIL, text, cut.path.name, cut.position))
         steps += map(_quarantine_step, settled)
         if not trial.cuts and not settled:
-            steps += [Step(RECOVERY, event) for event in events]
+            steps += [Finding(RECOVERY, event) for event in events]
         if isinstance(fs, KeepingFileSystem):
             self._recover(fs, manifest)
         return steps
@@ -156,11 +141,63 @@ class Repair:
         return [bad for bad in quarantined if bad not in manifest.quarantined], report.events
 
 
-def _notes(made: Rebuilt) -> list[Step]:
-    return [Step(MANIFEST, note) for note in made.notes]
+@dataclass(slots=True)
+class PlannedRepair:
+    """The repair of one stream of a directory. `kept_in` and `damage_left` are known once it is
+    carried out."""
+
+    stream: StreamDirectory
+    repair: Repair
+    steps: list[Finding]
+    kept_in: Path | None = None
+    damage_left: int | None = None
+
+    def carry_out(self) -> None:
+        """Repair the stream, keep a copy of all that is changed, and verify what is there then.
+
+        Durable on return. Raises CorruptMetadata, OSError, UnsupportedFormat.
+        """
+        stream = self.stream
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        beside = stream.path.parent if stream.data_dir is None else stream.data_dir / KEPT_NAME
+        fs = KeepingFileSystem(OsFileSystem(), beside / f"{stream.name}-{stamp}")
+        self.steps = self.repair.run(fs)
+        self.kept_in = fs.directory if fs.kept else None
+        give_to_owner(stream.path)
+        self.damage_left = len(verify_stream(stream).of_kind(DAMAGE))
+
+    def to_object(self) -> dict[str, Any]:
+        return {
+            "stream": self.stream.name,
+            "steps": [step.to_object() for step in self.steps],
+            "done": self.damage_left is not None,
+            "kept_in": None if self.kept_in is None else str(self.kept_in),
+            "damage_left": self.damage_left,
+        }
 
 
-def _quarantine_step(bad: QuarantinedRange) -> Step:
-    return Step(
+def plan_repair(stream: StreamDirectory, metadata: Mapping[str, Any] | None) -> PlannedRepair:
+    """What repair would do to this stream; nothing is changed. Errors as for `Repair.plan`."""
+    fs = OsFileSystem()
+    repair = Repair(stream.path, read_known_states(fs, stream.data_dir, stream.name), metadata)
+    return PlannedRepair(stream, repair, repair.plan(fs))
+
+
+def salvaged_settings(directory: Path) -> str:
+    """What a manifest that fails its check says of the stream's settings, as JSON, for an operator
+    to judge; empty if it cannot be read at all."""
+    try:
+        _, _, body = (directory / MANIFEST_NAME).read_bytes().partition(b"\n")
+        return json.dumps(json.loads(body)["metadata"]["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _notes(made: Rebuilt) -> list[Finding]:
+    return [Finding(MANIFEST, note) for note in made.notes]
+
+
+def _quarantine_step(bad: QuarantinedRange) -> Finding:
+    return Finding(
         QUARANTINE, bad.reason, bad.segment, bad.position, bad.first_offset, bad.next_offset
     )

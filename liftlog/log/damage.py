@@ -9,7 +9,7 @@ from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import read_index
 from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
-from liftlog.log.repair.walk import Found, Missing, walk
+from liftlog.log.walk import Found, Missing, walk
 from liftlog.records.place import Epochs
 
 

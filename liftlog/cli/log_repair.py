@@ -1,13 +1,10 @@
-"""`liftlog log repair`: says what it would do, and does it when asked."""
+"""`liftlog log repair` and `reindex`: say what they would do, and do it when asked."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,35 +13,20 @@ import click
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import write_lines, write_objects
-from liftlog.cli.problems import note, warn
+from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.questions import confirmed
 from liftlog.cli.stream_settings import parse_assignments
 from liftlog.cli.text import plural
 from liftlog.errors import CorruptMetadata
 
 if TYPE_CHECKING:
-    from liftlog.cli.offline.files import StreamDirectory
-    from liftlog.log.repair.repairing import Repair, Step
+    from liftlog.log.manifest import Manifest
+    from liftlog.log.offline.files import StreamDirectory
+    from liftlog.log.offline.findings import Finding
+    from liftlog.log.offline.indexes import StaleIndex
+    from liftlog.log.offline.repair import PlannedRepair
 
 _DIRECTORY = click.Path(path_type=Path)
-
-
-@dataclass(slots=True)
-class _Planned:
-    stream: StreamDirectory
-    repair: Repair
-    steps: list[Step]
-    kept_in: Path | None = None
-    damage_left: int | None = None
-
-    def to_object(self) -> dict[str, Any]:
-        return {
-            "stream": self.stream.name,
-            "steps": [step.to_object() for step in self.steps],
-            "done": self.damage_left is not None,
-            "kept_in": None if self.kept_in is None else str(self.kept_in),
-            "damage_left": self.damage_left,
-        }
 
 
 @click.command()
@@ -88,8 +70,8 @@ def repair(
       liftlog log repair /var/lib/liftlog --dry-run
       liftlog log repair /var/lib/liftlog/streams/orders --subject 'orders.>' --yes
     """
-    from liftlog.cli.offline.files import find_streams
     from liftlog.log.lock import exclusive
+    from liftlog.log.offline.files import find_streams
 
     streams = find_streams(directory)
     data_dir = streams[0].data_dir if streams else None
@@ -109,7 +91,7 @@ def repair(
                 note("Nothing was changed.")
                 return ExitCode.FAILED
             for one in wanted:
-                _carry_out(one)
+                one.carry_out()
     _tell(planned, dry_run=dry_run)
     damaged = refused or any(one.damage_left for one in wanted) or (dry_run and wanted)
     return ExitCode.DAMAGED if damaged else ExitCode.OK
@@ -129,49 +111,33 @@ def _metadata(subject: str | None, assignments: tuple[str, ...]) -> dict[str, An
 
 def _plan(
     streams: list[StreamDirectory], metadata: dict[str, Any] | None
-) -> tuple[list[_Planned], bool]:
-    """What is to be done, and whether there are streams that cannot be mended as things stand."""
-    from liftlog.log.filesystem import OsFileSystem
-    from liftlog.log.repair.repairing import SAY_SETTINGS, Repair
-    from liftlog.log.shared_states import read_known_states
+) -> tuple[list[PlannedRepair], bool]:
+    """The plans, and whether there are streams that cannot be repaired as things stand."""
+    from liftlog.log.offline.repair import SAY_SETTINGS, plan_repair, salvaged_settings
 
-    fs = OsFileSystem()
     planned, refused = [], False
     for stream in streams:
-        states = read_known_states(fs, stream.data_dir, stream.name)
-        repair = Repair(stream.path, states, metadata)
         try:
-            planned.append(_Planned(stream, repair, repair.plan(fs)))
+            planned.append(plan_repair(stream, metadata))
         except CorruptMetadata as error:
             refused = True
             if len(streams) == 1:
-                if error.hint == SAY_SETTINGS:
-                    error.hint += _salvaged_settings(stream.path)
+                salvaged = salvaged_settings(stream.path) if error.hint == SAY_SETTINGS else ""
+                if salvaged:
+                    error.hint += f". The damaged manifest says, but do not trust it: {salvaged}"
                 raise
             warn(f"{error.message}: repair it by itself, {stream.path}")
     return planned, refused
 
 
-def _salvaged_settings(directory: Path) -> str:
-    """What a manifest that fails its check says of the settings, for an operator to judge."""
-    from liftlog.log.manifest import MANIFEST_NAME
-
-    try:
-        _, _, body = (directory / MANIFEST_NAME).read_bytes().partition(b"\n")
-        settings = json.dumps(json.loads(body)["metadata"]["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return f". The damaged manifest says, but do not trust it: {settings}"
-
-
-def _plan_lines(wanted: list[_Planned]) -> Iterator[str]:
+def _plan_lines(wanted: list[PlannedRepair]) -> Iterator[str]:
     for one in wanted:
         yield f"{one.stream.name}: {plural(len(one.steps), 'step')}"
         for step in one.steps:
             yield f"  {step.kind:<10} {_where(step)}{step.text}"
 
 
-def _where(step: Step) -> str:
+def _where(step: Finding) -> str:
     where = step.segment
     if step.position is not None:
         where += f" at {step.position}"
@@ -180,23 +146,7 @@ def _where(step: Step) -> str:
     return f"{where}: " if where else ""
 
 
-def _carry_out(one: _Planned) -> None:
-    from liftlog.cli.offline.files import give_to_owner
-    from liftlog.cli.offline.verify import DAMAGE, verify_stream
-    from liftlog.log.filesystem import OsFileSystem
-    from liftlog.log.repair.keeping import KeepingFileSystem
-
-    stream = one.stream
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    beside = stream.path.parent if stream.data_dir is None else stream.data_dir / "repaired"
-    fs = KeepingFileSystem(OsFileSystem(), beside / f"{stream.name}-{stamp}")
-    one.steps = one.repair.run(fs)
-    one.kept_in = fs.directory if fs.kept else None
-    give_to_owner(stream.path)
-    one.damage_left = len(verify_stream(stream).of_kind(DAMAGE))
-
-
-def _tell(planned: list[_Planned], *, dry_run: bool) -> None:
+def _tell(planned: list[PlannedRepair], *, dry_run: bool) -> None:
     style = output_format()
     if style != "table":
         write_objects([one.to_object() for one in planned], style)
@@ -224,3 +174,73 @@ def _quiet_log() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--dry-run", is_flag=True, help="Only report which indexes are missing or wrong.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@output_option
+@debug_option
+def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
+    """Rebuild missing and wrong indexes under DIR.
+
+    Compares the index of every sealed segment with the batch headers, reports the indexes that
+    disagree, then asks. An index holds nothing that the segment does not, so no copy is kept. A
+    daemon rebuilds an index that is missing or fails its check by itself; this command also finds
+    indexes that are intact and wrong. Refused beside a running daemon.
+
+    \b
+    Examples:
+      liftlog log reindex /var/lib/liftlog --dry-run
+      liftlog log reindex /var/lib/liftlog --yes
+    """
+    from liftlog.log.filesystem import OsFileSystem
+    from liftlog.log.lock import exclusive
+    from liftlog.log.manifest import read_manifest
+    from liftlog.log.offline.files import find_streams, give_to_owner
+    from liftlog.log.offline.indexes import find_stale_indexes, rebuild_index
+
+    streams, fs = find_streams(directory), OsFileSystem()
+    stale: list[tuple[StreamDirectory, Manifest, StaleIndex]] = []
+    entries: dict[Path, int] = {}
+    with exclusive(streams[0].data_dir if streams else None, read_only=dry_run):
+        for stream in streams:
+            manifest = read_manifest(fs, stream.path)
+            if manifest is None:
+                raise Problem(
+                    f"stream {stream.name} has no manifest",
+                    ExitCode.DAMAGED,
+                    hint=f"`liftlog log repair {stream.path}` makes a new one",
+                )
+            found = find_stale_indexes(fs, stream.path, manifest)
+            stale += [(stream, manifest, one) for one in found]
+        if output_format() == "table":
+            write_lines([f"{at.name}: {one.path.name}: {one.reason}" for at, _, one in stale])
+        if not dry_run and stale:
+            if not assume_yes and not confirmed(f"Rebuild {_these_indexes(len(stale))}?"):
+                note("Nothing was changed.")
+                return ExitCode.FAILED
+            for stream, manifest, one in stale:
+                entries[one.path] = rebuild_index(fs, one.segment, manifest)
+                give_to_owner(stream.path)
+    if output_format() != "table":
+        rows = [
+            {
+                "stream": stream.name,
+                "index": one.path.name,
+                "reason": one.reason,
+                "entries": entries.get(one.path),
+            }
+            for stream, _, one in stale
+        ]
+        write_objects(rows, output_format())
+    elif not stale:
+        note("Every index is right.")
+    elif not dry_run:
+        note(f"Rebuilt {_these_indexes(len(stale))}.")
+    return ExitCode.DAMAGED if dry_run and stale else ExitCode.OK
+
+
+def _these_indexes(count: int) -> str:
+    return "this index" if count == 1 else f"these {count} indexes"

@@ -1,4 +1,4 @@
-"""Which indexes of a stream are missing or wrong, and making them anew."""
+"""Which indexes of a stream are missing or wrong, and rebuilding them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ from liftlog.log.segment import Segment, walk_batches
 
 
 class StaleIndex(NamedTuple):
-    """The index of a sealed segment that has to be made anew, and why."""
+    """The index of a sealed segment that has to be rebuilt, and why."""
 
     segment: Segment
     reason: str
+
+    @property
+    def path(self) -> Path:
+        return index_path(self.segment.path)
 
 
 def find_stale_indexes(fs: FileSystem, directory: Path, manifest: Manifest) -> list[StaleIndex]:
@@ -44,7 +48,7 @@ def find_stale_indexes(fs: FileSystem, directory: Path, manifest: Manifest) -> l
 
 
 def rebuild_index(fs: FileSystem, segment: Segment, manifest: Manifest) -> int:
-    """Make the segment's index anew; durable on return. Returns the number of entries."""
+    """Rebuild the segment's index; durable on return. Returns the number of entries."""
     file = fs.open(segment.path, writable=False)
     try:
         known = manifest.quarantined_in(segment.path.name)
