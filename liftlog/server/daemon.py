@@ -125,7 +125,8 @@ class Daemon:
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
             cleaner = Cleaner(
-                broker,
+                broker.hosts,
+                broker.now_ns,
                 self.settings.cleaner,
                 self._data_dir,
                 clock_is_trusted=broker.clock_guard.wall_clock_is_trusted,

@@ -67,7 +67,11 @@ class Cleaning:
         self.worker = LocalWorker()
         self.settings = CleanerSettings.model_validate({"scrub_interval": None} | settings)
         self.cleaner = Cleaner(
-            self.running.broker, self.settings, self.running.data_dir, self.worker
+            self.running.broker.hosts,
+            self.running.broker.now_ns,
+            self.settings,
+            self.running.data_dir,
+            self.worker,
         )
         self.running.broker.compactor = self.cleaner
 

@@ -28,7 +28,7 @@ _CODECS = {"lz4": "lz4", "zstd": "zstandard"}
 
 def check_streams(settings: Settings) -> Iterator[Checkup]:
     """Two that answer the same message: the publisher takes whichever answer is first."""
-    from liftlog.server.streams.settings import share_messages
+    from liftlog.server.streams.neighbours import share_messages
 
     clashes = [
         f"{first} ({one.subject}) and {second} ({other.subject})"

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from liftlog.errors import InvalidArgument, LiftlogError, SegmentsChanged, StorageError
 from liftlog.log import DataDir
@@ -40,29 +40,21 @@ _LOOKING_PART = 200
 """Looking at a stream may take one part in so many of the time; it grows with its segments."""
 
 
-class Streams(Protocol):
-    """The streams of the daemon."""
-
-    @property
-    def hosts(self) -> Mapping[str, StreamHost]: ...
-    def now_ns(self) -> int:
-        """For judging ages."""
-        ...
-
-
 class Cleaner:
     """Belongs to the event loop. `run` is its life; the other methods may be called meanwhile."""
 
     def __init__(
         self,
-        streams: Streams,
+        hosts: Mapping[str, StreamHost],
+        now_ns: Callable[[], int],
         settings: CleanerSettings,
         data_dir: DataDir,
         worker: Worker | None = None,
         *,
         clock_is_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._streams = streams
+        self._hosts = hosts
+        self._now_ns = now_ns
         self._clock_is_trusted = clock_is_trusted
         self._settings = settings
         self._jobs = JobRunner(settings, worker or Worker())
@@ -93,7 +85,7 @@ class Cleaner:
         enabled = compaction_of(host.settings) is not None
         reason = ""
         if enabled:
-            now_ns = self._streams.now_ns()
+            now_ns = self._now_ns()
             state.backlog = measure_backlog(host.log, host.settings, now_ns)
             reason = self._why_idle(host, state, now_ns)
         return state.to_info(host.log, enabled=enabled, now=time.monotonic(), reason=reason)
@@ -112,7 +104,7 @@ class Cleaner:
         """Of the streams whose last job failed: what failed, and how often in a row."""
         found = {}
         for host, state in self._states.items():
-            if state.failures_in_a_row and self._streams.hosts.get(host.name) is host:
+            if state.failures_in_a_row and self._hosts.get(host.name) is host:
                 times = state.failures_in_a_row
                 again = max(0.0, state.not_before - time.monotonic())
                 found[host.name] = (
@@ -226,13 +218,13 @@ class Cleaner:
 
     def _may_work_on(self, host: StreamHost) -> bool:
         """Whether the stream is still there, healthy, and not left alone after a failure."""
-        if self._streams.hosts.get(host.name) is not host or host.failure:
+        if self._hosts.get(host.name) is not host or host.failure:
             return False
         return self.state_of(host).not_before <= time.monotonic()
 
     async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> None:
         """Do it, and see to it that a failure ends nothing else."""
-        if self._streams.hosts.get(host.name) is not host:
+        if self._hosts.get(host.name) is not host:
             work.close()
             return
         state = self.state_of(host)
@@ -285,8 +277,8 @@ class Cleaner:
         found: list[tuple[float, StreamHost]] = []
         if not self._clock_is_trusted():
             return []
-        now_ns = self._streams.now_ns()
-        for host in self._streams.hosts.values():
+        now_ns = self._now_ns()
+        for host in self._hosts.values():
             if compaction_of(host.settings) is None or host.failure:
                 continue
             state = self.state_of(host)
@@ -318,7 +310,7 @@ class Cleaner:
         turn_ends = time.monotonic() + self._settings.interval_seconds
         dropped = 0
         while compaction_of(host.settings) is not None:
-            now_ns, segments = self._streams.now_ns(), log.segments
+            now_ns, segments = self._now_ns(), log.segments
             plan = plan_pass(
                 log,
                 segments,
@@ -331,7 +323,7 @@ class Cleaner:
                 break
             cleaned_below = log.cleaned_below
             try:
-                if await self._jobs.compact(host, state, segments, plan, self._streams.now_ns):
+                if await self._jobs.compact(host, state, segments, plan, self._now_ns):
                     break
             except SegmentsChanged:  # by retention on a full disk, or by truncation
                 dropped += 1
@@ -352,10 +344,10 @@ class Cleaner:
     async def _rebatch_some(self) -> bool:
         """For about as long as a round waits; whether there is more."""
         end = time.monotonic() + self._settings.interval_seconds
-        for host in list(self._streams.hosts.values()):
+        for host in list(self._hosts.values()):
             while self._may_work_on(host):
                 small = self._small.setdefault(host, SmallBatches())
-                candidates = small.candidates(host.log, host.settings, self._streams.now_ns())
+                candidates = small.candidates(host.log, host.settings, self._now_ns())
                 if not candidates:
                     break
                 if time.monotonic() > end:
@@ -381,9 +373,9 @@ class Cleaner:
         """For about as long as a round waits; whether there is more."""
         end = time.monotonic() + self._settings.interval_seconds
         more = False
-        for host in list(self._streams.hosts.values()):
+        for host in list(self._hosts.values()):
             while self._may_work_on(host) and not more:
-                job = scrubs.next_job(host.log, self._streams.now_ns())
+                job = scrubs.next_job(host.log, self._now_ns())
                 if job is None:
                     break
                 work = self._jobs.scrub(host, self.state_of(host), job)
@@ -392,7 +384,7 @@ class Cleaner:
                 await self._serve_requests()
                 more = time.monotonic() > end
         try:
-            await self._jobs.in_thread(lambda: scrubs.save(list(self._streams.hosts)))
+            await self._jobs.in_thread(lambda: scrubs.save(list(self._hosts)))
         except OSError as error:
             logger.warning("scrub-rounds-not-saved error=%s", error)
         return more

@@ -307,13 +307,14 @@ class StreamHost:
         self.sequencer.ack_subjects = ack_subjects
         self.sequencer.sibling_streams = siblings
 
-    def note_possible_loss(self, reason: str, time_ns: int) -> None:
-        """Messages may not have reached the stream before the one that comes next."""
+    def note_possible_loss(self, reason: str, time_ns: int) -> int:
+        """Messages may not have reached the stream before the one that comes next, whose offset is
+        returned. Stored with the next `metadata`."""
         self.possible_loss_events += 1
         offset = self.sequencer.next_offset
         event = {"offset": offset, "time_ns": time_ns, "reason": reason}
         self.possible_losses = [*self.possible_losses, event][-_MAX_POSSIBLE_LOSSES:]
-        logger.warning("possible-loss stream=%s offset=%d reason=%s", self.name, offset, reason)
+        return offset
 
     @property
     def has_moved(self) -> bool:

@@ -28,6 +28,7 @@ from liftlog.protocol.administration import StreamUpdate
 from liftlog.protocol.described import DaemonInfo, Removal
 from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.retention import (
@@ -55,11 +56,7 @@ _CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
 """A job under way was planned by these."""
 
 
-class Compactor(Protocol):
-    async def interrupt(self, host: StreamHost) -> None: ...
-
-
-class Streams(Protocol):
+class StreamDirectory(Protocol):
     """The streams of the daemon, and what else is said of it."""
 
     settings: Settings
@@ -70,7 +67,7 @@ class Streams(Protocol):
     @property
     def hosts(self) -> Mapping[str, StreamHost]: ...
     @property
-    def compactor(self) -> Compactor | None: ...
+    def compactor(self) -> Cleaner | None: ...
     def troubles(self, may_read: Callable[[str], bool] = ...) -> dict[str, str]: ...
     @property
     def nats_connected(self) -> bool: ...
@@ -102,7 +99,7 @@ class Administration:
     """Belongs to the event loop. Errors are LiftlogErrors; a call that is cancelled has had either
     all of its effect or none when it ends, unless the disk stalls."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: StreamDirectory) -> None:
         self._streams = streams
         self.leases = LeaseKeeping(
             self._running,

@@ -1,15 +1,22 @@
-"""Which streams receive messages from NATS, and by which subscriptions."""
+"""Which streams receive messages from NATS, by which subscriptions, and when they may have missed
+some."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from liftlog.log import Clock
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
 from liftlog.server.streams.intake import Intake
+from liftlog.server.streams.settings import save_metadata
+
+logger = logging.getLogger("liftlog.server")
 
 GapNoter = Callable[[StreamHost, str], None]
 
@@ -144,3 +151,26 @@ class Attachments:
     def server_version(self) -> str:
         """Empty without a connection."""
         return self._link.server_version if self._link is not None else ""
+
+
+class PossibleLosses:
+    """Belongs to the event loop. Notes are saved in the background: they hold nobody up."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._saving: set[asyncio.Task[None]] = set()
+
+    def note(self, host: StreamHost, reason: str) -> None:
+        """With the offset that the next message gets."""
+        offset = host.note_possible_loss(reason, self._clock.now_ns())
+        logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
+        task = asyncio.get_running_loop().create_task(save_metadata(host))
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def close(self) -> None:
+        """Give up what is not saved yet."""
+        saving = list(self._saving)
+        for task in saving:
+            task.cancel()
+        await asyncio.gather(*saving, return_exceptions=True)

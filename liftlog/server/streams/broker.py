@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from liftlog.errors import (
     Conflict,
@@ -29,20 +29,18 @@ from liftlog.log.recovery import ActiveState
 from liftlog.names import is_stream_name
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.checkpoints import Checkpoints
+from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.server.streams.administration import Administration
-from liftlog.server.streams.attachments import Attachments, RefusedSubject
+from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
-from liftlog.server.streams.description import describe, describe_broken
+from liftlog.server.streams.description import describe, describe_broken, stream_troubles
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
-from liftlog.server.streams.metadata import save_metadata
 from liftlog.server.streams.neighbours import Neighbours
-from liftlog.server.streams.possible_losses import PossibleLosses
-from liftlog.server.streams.settings import check_same
-from liftlog.server.streams.troubles import stream_troubles
+from liftlog.server.streams.settings import check_same, save_metadata
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.disk_reserve import DiskReserve
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
@@ -54,17 +52,6 @@ _DRAIN_SECONDS = 30.0
 _MAX_NAMED = 20
 _TURN_SECONDS = 0.002
 """The event loop is held for about so long at a time by a list of all streams."""
-
-
-class Compactor(Protocol):
-    """What cleans the streams' sealed segments."""
-
-    def describe(self, host: StreamHost) -> dict[str, Any]: ...
-    def request(self, host: StreamHost) -> None: ...
-    async def forget(self, host: StreamHost) -> None: ...
-    async def interrupt(self, host: StreamHost) -> None: ...
-    def history(self, host: StreamHost) -> list[dict[str, Any]]: ...
-    def failures(self) -> dict[str, str]: ...
 
 
 class Broker:
@@ -95,7 +82,7 @@ class Broker:
             losses=self._losses,
             now_ns=self.now_ns,
         )
-        self.compactor: Compactor | None = None
+        self.compactor: Cleaner | None = None
         self.administration = Administration(self)
         self._checkpoints: Checkpoints | None = None
         self._closing = False

@@ -1,13 +1,17 @@
-"""What `describe` and `list` say of a stream."""
+"""What is said of streams: their descriptions, and what is wrong with them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from liftlog.log import Log
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.commits.host import StreamHost
+
+_MAX_STREAMS = 20
+_MAX_RANGES = 3
 
 
 def describe(
@@ -41,3 +45,56 @@ def describe(
 def describe_broken(name: str, reason: str) -> StreamInfo:
     """A stream on disk that is not served."""
     return StreamInfo(name=name, subject="", state="failed", warnings=[reason])
+
+
+# --- what is wrong with streams that are served all the same ---
+
+
+def stream_troubles(
+    hosts: Mapping[str, StreamHost],
+    failures: Mapping[str, str],
+    may_read: Callable[[str], bool] = lambda name: True,
+) -> dict[str, str]:
+    """By kind, `lost_records` and `cleaning`: for `/readyz`, `health` and the web page. Only of the
+    streams for which `may_read` is true. `failures` are those of the cleaner, by stream.
+
+    These are warnings, and do not make the daemon "not ready". Sending clients to another daemon
+    would neither bring lost records back nor repair compaction, and it would cost them all other
+    streams of this one.
+    """
+    lost = {
+        name: words
+        for name, host in hosts.items()
+        if may_read(name) and host.log.quarantined and (words := _lost(host.log))
+    }
+    failing = {name: words for name, words in failures.items() if may_read(name)}
+    found = {"lost_records": _listed(lost), "cleaning": _listed(failing)}
+    return {kind: text for kind, text in found.items() if text}
+
+
+def _lost(log: Log) -> str:
+    """Of what the stream still reaches back to."""
+    start = log.log_start_offset
+    ranges = sorted(
+        (max(start, bad.first_offset), bad.next_offset, bad.reason)
+        for bad in log.quarantined
+        if bad.is_loss and bad.next_offset > start
+    )
+    if not ranges:
+        return ""
+    count = sum(following - first for first, following, _ in ranges)
+    places = [
+        f"[{first:,}, {following:,}) {reason}" for first, following, reason in ranges[:_MAX_RANGES]
+    ]
+    return f"{count:,} offsets cannot be read: {_joined(places, len(ranges))}"
+
+
+def _listed(by_stream: Mapping[str, str]) -> str:
+    names = sorted(by_stream)
+    shown = [f"{name}: {by_stream[name]}" for name in names[:_MAX_STREAMS]]
+    return _joined(shown, len(names))
+
+
+def _joined(shown: Sequence[str], count: int) -> str:
+    more = count - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")

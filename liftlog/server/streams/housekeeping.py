@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from compaction import RetentionDecision
 from liftlog.errors import DiskFull, LiftlogError
 from liftlog.log import DataDir
 from liftlog.log.recovery import ActiveState
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.retention import decide_retention, remove_decided
-from liftlog.server.streams.side_by_side import SideBySide
 from liftlog.server.vitals.disk_reserve import DiskReserve
 from liftlog.settings import StreamSettings
 
@@ -24,26 +24,11 @@ logger = logging.getLogger("liftlog.server")
 _DECIDERS = 4
 
 
-class Streams(Protocol):
-    """The streams of the daemon."""
-
-    @property
-    def hosts(self) -> Mapping[str, StreamHost]: ...
-    @property
-    def changes(self) -> asyncio.Lock:
-        """Held while streams come or go."""
-        ...
-
-    def now_ns(self) -> int:
-        """For judging ages."""
-        ...
-
-
 class Housekeeping:
     """Runs on the event loop; log calls and decisions run in threads."""
 
-    def __init__(self, streams: Streams, data_dir: DataDir, reserve: DiskReserve) -> None:
-        self._streams = streams
+    def __init__(self, broker: Broker, data_dir: DataDir, reserve: DiskReserve) -> None:
+        self._broker = broker
         self._data_dir = data_dir
         self._reserve = reserve
         # Threads of its own: a decision may read from a disk that stalls.
@@ -61,7 +46,7 @@ class Housekeeping:
 
     async def apply_retention(self, *, by_time: bool) -> None:
         """Roll idle segments that are too old, then delete what the limits say."""
-        hosts = [host for host in self._streams.hosts.values() if _may_be_due(host)]
+        hosts = [host for host in self._broker.hosts.values() if _may_be_due(host)]
         await self._retention.run(hosts, partial(self._retain_or_make_room, by_time=by_time))
 
     async def _retain_or_make_room(self, host: StreamHost, *, by_time: bool) -> None:
@@ -95,7 +80,7 @@ class Housekeeping:
             # As the writer of the moment: no update comes in between.
             if host.settings is not settings:
                 return None  # others hold by now, and the next round goes by them
-            return remove_decided(host.log, decision, self._streams.now_ns(), delete_segments=count)
+            return remove_decided(host.log, decision, self._broker.now_ns(), delete_segments=count)
 
         freed = await host.run_exclusive(remove)
         if freed is None:
@@ -114,14 +99,14 @@ class Housekeeping:
         """In a thread. No reader may keep publishers waiting for room."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
-        return decide_retention(host.log, settings, self._streams.now_ns(), by_time=by_time)
+        return decide_retention(host.log, settings, self._broker.now_ns(), by_time=by_time)
 
     # --- recovery points ---
 
     async def save_recovery_points(self) -> None:
         """Remember how far each stream is durable, so that recovery scans little."""
         changed = [
-            host for host in self._streams.hosts.values() if not host.failure and host.has_moved
+            host for host in self._broker.hosts.values() if not host.failure and host.has_moved
         ]
         await self._recovery_points.run(changed, self._take_recovery_point)
         # Also those of streams that stalled in an earlier round.
@@ -138,8 +123,8 @@ class Housekeeping:
         self._states[host] = state
 
     async def _write(self, states: Mapping[StreamHost, ActiveState]) -> None:
-        async with self._streams.changes:  # a deletion changes the same table
-            hosts = self._streams.hosts
+        async with self._broker.changes:  # a deletion changes the same table
+            hosts = self._broker.hosts
             known = {h: state for h, state in states.items() if hosts.get(h.name) is h}
             write: Callable[[dict[str, ActiveState]], None] = self._data_dir.write_recovery_points
             await asyncio.to_thread(write, {h.name: state for h, state in known.items()})
@@ -158,3 +143,63 @@ def _may_be_due(host: StreamHost) -> bool:
         return True
     # Files that the log start has passed may wait for the end of the dedupe window or a lease.
     return log.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset
+
+
+# --- many streams ---
+
+
+class SideBySide:
+    """Does one kind of work for streams, at most once at a time for each of them.
+
+    At most `at_once` streams have a place; one that takes longer than `patience_seconds` loses it
+    to the next, goes on by itself, and is left out of later rounds until it is done.
+    """
+
+    def __init__(self, what: str, *, at_once: int = 2, patience_seconds: float = 1.0) -> None:
+        self._what = what
+        self._at_once = at_once
+        self._patience_seconds = patience_seconds
+        self._running: dict[StreamHost, asyncio.Task[None]] = {}
+
+    @property
+    def stalled(self) -> int:
+        """How many streams have such work under way, between rounds."""
+        return len(self._running)
+
+    async def run(
+        self,
+        hosts: Iterable[StreamHost],
+        work: Callable[[StreamHost], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Returns when `work` has ended or stalled for every stream. Errors are logged."""
+        places = asyncio.Semaphore(self._at_once)
+
+        async def take_turn(host: StreamHost) -> None:
+            async with places:
+                task = asyncio.get_running_loop().create_task(self._supervise(host, work))
+                self._running[host] = task
+                done, _ = await asyncio.wait({task}, timeout=self._patience_seconds)
+                if not done:
+                    logger.warning("%s-stalled stream=%s", self._what, host.name)
+
+        free = [host for host in hosts if host not in self._running]
+        await asyncio.gather(*map(take_turn, free))
+
+    async def _supervise(
+        self, host: StreamHost, work: Callable[[StreamHost], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            await work(host)
+        except LiftlogError as error:
+            logger.warning("%s-failed stream=%s error=%s", self._what, host.name, error)
+        except Exception:  # a supervisor: housekeeping must not end the daemon
+            logger.exception("%s-failed stream=%s", self._what, host.name)
+        finally:
+            del self._running[host]
+
+    async def close(self) -> None:
+        """Give up what is under way. Log calls that a thread has begun run to their end."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from acl.subjects import overlaps
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.streams.settings import rivals, share_messages
+from liftlog.settings import StreamSettings
 from liftlog.stream import AckSubjects
 
 
@@ -50,3 +51,25 @@ class Neighbours:
             others = {other.name: other.settings for other in self._hosts.values()}
             found = self._warnings[host.name] = rivals(host.name, host.settings, others)
         return found
+
+
+def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
+    """Whether NATS gives each message to only one of them. A queue group is known by its name
+    alone: it also spans subscriptions with different patterns."""
+    return first.queue_group is not None and first.queue_group == second.queue_group
+
+
+def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSettings]) -> list[str]:
+    """Warnings about streams that would ack the same messages."""
+    if settings.acks != "on":
+        return []
+    found = []
+    for other_name, other in others.items():
+        if other_name == name or other.acks != "on":
+            continue
+        if not share_messages(settings, other) and overlaps(settings.subject, other.subject):
+            found.append(
+                f"stream {other_name} also acks messages on {other.subject}: publishers take the "
+                "first ack they get, which says nothing about the other stream"
+            )
+    return found

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from acl.subjects import overlaps
-from liftlog.errors import Conflict, InvalidArgument, StaleIncarnation
+from liftlog.errors import (
+    Conflict,
+    InvalidArgument,
+    LiftlogError,
+    StaleIncarnation,
+    StreamUnavailable,
+)
+from liftlog.log import Log
+from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings, parse_stream_settings
+
+logger = logging.getLogger("liftlog.server")
 
 Difference = tuple[str, Any, Any]
 """(dotted setting, existing value, requested value)"""
@@ -121,29 +131,33 @@ def with_switches(
     return configured.model_copy(update={name: pair[1] for name, pair in kept.items()}), kept
 
 
-# --- streams beside each other ---
+# --- settings in the manifest ---
 
 
-def share_messages(first: StreamSettings, second: StreamSettings) -> bool:
-    """Whether NATS gives each message to only one of them. A queue group is known by its name
-    alone: it also spans subscriptions with different patterns."""
-    return first.queue_group is not None and first.queue_group == second.queue_group
+async def save_metadata(host: StreamHost) -> None:
+    """Store `host.metadata()` as it is when the stream's turn comes. A failure is logged only: the
+    values hold in memory, and the next change stores them."""
+    try:
+        await host.run_exclusive(lambda: host.log.set_metadata(host.metadata()))
+    except LiftlogError as error:
+        logger.warning("metadata-not-saved stream=%s error=%s", host.name, error)
 
 
-def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSettings]) -> list[str]:
-    """Warnings about streams that would ack the same messages."""
-    if settings.acks != "on":
-        return []
-    found = []
-    for other_name, other in others.items():
-        if other_name == name or other.acks != "on":
-            continue
-        if not share_messages(settings, other) and overlaps(settings.subject, other.subject):
-            found.append(
-                f"stream {other_name} also acks messages on {other.subject}: publishers take the "
-                "first ack they get, which says nothing about the other stream"
-            )
-    return found
+def stored_settings(name: str, log: Log) -> StreamSettings:
+    """Those in the manifest. Raises StreamUnavailable, InvalidArgument."""
+    try:
+        return parse_stream_settings(log.metadata["settings"], exists=True)
+    except (KeyError, TypeError) as error:
+        raise StreamUnavailable(f"the manifest of stream {name} holds no settings") from error
+
+
+def has_new_settings(host: StreamHost) -> bool:
+    """Whether its settings are others than those that it was last served with. Those of another
+    version of liftlog need not be understood: then nobody knows."""
+    try:
+        return host.settings != stored_settings(host.name, host.log)
+    except LiftlogError:
+        return True
 
 
 def check_incarnation(name: str, present: str, wanted: str | None) -> None:

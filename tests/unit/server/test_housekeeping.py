@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from support.local_broker import Running
 
-from liftlog.server.streams.housekeeping import Housekeeping
+from liftlog.server.streams.housekeeping import Housekeeping, SideBySide
 from liftlog.server.streams.retention import grant_lease
-from liftlog.server.streams.side_by_side import SideBySide
 
 
 @pytest.fixture

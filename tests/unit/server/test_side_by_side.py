@@ -10,7 +10,7 @@ import pytest
 
 from liftlog.errors import StorageError
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.streams.side_by_side import SideBySide
+from liftlog.server.streams.housekeeping import SideBySide
 
 
 class Named:

@@ -20,7 +20,7 @@ from liftlog.server.commits.group_writing import GroupWriter
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writer_pool import WriterPool
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
-from liftlog.server.streams.opening import make_sequencer
+from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import parse_stream_settings
 from liftlog.stream import AckSubjects, MessageRun
 
