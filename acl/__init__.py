@@ -1,14 +1,14 @@
-"""Who may do what: principals, roles, NATS subject patterns, decisions that explain themselves.
+"""Who may do what: principals, roles, NATS subject patterns, and decisions with their reason.
 
 Pure: text in, values out. Nothing here opens a file or a socket.
 
     subjects   NATS subject patterns: valid, matches, overlaps, is a subset of
-    document   strict reading of a YAML text: safe, bounded, no duplicate keys, with lines
-    tokens     hashing and checking of tokens
+    document   strict reading of a YAML text: safe, bounded, no duplicate keys, line numbers
+    tokens     hashing and checking tokens
     nkeys      the keys of NATS: text forms, signatures
     rules      what an ACL says: principals, roles, bindings, stream patterns
-    reading    from the text of an ACL file to rules, or to everything that is wrong
-    policy     `Policy`: who is it, may they do it
+    reading    from the text of an ACL file to rules, or to a list of what is wrong
+    policy     `Policy`: authenticate a client, decide what it may do
 
 `import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).
 """

@@ -1,9 +1,8 @@
 """Strict reading of one YAML document that a person wrote.
 
 PyYAML's safe loader lets the last of two equal keys win, turns the key `on` into True, and
-unfolds a "billion laughs" of aliases for whoever walks the result. Here two equal keys are a
-finding, keys are always the text that stands in the file, nesting and size are bounded, and
-the line of every value is kept for messages.
+expands a "billion laughs" of aliases. Here, two equal keys are a finding, keys are always the text
+in the file, nesting and size are bounded, and the line of every value is kept for messages.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Document:
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     findings: list[tuple[Path, int, str]] = field(default_factory=list)
-    """(path, line, what is wrong); line 0 means the whole text."""
+    """(path, line, what is wrong). Line 0 means the whole text."""
 
 
 class _TooMuchError(Exception):
@@ -41,7 +40,7 @@ class _TooMuchError(Exception):
 
 
 def read_document(text: str) -> Document:
-    """Reads `text`; never raises for what stands in it, but reports it in `findings`."""
+    """Read `text`. What is wrong with it is reported in `findings`, never raised."""
     document = Document()
     if len(text) > MAX_CHARACTERS:
         document.findings.append(((), 0, f"longer than {MAX_CHARACTERS} characters"))
@@ -59,7 +58,7 @@ def read_document(text: str) -> Document:
         document.findings.append(((), 0, str(error)))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        # str(error) quotes the line, which may hold a secret.
+        # str(error) quotes the line, which may contain a secret.
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         document.findings.append(((), mark.line + 1 if mark else 0, f"not valid YAML: {problem}"))
     except UnicodeError as error:  # half of a surrogate pair
@@ -68,7 +67,7 @@ def read_document(text: str) -> Document:
 
 
 def _check_nesting(text: str) -> None:
-    """The composer recurses in C, where no recursion limit protects the process."""
+    """PyYAML's composer recurses in C, where no recursion limit protects the process."""
     depth = 0
     for event in _events(text):
         if isinstance(event, _OPENING):
@@ -90,12 +89,12 @@ class _Builder:
         self._values = 0
 
     def build(self, node: yaml.Node, path: Path) -> Any:
-        # Aliases are followed as if their text stood there, so both bounds count what they
-        # unfold to; an alias to its own parent ends at the depth bound.
+        # Aliases are followed as if their text stood in their place, so both bounds count what
+        # they expand to. An alias to its own parent ends at the depth bound.
         self._values += 1
         if self._values > MAX_VALUES:
             raise _TooMuchError(
-                f"more than {MAX_VALUES} values (aliases count as what they repeat)"
+                f"more than {MAX_VALUES} values (an alias counts as all that it repeats)"
             )
         if len(path) > MAX_DEPTH:
             raise _TooMuchError(f"nested deeper than {MAX_DEPTH} levels (an alias to itself?)")
@@ -107,10 +106,10 @@ class _Builder:
         try:
             return self._loader.construct_object(node, deep=True)
         except (ValueError, OverflowError, LookupError, AttributeError):
-            # What looks like a date or a number and is none (2026-13-01), or what is not what its
-            # tag says (!!bool x), trips PyYAML up in many ways; its words may quote a secret.
+            # A value that only looks like a date or a number (2026-13-01), or that does not fit its
+            # tag (!!bool x), fails in PyYAML in many ways. Its message may quote a secret.
             kind = node.tag.rpartition(":")[2]
-            self._finding(path, node.start_mark.line + 1, f"not valid YAML: no valid {kind}")
+            self._finding(path, node.start_mark.line + 1, f"not valid YAML: not a valid {kind}")
             return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
@@ -125,7 +124,7 @@ class _Builder:
             else:
                 key = str(key_node.value)
                 if key in own:
-                    self._finding((*path, key), line, "this key stands here twice")
+                    self._finding((*path, key), line, "this key occurs twice")
                     continue
                 own[key] = self.build(value_node, (*path, key))
                 self._document.lines[(*path, key)] = line
@@ -137,7 +136,7 @@ class _Builder:
             if not isinstance(source, yaml.MappingNode):
                 self._finding(path, line, "'<<' must name a mapping")
                 continue
-            # The depth bound works on paths; a merge adds no key, so it spends one here.
+            # The depth bound counts path elements. A merge adds no key, so it takes one here.
             value = self.build(source, (*path, "<<"))
             for key, item in value.items():
                 into.setdefault(key, item)

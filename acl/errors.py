@@ -1,4 +1,4 @@
-"""The one error of this package; `liftlog` maps it at its border."""
+"""The only error of this package; `liftlog` maps it where it calls the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MAX_SHOWN = 100
 
 
 class AclError(Exception):
-    """The ACL text is wrong; `findings` lists everything that is, one line each."""
+    """The ACL text is wrong. `findings` lists every problem, one line each."""
 
     def __init__(self, findings: Sequence[str]) -> None:
         self.findings = tuple(findings)

@@ -1,11 +1,11 @@
-"""Nkeys, the Ed25519 keys of NATS: their text forms, and what a signature is worth.
+"""Nkeys, the Ed25519 keys of NATS: their text forms, and signatures.
 
-    seed        S, the kind of the key, 32 bytes, CRC-16; in base32, 58 characters (SU...)
-    public key  the kind of the key, 32 bytes, CRC-16; in base32, 56 characters (U...)
+    seed        S, the kind of key, 32 bytes, CRC-16; in base32: 58 characters (SU...)
+    public key  the kind of key, 32 bytes, CRC-16; in base32: 56 characters (U...)
 
 https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth
 
-PyNaCl (libsodium) does the arithmetic. It is loaded when it is needed, so importing this is cheap.
+PyNaCl (libsodium) does the arithmetic. It is imported on first use, so importing this is cheap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEED_IN_TEXT = re.compile(rb"(?<![A-Z2-7])SU[A-Z2-7]{56}(?![A-Z2-7])")
 
 
 class NotAnNkey(ValueError):
-    """The text is no such key. It says what is wrong and never shows the text."""
+    """The text is not an nkey. The message says what is wrong and never shows the text."""
 
 
 def public_key_bytes(text: str) -> bytes:
@@ -61,8 +61,8 @@ def new_seed() -> str:
 
 
 def find_seed(content: bytes) -> str:
-    """The user's seed in a file: one that holds nothing else, or a `.creds` file, which has a JWT
-    beside it. Raises NotAnNkey when there is none, or more than one."""
+    """The user's seed in the content of a file: a seed file, or a `.creds` file, which also has a
+    JWT. Raises NotAnNkey unless there is exactly one."""
     found = set(_SEED_IN_TEXT.findall(content))
     if len(found) != 1:
         raise NotAnNkey(
@@ -92,7 +92,7 @@ class SigningKey:
 
 
 def is_signed(public_key: str, text: bytes, signature: bytes) -> bool:
-    """Whether whoever has the seed of `public_key` signed `text`. About 0.1 ms."""
+    """Whether `text` was signed with the seed of `public_key`. Takes about 0.1 ms."""
     from nacl import exceptions, signing
 
     try:
@@ -104,14 +104,14 @@ def is_signed(public_key: str, text: bytes, signature: bytes) -> bool:
 
 
 def _checked(text: str) -> bytes:
-    """What the text stands for, without its checksum."""
+    """The decoded bytes, without their checksum, which is checked."""
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except binascii.Error:
         raise NotAnNkey("it is not base32") from None
     body, crc = raw[:-2], raw[-2:]
     if crc != _crc(body):
-        raise NotAnNkey("its checksum is wrong: a character was lost or mistyped")
+        raise NotAnNkey("its checksum is wrong: a character is missing or mistyped")
     return body
 
 

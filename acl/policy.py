@@ -1,6 +1,6 @@
-"""`Policy`: who is it, and may they do it.
+"""`Policy`: who a client is, and what it may do.
 
-Immutable and safe to share between threads; a reload builds a new one and swaps it in.
+Immutable and safe to share between threads. A reload builds a new one and swaps it in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .nkeys import is_signed
 from .reading import read_rules
-from .rules import ANONYMOUS, OPERATIONS, Operation, Principal, Rule, Rules, StreamMatcher
+from .rules import ANONYMOUS, IN_WORDS, OPERATIONS, Operation, Principal, Rule, Rules, StreamMatcher
 from .subjects import is_subset, is_valid_pattern
 from .tokens import MAX_TOKEN_CHARACTERS, slowest_hash, verify_secret
 
@@ -18,7 +18,7 @@ _MAX_SHOWN = 80
 
 
 class Decision(NamedTuple):
-    """`explanation` is for people: an audit log, `acl explain`, the error to the client."""
+    """`explanation` is for people: in the audit log, in `acl explain`, in the client's error."""
 
     allowed: bool
     explanation: str
@@ -28,8 +28,8 @@ class Decision(NamedTuple):
 
 
 class ReadDecision(NamedTuple):
-    """`subjects` are those whose records may be read (None: all of them). Whoever answers the read
-    must enforce them as a filter."""
+    """`subjects` are those whose records may be read (None: all). The caller must enforce them as
+    a filter."""
 
     allowed: bool
     explanation: str
@@ -50,7 +50,7 @@ class Policy:
         self._uids = {one.unix_uid: one.name for one in self.principals if one.unix_uid is not None}
         self._decoy = slowest_hash(one.token_hash for one in self.principals)
         self._rules: dict[tuple[str, Operation], tuple[tuple[StreamMatcher, Rule], ...]] = {}
-        # Made once for each rule, not for each of the thousands that may be bound to it.
+        # Built once per rule, not once per principal: thousands may be bound to the same rule.
         matchers = {
             role: [(StreamMatcher(rule.streams), rule) for rule in some]
             for role, some in rules.roles.items()
@@ -66,7 +66,7 @@ class Policy:
 
     @classmethod
     def load(cls, text: str) -> Policy:
-        """From the text of an ACL file. Raises AclError with all findings."""
+        """The policy in the text of an ACL file. Raises AclError with all findings."""
         return cls(read_rules(text))
 
     @property
@@ -77,25 +77,25 @@ class Policy:
         return self._bindings.get(name, ())
 
     def oddities(self) -> list[str]:
-        """What is allowed to stand in an ACL and is hardly meant, one sentence each."""
+        """What is valid in an ACL but hardly intended, one sentence each."""
         found = [
-            f"{name} has no role, so it may do nothing"
+            f"principal {name} has no role, so it may do nothing"
             for name in self._principals
             if not self.roles_of(name)
         ]
         used = {role for roles in self._bindings.values() for role in roles}
-        found += [f"nobody has the role {role}" for role in self._roles if role not in used]
+        found += [f"no principal has the role {role}" for role in self._roles if role not in used]
         for role in self.roles_of(ANONYMOUS):
             for rule in self._roles[role]:
                 changing = sorted(rule.operations & {"create", "delete", "admin"})
                 if changing:
                     what = ", ".join(changing)
-                    found.append(f"whoever has not said who it is may {what} by {rule}")
+                    found.append(f"clients that did not authenticate may {what} by {rule}")
         return found
 
     @property
     def allows_anonymous(self) -> bool:
-        """Whether a client may go on without authenticating, as the principal `anonymous`."""
+        """Whether a client may continue without authenticating, as the principal `anonymous`."""
         return ANONYMOUS in self._principals
 
     @property
@@ -109,9 +109,9 @@ class Policy:
     def authenticate_token(self, token: str) -> str | None:
         """The principal of `<principal>.<secret>`, or None.
 
-        Takes as long for an unknown principal as for a wrong secret (of the slowest hash in the
-        file). Blocks for tens of milliseconds when the hash is argon2: call it off the event loop,
-        and limit its rate first.
+        An unknown principal takes as long as a wrong secret (checked against the slowest hash in
+        the file). With an argon2 hash the call blocks for tens of milliseconds: call it off the
+        event loop, and limit its rate first.
         """
         if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARACTERS:
             return None
@@ -121,13 +121,13 @@ class Policy:
         return name if verify_secret(expected, secret, decoy=self._decoy) else None
 
     def authenticate_nkey(self, public_key: str, text: bytes, signature: bytes) -> str | None:
-        """The principal whose nkey has signed `text`, or None."""
+        """The principal whose nkey signed `text`, or None."""
         name = self._nkeys.get(public_key)
         return name if name is not None and is_signed(public_key, text, signature) else None
 
     def principal_of_certificate(self, names: Iterable[str]) -> str | None:
-        """The principal of a certificate with these names (common name, alternative names), which
-        somebody has verified. None as well when they are those of several principals."""
+        """The principal of a verified certificate with these names (common name, alternative
+        names). None if they belong to no principal, or to several."""
         found = {self._certificates[name] for name in names if name in self._certificates}
         return found.pop() if len(found) == 1 else None
 
@@ -135,9 +135,8 @@ class Policy:
         return self._uids.get(uid)
 
     def credential(self, name: str, method: str) -> object:
-        """What `name` authenticates with by this method (token, nkey, certificate, unix or
-        anonymous), to be compared with what another policy says; None: by this method not at all.
-        """
+        """The credential of `name` for this method (token, nkey, certificate, unix or anonymous),
+        for comparison with another policy. None: `name` cannot use this method."""
         principal = self._principals.get(name)
         if principal is None:
             return None
@@ -154,17 +153,17 @@ class Policy:
     ) -> Decision:
         """Whether `principal` may do `operation` on `stream`.
 
-        For `create`, `subject` is the pattern to attach: it must be a subset of one that may be
-        attached. For `read` it is the pattern to filter by; without one the question is about
-        all subjects, so a principal who may read only some is denied (`readable_subjects` says
-        which). Raises ValueError for an unknown operation.
+        For `create`, `subject` is the pattern that the stream records; it must be a subset of an
+        allowed one. For `read`, it is the pattern to filter by. Without a pattern the question is
+        about all subjects, so a principal that may read only some is denied (`readable_subjects`
+        says which). Raises ValueError for an unknown operation.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
         if principal not in self._principals:
             return Decision(False, f"denied: there is no principal {_show(principal)}")
         rules = self._covering(principal, operation, stream)
-        what = f"{operation} on stream {_show(stream)}"
+        what = f"{IN_WORDS[operation]} stream {_show(stream)}"
         if not rules:
             return Decision(False, f"denied: no rule allows {principal} to {what}")
         if operation not in ("create", "read"):
@@ -176,11 +175,11 @@ class Policy:
         return self._decide_read(principal, what, rules, subject)
 
     def decide_read(self, principal: str, stream: str) -> ReadDecision:
-        """Whether `principal` may read anything of `stream`, and on which subjects."""
+        """Whether `principal` may read anything in `stream`, and which subjects."""
         rules = self._covering(principal, "read", stream)
         if not rules:
             return ReadDecision(False, self.decide(principal, "read", stream).explanation, ())
-        what = f"read on stream {_show(stream)}"
+        what = f"read stream {_show(stream)}"
         for rule in rules:
             if rule.subjects is None:
                 return ReadDecision(True, _allowed(principal, what, rule).explanation, None)
@@ -190,21 +189,21 @@ class Policy:
         return ReadDecision(True, shown, subjects)
 
     def readable_subjects(self, principal: str, stream: str) -> tuple[str, ...] | None:
-        """The subjects within `stream` that `principal` may read; None: all, (): nothing.
+        """The subjects in `stream` that `principal` may read; None: all, (): nothing.
 
-        Whoever answers a read must enforce them as a filter.
+        The caller must enforce them as a filter.
         """
         return self.decide_read(principal, stream).subjects
 
     def _covering(self, principal: str, operation: Operation, stream: str) -> list[Rule]:
-        there = self._rules.get((principal, operation), ())
-        return [rule for streams, rule in there if streams.matches(stream)]
+        candidates = self._rules.get((principal, operation), ())
+        return [rule for streams, rule in candidates if streams.matches(stream)]
 
     def _decide_create(
         self, principal: str, what: str, rules: list[Rule], subject: str | None
     ) -> Decision:
         if subject is None:
-            return Decision(False, f"denied: {what} needs the subject to attach")
+            return Decision(False, f"denied: to {what} needs the subject to attach")
         for rule in rules:
             if any(is_subset(subject, allowed) for allowed in rule.attach):
                 return _allowed(principal, f"{what} attached to {_show(subject)}", rule)
@@ -222,7 +221,7 @@ class Policy:
             if rule.subjects is None:
                 return _allowed(principal, what, rule)
             if subject is not None and any(is_subset(subject, one) for one in rule.subjects):
-                return _allowed(principal, f"{what}, subject {_show(subject)}", rule)
+                return _allowed(principal, f"{what}, subject {_show(subject)},", rule)
         patterns = ", ".join(dict.fromkeys(p for rule in rules for p in rule.subjects or ()))
         asked = "all subjects" if subject is None else _show(subject)
         return Decision(

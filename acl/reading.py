@@ -1,4 +1,4 @@
-"""From the text of an ACL file to `Rules`, or to everything that is wrong with it."""
+"""From the text of an ACL file to `Rules`, or to a list of everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_UID = 2**32 - 2
 
 
 def read_rules(text: str) -> Rules:
-    """Raises AclError with all findings. A finding never shows a credential."""
+    """The rules in `text`. Raises AclError with all findings, which never show a credential."""
     return _Reader(read_document(text)).read()
 
 
@@ -56,7 +56,7 @@ class _Reader:
                 bindings[name] = self._binding(name, item, principals, roles)
             self._unambiguous(principals.values())
             if not principals:
-                self._say((), "it names no principals, so nobody could do anything")
+                self._say((), "it names no principals, so no client could do anything")
         if self._findings:
             raise AclError(self._findings)
         return Rules(principals, roles, bindings)
@@ -68,7 +68,7 @@ class _Reader:
         self._known(item, at, _CREDENTIALS)
         given = {key: item[key] for key in _CREDENTIALS if item.get(key) is not None}
         if name == ANONYMOUS and given:
-            self._say(at, "this principal is whoever did not authenticate: it has no credentials")
+            self._say(at, "stands for clients that did not authenticate: it has no credentials")
         elif name != ANONYMOUS and isinstance(value, dict) and not given:
             self._say(at, f"expected at least one of {', '.join(_CREDENTIALS)}")
         wrong = {
@@ -96,7 +96,7 @@ class _Reader:
                 first = seen.setdefault((key, credential), principal.name)
                 if first != principal.name:
                     at = ("principals", principal.name, key)
-                    self._say(at, f"the same as that of principal {first!r}")
+                    self._say(at, f"principal {first!r} has the same one")
 
     # --- roles --------------------------------------------------------------------
 
@@ -113,13 +113,13 @@ class _Reader:
         streams = self._texts(item, "streams", at, _wrong_stream_pattern, required=True)
         subjects = self._texts(item, "subjects", at, _wrong_subject)
         attach = self._texts(item, "attach", at, _wrong_subject)
-        # Half a rule would allow something else than its author thinks.
+        # Half a rule would allow something other than its author thinks.
         if "create" in allow and "attach" not in item:
-            self._say(at, "`create` needs `attach`: the NATS subjects that may be attached")
+            self._say(at, "`create` needs `attach`: the NATS subjects that a stream may record")
         if "attach" in item and allow and "create" not in allow:
-            self._say((*at, "attach"), "means nothing without `create` in `allow`")
+            self._say((*at, "attach"), "has no effect without `create` in `allow`")
         if "subjects" in item and allow and "read" not in allow:
-            self._say((*at, "subjects"), "means nothing without `read` in `allow`")
+            self._say((*at, "subjects"), "has no effect without `read` in `allow`")
         return Rule(
             role,
             index + 1,
@@ -136,14 +136,14 @@ class _Reader:
     ) -> tuple[str, ...]:
         at: Path = ("bindings", name)
         if name not in principals:
-            self._say(at, f"there is no such principal{_close(name, principals)}")
+            self._say(at, f"unknown principal{_close(name, principals)}")
         if not isinstance(value, list):
             self._say(at, "expected a list of role names")
             return ()
         for index, role in enumerate(value):
             if not isinstance(role, str) or role not in roles:
                 hint = _close(role, roles) if isinstance(role, str) else ""
-                self._say((*at, index), f"there is no such role{hint}")
+                self._say((*at, index), f"unknown role{hint}")
         return tuple(role for role in value if isinstance(role, str))
 
     # --- pieces -------------------------------------------------------------------
@@ -179,8 +179,7 @@ class _Reader:
         if key not in item and not required:
             return ()
         value = item.get(key)
-        # A key with nothing behind it, as with an empty list, is no filter and no rule: it is a
-        # mistake, and must not mean "all".
+        # A key without a value, or with an empty list, is a mistake: it must not mean "all".
         if not isinstance(value, list) or not value:
             self._say((*at, key), "expected a list with at least one entry")
             return ()
@@ -242,7 +241,7 @@ def _wrong_operation(text: str) -> str | None:
 def _wrong_stream_pattern(text: str) -> str | None:
     if is_stream_pattern(text):
         return None
-    return "expected a stream name, in which '*' stands for any characters"
+    return "expected a stream name, in which '*' matches any characters"
 
 
 def _wrong_subject(text: str) -> str | None:

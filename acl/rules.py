@@ -8,15 +8,24 @@ bindings:   {billing: [reader]}
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 Operation = Literal["create", "delete", "read", "commit", "admin"]
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
+IN_WORDS: Final[Mapping[Operation, str]] = {
+    "create": "create",
+    "delete": "delete",
+    "read": "read",
+    "commit": "commit checkpoints of",
+    "admin": "administer",
+}
+"""Each operation as a verb: "ops may administer stream 'orders'"."""
+
 ANONYMOUS = "anonymous"
-"""The principal of whoever did not authenticate; it exists only where the file names it."""
+"""The principal of clients that did not authenticate. It exists only if the file names it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
@@ -24,7 +33,7 @@ _STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody, and how that one is recognised."""
+    """A user or a program, and the credentials that identify it."""
 
     name: str
     token_hash: str | None = None
@@ -33,15 +42,15 @@ class Principal:
     unix_uid: int | None = None
 
     def __repr__(self) -> str:
-        return f"Principal({self.name!r})"  # the hash belongs into no log
+        return f"Principal({self.name!r})"  # the hash must not get into logs
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Allows `operations` on the streams that one of `streams` matches.
+    """Allows `operations` on the streams that match one of the patterns in `streams`.
 
-    `subjects` limits reading to records on these subjects (None: all of them); `attach` are the
-    NATS subjects that a created stream may be attached to.
+    `subjects` limits reading to records on these subjects (None: all). `attach` holds the NATS
+    subjects that a created stream may record.
     """
 
     role: str
@@ -65,7 +74,7 @@ class Rules:
 
 
 def is_name(text: str) -> bool:
-    """Whether it can name a principal or a role: no dot, since a token is cut at its first one."""
+    """Whether `text` can name a principal or a role. No dot: a token is split at its first dot."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -75,8 +84,11 @@ def is_stream_pattern(text: str) -> bool:
 
 
 class StreamMatcher:
-    """Whether any of some patterns matches. Every request asks, so most patterns are sorted out
-    beforehand into whole names and prefixes, which are looked up without a loop."""
+    """Whether any of a rule's patterns matches a stream.
+
+    Every request asks this, so whole names and prefixes are separated in advance: they are looked
+    up without a loop.
+    """
 
     __slots__ = ("_exact", "_general", "_prefixes", "_system")
 
@@ -101,7 +113,7 @@ class StreamMatcher:
 
 
 def stream_matches(pattern: str, stream: str) -> bool:
-    """Like a shell with dot files: only a pattern with `_` in front finds the system's streams."""
+    """System streams are like dot files in a shell: only a pattern that begins with `_` matches."""
     if pattern == ">":
         pattern = "*"
     if stream.startswith("_") and not pattern.startswith("_"):
@@ -115,7 +127,7 @@ def stream_matches(pattern: str, stream: str) -> bool:
     position, end = len(head), len(stream) - len(tail)
     if not stream.endswith(tail):
         return False
-    # Greedy from the left is enough, since `*` is the only wildcard.
+    # Taking the leftmost match each time is enough, since `*` is the only wildcard.
     for part in middle:
         found = stream.find(part, position, end)
         if found < 0:

@@ -1,12 +1,12 @@
 """NATS subject patterns.
 
-A subject is a list of non-empty tokens joined by dots. In a pattern `*` stands for exactly
-one token and `>`, as the last token only, for one or more tokens:
+A subject is a list of non-empty tokens joined by dots. In a pattern, `*` matches exactly one
+token, and `>`, allowed only as the last token, matches one or more:
 https://docs.nats.io/nats-concepts/subjects
 
-NATS lets `orders*` pass as a literal token. In a pattern that somebody wrote it is nearly
-always a mistake for `orders.*`, so `is_valid_pattern` refuses it; `matches` still compares
-such a token literally when a publisher used it in a subject.
+NATS accepts `orders*` as a literal token. In a pattern it is nearly always a mistake for
+`orders.*`, so `is_valid_pattern` refuses it. `matches` still compares such a token literally, since
+a publisher may use it in a subject.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from __future__ import annotations
 import re
 
 MAX_PATTERN_BYTES = 1024
-"""NATS allows 4096 bytes for a whole control line; a pattern needs room beside it."""
+"""NATS allows 4096 bytes for a whole control line, of which a pattern is only a part."""
 
 _WILDCARD = re.compile(r"[*>]")
 
 
 def is_valid_pattern(pattern: str) -> bool:
-    """Whether `pattern` can be subscribed to: printable tokens, wildcards that stand alone."""
+    """Whether `pattern` can be subscribed to: printable tokens; wildcards are whole tokens."""
     return why_invalid(pattern) is None
 
 
 def why_invalid(pattern: str) -> str | None:
-    """What is wrong with `pattern`, or None when nothing is."""
+    """What is wrong with `pattern`; None if it is valid."""
     if not pattern:
         return "it is empty"
     if any(char.isspace() or not char.isprintable() for char in pattern):
-        return "blanks and control characters are not allowed"
+        return "white space and control characters are not allowed"
     if len(pattern.encode("utf-8", "surrogatepass")) > MAX_PATTERN_BYTES:
         return f"it is longer than {MAX_PATTERN_BYTES} bytes"
     tokens = pattern.split(".")
@@ -44,7 +44,7 @@ def why_invalid(pattern: str) -> str | None:
 
 
 def is_literal(subject: str) -> bool:
-    """Whether `subject` is valid and holds no wildcard, so that it can be published to."""
+    """Whether `subject` is valid and has no wildcard, so that it can be published to."""
     return _WILDCARD.search(subject) is None and is_valid_pattern(subject)
 
 

@@ -1,9 +1,9 @@
-"""Tokens: `<principal>.<secret>` at the client, only a hash of the secret in the ACL file.
+"""Tokens: the client has `<principal>.<secret>`, the ACL file only a hash of the secret.
 
-`$argon2id$...` is right for every secret, also one that a person chose: each check takes tens of
-milliseconds and some MiB, so it happens off the event loop and after a limit on their rate.
-`sha256:<hex>` is enough for a secret that was drawn at random (`new_secret`): there is nothing to
-guess, so a slow hash adds no safety, and a check costs microseconds.
+`$argon2id$...` is right for every secret, even one that a person chose. Each check takes tens of
+milliseconds and some MiB, so it runs off the event loop and behind a rate limit.
+`sha256:<hex>` is enough for a random secret (`new_secret`): such a secret cannot be guessed, so a
+slow hash adds no safety, and a check takes microseconds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MAX_MEMORY_KIB = 1024 * 1024
 _MAX_WORK_KIB = 16 * _MAX_MEMORY_KIB  # memory times passes: some seconds
 _MAX_LANES = 64
 
-# Compared with when there is no such principal, so that the answer takes as long. Nothing
-# hashes to it that anybody knows.
+# Compared with if the principal is unknown, so that the answer takes as long. No known text has
+# this hash.
 _NOBODY = "sha256:" + "0" * 64
 
 
@@ -41,7 +41,7 @@ def new_secret() -> str:
 
 
 def hash_token(secret: str, algorithm: Algorithm = "sha256") -> str:
-    """What to write as `token_hash`. Raises ValueError for a secret short enough to be guessed."""
+    """The value for `token_hash`. Raises ValueError if the secret is short enough to be guessed."""
     if len(secret) < MIN_SECRET_CHARACTERS:
         raise ValueError(
             f"a secret needs at least {MIN_SECRET_CHARACTERS} random characters "
@@ -55,14 +55,14 @@ def hash_token(secret: str, algorithm: Algorithm = "sha256") -> str:
 
 
 def wrong_hash(token_hash: object) -> str | None:
-    """What is wrong with a `token_hash`, or None. Never shows it."""
+    """What is wrong with a `token_hash`, or None. The text never shows the hash."""
     if isinstance(token_hash, str):
         if _SHA256.fullmatch(token_hash):
             return None
         if _ARGON2.fullmatch(token_hash):
             memory_kib, passes, lanes = _cost(token_hash)
             if not (memory_kib >= 8 * lanes and passes and lanes):
-                return "an argon2 hash with parameters that there cannot be"
+                return "an argon2 hash with impossible parameters"
             if memory_kib > _MAX_MEMORY_KIB or memory_kib * passes > _MAX_WORK_KIB:
                 return "an argon2 hash that takes more than 1 GiB or several seconds to check"
             return None if lanes <= _MAX_LANES else "an argon2 hash with more than 64 lanes"
@@ -70,7 +70,7 @@ def wrong_hash(token_hash: object) -> str | None:
 
 
 def slowest_hash(hashes: Iterable[str | None]) -> str | None:
-    """Of these the one that takes longest to check; None when there are none."""
+    """The hash that takes longest to check; None if there is none."""
     return max(
         (one for one in hashes if one is not None),
         key=lambda one: _cost(one)[0] * _cost(one)[1],
@@ -79,7 +79,8 @@ def slowest_hash(hashes: Iterable[str | None]) -> str | None:
 
 
 def verify_secret(token_hash: str | None, secret: str, *, decoy: str | None = None) -> bool:
-    """Whether `secret` belongs to `token_hash`; None takes as long as `decoy`, and says no."""
+    """Whether `secret` has this hash. For None the check takes as long as for `decoy`, then
+    fails."""
     expected = token_hash or decoy or _NOBODY
     raw = secret.encode("utf-8", "surrogatepass")
     if expected.startswith("$argon2id$"):
@@ -98,6 +99,6 @@ def _verify_argon2(expected: str, raw: bytes) -> bool:
 
 
 def _cost(token_hash: str) -> tuple[int, int, int]:
-    """Memory in KiB, passes, lanes; of a fast hash nothing."""
+    """Memory in KiB, passes, lanes; zeros for a fast hash."""
     found = _ARGON2.fullmatch(token_hash)
     return (0, 0, 0) if found is None else (int(found[1]), int(found[2]), int(found[3]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from acl.policy import Decision, Policy, ReadDecision
-from acl.rules import Operation
+from acl.rules import IN_WORDS, Operation
 from liftlog.errors import Forbidden
 from liftlog.names import check_stream_name
 from liftlog.protocol.messages import ANONYMOUS
@@ -116,4 +116,5 @@ def _keep(kept: dict[Key, Kept], key: Key, decision: Kept) -> None:
 def _forbidden(
     principal: str | None, operation: Operation, stream: str, explanation: str
 ) -> Forbidden:
-    return Forbidden(f"{principal!r} may not {operation} the stream {stream!r}", hint=explanation)
+    what = f"{IN_WORDS[operation]} the stream {stream!r}"
+    return Forbidden(f"{principal!r} may not {what}", hint=explanation)

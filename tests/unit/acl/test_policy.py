@@ -99,10 +99,10 @@ def test_decisions(
 
 def test_explanations(policy: Policy) -> None:
     assert policy.decide("spark", "commit", "orders").explanation == (
-        "allowed: spark may commit on stream 'orders' by rule 1 of role 'reader'"
+        "allowed: spark may commit checkpoints of stream 'orders' by rule 1 of role 'reader'"
     )
     assert policy.decide("billing", "delete", "orders").explanation == (
-        "denied: no rule allows billing to delete on stream 'orders'"
+        "denied: no rule allows billing to delete stream 'orders'"
     )
     assert "orders.eu.>, orders.us, not on all subjects" in (
         policy.decide("billing", "read", "orders").explanation
@@ -339,21 +339,21 @@ bindings:
         "principals.e.unix_uid: expected a user id",
         "principals.e.nkey: expected the public nkey",
         "principals.e.certificate_cn: expected the common name",
-        "principals.g.unix_uid: the same as that of principal 'f'",
-        "principals.anonymous: this principal is whoever did not authenticate",
+        "principals.g.unix_uid: principal 'f' has the same one",
+        "principals.anonymous: stands for clients that did not authenticate",
         "rolez: unknown key; did you mean 'roles'?",
         "roles.r[0].allow[0]: unknown operation; did you mean 'read'?",
         "roles.r[0].streams[0]: expected a stream name",
         "roles.r[0].subjects[0]: not a NATS subject",
         "roles.r[1]: `create` needs `attach`",
-        "roles.r[2].attach: means nothing without `create`",
-        "roles.r[2].subjects: means nothing without `read`",
+        "roles.r[2].attach: has no effect without `create`",
+        "roles.r[2].subjects: has no effect without `read`",
         "roles.r[3].allow: expected a list with at least one entry",
         "roles.r[3].streams: expected a list with at least one entry",
         "roles.r[3].strems: unknown key; did you mean 'streams'?",
         "roles.empty: expected a list of rules",
-        "bindings.a[1]: there is no such role",
-        "bindings.nobody: there is no such principal",
+        "bindings.a[1]: unknown role",
+        "bindings.nobody: unknown principal",
         "bindings.f: expected a list of role names",
     ):
         assert [line for line in found if line.startswith(expected)], expected

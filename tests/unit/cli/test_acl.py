@@ -51,8 +51,8 @@ def test_check_names_what_is_odd(tmp_path: Path) -> None:
     assert found.exit_code == 0
     for said in (
         "a has no role",
-        "nobody has the role unused",
-        "whoever has not said who it is may delete by rule 1 of role 'r'",
+        "no principal has the role unused",
+        "clients that did not authenticate may delete by rule 1 of role 'r'",
     ):
         assert said in found.output
     assert len(json.loads(run("check", str(file), "-o", "json").output)["warnings"]) == 3
@@ -62,7 +62,7 @@ def test_check_names_what_is_odd(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"principals: {a: {token_hash: hunter2}}", "principals.a.token_hash: expected"),
-        (b"principals: {a: {unix_uid: 1}, a: {unix_uid: 2}}", "stands here twice"),
+        (b"principals: {a: {unix_uid: 1}, a: {unix_uid: 2}}", "occurs twice"),
         (b"principals: {a: {unix_uid: 1}}\nprincipal: {}", "did you mean 'principals'"),
         (b"\xff\xfe", "is not UTF-8"),
         (b"a: &a [*a, *a]", "not valid YAML|nested deeper"),

@@ -346,7 +346,7 @@ def test_refusals_say_why(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match=r"cannot read the nkey .*ops\.nk"):
             plan(parse_options(given | {"nkeyFile": str(seed)}))
         logs.add("wages")
-        with pytest.raises(Forbidden, match="no rule allows bob to read on stream 'wages'"):
+        with pytest.raises(Forbidden, match="no rule allows bob to read stream 'wages'"):
             plan(parse_options(given | {"tokenFile": str(token), "stream": "wages"}))
 
 
