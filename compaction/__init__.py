@@ -1,15 +1,16 @@
-"""Retention and key compaction: which segments are deleted and which records stay. Decisions only;
-the log applies them.
+"""What a log deletes: whole segments by retention, superseded records by key compaction.
 
-    retention  limits by age, size and number of messages
+Both live here, since they limit each other. The package only decides; the log applies.
+
+    retention  limits by age, size and number of messages: which segments are deleted
     planning   when a stream is compacted by key, and which segments take part
     keymap     the newest offset of each key, in bounded memory
     keytable   its tables of distinct keys
-    keys       columns of keys, as words that can be compared and hashed many at a time
-    keep       which record stays
+    keys       columns of keys, as words that can be compared and hashed in bulk
+    keep       which records stay
 
-Pure: works on Protocols and arrays that it declares itself, knows no files and no clock.
-The last four need numpy and are imported by whoever rewrites segments.
+Pure: it works on arrays and on Protocols that it declares itself, without files or a clock. The
+last four modules need numpy; only code that rewrites segments imports them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The newest offset of each key, in bounded memory and without ever confusing two keys.
 
-Keys are held as they are, in one table for each number of words (see keytable.py), with their
-newest offset as 32 bits relative to the first offset that was added. An 11-byte key takes 12
-bytes, 4 for the offset and 8 to 12 for its slot. Hashes may collide, which a test can force: that
-costs time and nothing else, since the keys themselves are compared.
+Keys are kept whole, in one table for each number of words (see keytable.py), with their newest
+offset as 32 bits relative to the first offset that was added. An 11-byte key takes 12 bytes, 4 for
+the offset and 8 to 12 for its slot. Hashes may collide (a test can force it): that costs only time,
+since the keys themselves are compared.
 
-Thousands of records are handled at a time by numpy; nothing here is done per record.
+numpy handles thousands of records at a time; nothing here is done per record.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ _PER_TABLE = 4 * (LEAST_SLOTS + 2)
 OnSuperseded = Callable[[NDArray[np.int64]], None]
 
 _Part = tuple[NDArray[np.intp], KeyTable, Search]
-"""Records of a chunk whose keys have the same number of words, by their numbers in it."""
+"""The records of a chunk whose keys have the same number of words, by their numbers in it."""
 
 
 class KeyMap:
-    """Not thread-safe. `memory_bytes` bounds the map itself; a call needs up to about 4 MiB more
-    for as long as it lasts. An empty map takes at least one record, whatever the length of its
-    key, so that every pass gets ahead."""
+    """The newest offset of each key. Not thread-safe.
+
+    `memory_bytes` bounds the map itself; during a call it needs up to about 4 MiB more. An empty
+    map takes at least one record, however long its key, so that every pass makes progress.
+    """
 
     def __init__(self, memory_bytes: int, *, hash_words: HashWords | None = None) -> None:
         if memory_bytes < 1:
@@ -44,7 +46,7 @@ class KeyMap:
         self._tables: dict[int, KeyTable] = {}
 
     def __len__(self) -> int:
-        """How many distinct keys there are."""
+        """The number of distinct keys."""
         return sum(table.count for table in self._tables.values())
 
     @property
@@ -57,12 +59,12 @@ class KeyMap:
         offsets: NDArray[np.int64],
         on_superseded: OnSuperseded | None = None,
     ) -> int:
-        """Learn the offsets of these keys; returns how many records, from the first on, were taken.
+        """Add the offsets of these keys; returns how many records were taken, from the first on.
 
-        Fewer than were given means that memory is used up: what was not taken is left for another
-        pass. Offsets ascend, also from call to call. Best called with thousands of records.
-        `on_superseded` is told, in no order, which of the offsets added so far have become ones
-        that are not the newest of their key; each once at least.
+        Fewer than given means that the memory is full: the rest is left for another pass. Offsets
+        must ascend, also from call to call. Best called with thousands of records.
+        `on_superseded` gets, in no particular order, the offsets added so far that are no longer
+        the newest of their key; each at least once.
         """
         if not len(offsets):
             return 0
@@ -81,7 +83,7 @@ class KeyMap:
         return taken
 
     def newest(self, keys: KeyColumn) -> NDArray[np.int64]:
-        """The newest offset seen with each record's key; -1 for an unknown key and for none."""
+        """The newest offset seen with each record's key; -1 if the key is unknown or missing."""
         count = len(keys.valid)
         answer = np.full(count, UNKNOWN, np.int64)
         first = 0
@@ -124,7 +126,7 @@ class KeyMap:
                 on_superseded(table.newest.take(known) + np.int64(first_offset))
             if found.entries.min(initial=0) < 0:
                 table.insert(found, self._memory_bytes - self.memory_used_bytes)
-            # Of equal entries the last assignment counts, and that is the newest offset.
+            # Among equal entries the last assignment wins, and that is the newest offset.
             own = relative.take(rows)
             table.newest[found.entries] = own
             if on_superseded is not None:
@@ -133,7 +135,7 @@ class KeyMap:
         return count
 
     def _fitting(self, parts: list[_Part], count: int) -> int:
-        """How many of the first `count` records fit, taking all unknown keys for distinct."""
+        """How many of the first `count` records fit, if all unknown keys were distinct."""
         cost = np.zeros(count)
         for rows, table, found in parts:
             unknown = rows.compress(found.entries < 0)
@@ -154,7 +156,7 @@ class KeyMap:
 
 
 def _chunk_end(keys: KeyColumn, first: int) -> int:
-    """Where a chunk that begins at `first` ends: so many records, or so many bytes of keys."""
+    """The end of the chunk that begins at `first`, bounded by records and by bytes of keys."""
     ends = keys.ends
     end = min(first + _CHUNK_RECORDS, len(keys.valid))
     if int(ends[end]) - int(ends[first]) > _CHUNK_BYTES:

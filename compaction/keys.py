@@ -1,7 +1,7 @@
-"""Columns of keys, and keys as rows of 32-bit words, so that many are handled at a time.
+"""Columns of keys, and keys as rows of 32-bit words, so that numpy handles many at a time.
 
-A key becomes its bytes, then 01, then zeros up to a multiple of four. So two keys are equal
-exactly if their words are, and numpy can compare and hash them without looking at lengths.
+A key becomes its bytes, then 01, then zeros up to a multiple of four. So two keys are equal if and
+only if their words are equal, and numpy can compare and hash them without looking at lengths.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _SHORT = 4096
 _Part = tuple[int, NDArray[np.intp]]
 
 Words = NDArray[np.uint32]
-"""One key per row, all of the same number of words."""
+"""One key per row; all rows have the same number of words."""
 
 HashWords = Callable[[Words], NDArray[np.uint64]]
-"""Equal rows give equal hashes. All else is only a matter of speed."""
+"""Must give equal hashes for equal rows. Everything else is only a matter of speed."""
 
 
 class KeyColumn(NamedTuple):
     """The keys of n records: record i has `data[ends[i]:ends[i + 1]]`, or none if not `valid[i]`.
 
-    `ends` ascends and has n + 1 entries; it need not begin with 0.
+    `ends` ascends and has n + 1 entries; it need not start at 0.
     """
 
     ends: NDArray[np.integer[Any]]
@@ -44,9 +44,9 @@ class KeyColumn(NamedTuple):
 
 
 def key_words(column: KeyColumn) -> Iterator[tuple[NDArray[np.intp], Words]]:
-    """The keys as words, with the numbers of their records, grouped by number of words.
+    """The keys as words, with the numbers of their records, grouped by the number of words.
 
-    Equal keys come in the order of their records; records without a key are in no group.
+    Equal keys keep the order of their records. Records without a key are in no group.
     """
     ends = column.ends.astype(np.intp)
     lengths = np.diff(ends)
@@ -89,7 +89,7 @@ def _joined(
 
 
 def _by_value(values: NDArray[np.intp], rows: NDArray[np.intp]) -> list[_Part]:
-    """`rows` split by their value, which ascends; each part in its old order."""
+    """`rows` split by value, ascending; each part keeps its order."""
     if int(values.max()) <= _SHORT:
         distinct = np.bincount(values).nonzero()[0]
     else:
@@ -111,17 +111,17 @@ def _raw(length: int) -> np.dtype[np.void]:
 
 
 def _pad(padded: NDArray[np.uint8], packed: NDArray[np.void], length: int) -> None:
-    """Put each key at the beginning of its row."""
+    """Write each key to the beginning of its row."""
     np.ndarray((len(padded),), _raw(length), padded, strides=(padded.shape[1],))[:] = packed
 
 
 class KeyedHash:
-    """A 64-bit hash of keys under a secret: publishers choose keys, and must not be able to choose
-    ones that collide.
+    """A 64-bit hash of keys under a secret, so that publishers, who choose the keys, cannot choose
+    keys that collide.
 
-    The sum of each word times a secret 64-bit number of its place (multilinear hashing after
-    Lemire and Kaser: any two keys agree in the upper half with probability 2^-32), then mixed, so
-    that every bit of it can be used.
+    It sums each word times a secret 64-bit factor for its position (multilinear hashing, Lemire
+    and Kaser: any two keys agree in the upper half with probability 2^-32), and mixes the sum, so
+    that every bit can be used.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -135,7 +135,7 @@ class KeyedHash:
     def __call__(self, words: Words) -> NDArray[np.uint64]:
         count = words.shape[1]
         if count > len(self._factors):
-            self._factors = self._make_factors(2 * count)  # begins with the ones before
+            self._factors = self._make_factors(2 * count)  # starts with the same factors
         if count <= _FEW_WORDS:
             total = np.zeros(len(words), np.uint64)
             for i in range(count):

@@ -1,13 +1,13 @@
 """A table of distinct keys that all have the same number of words.
 
-    words    the keys, one per row, in the order in which they came: a row is an entry
-    newest   for each entry a number that the map above keeps there
-    slots    open addressing, linear probing: number of the entry plus one, and above it as many
-             bits of the hash as there is room for; 0 is free
+    words    the keys, one per row, in the order of insertion: a row is an entry
+    newest   for each entry, a number that the map keeps there
+    slots    open addressing, linear probing: the number of the entry plus one, and above it as many
+             bits of the hash as fit; 0 means free
 
-A hash only says where to look: before two keys are taken for one, all their words are compared.
+A hash only says where to look: two keys are the same only if all their words are.
 
-`take` and `compress` instead of indexing: they are up to four times as fast.
+`take` and `compress` are up to four times as fast as indexing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Numbers = NDArray[np.intp]
 
 
 class Search:
-    """Where the keys of some records are. `entries` is -1 for those that are not in the table."""
+    """Where the keys of some records are. `entries` is -1 for keys that are not in the table."""
 
     __slots__ = ("entries", "hashes", "size", "slots", "words")
 
@@ -37,7 +37,7 @@ class Search:
         self.entries = np.full(len(words), -1, np.intp)
         self.slots: Numbers = np.empty(0, np.intp)
         self.size = 0
-        """How many slots the table had: `slots` means nothing in one of another size."""
+        """The number of slots that the table had. After a resize, `slots` is invalid."""
 
 
 class KeyTable:
@@ -55,13 +55,13 @@ class KeyTable:
 
     def search(self, words: Words) -> Search:
         found = Search(words, self._hash(words))
-        self._search_anew(found)
+        self._search_from_home(found)
         return found
 
     def insert(self, found: Search, spare_bytes: int) -> None:
-        """Make entries for the keys of `found` that have none. Equal keys get the same one.
+        """Make entries for the keys of `found` that have none. Equal keys get the same entry.
 
-        Memory grows by what is needed, and ahead of that by part of `spare_bytes` at most.
+        Memory grows by what is needed, and in advance by at most part of `spare_bytes`.
         """
         missing = (found.entries < 0).nonzero()[0]
         self._reserve(self.count + len(missing), spare_bytes)
@@ -72,7 +72,8 @@ class KeyTable:
         missing = missing.compress(found.entries.take(missing) < 0)
         slots = self._slots
         while len(missing):
-            # Every slot is free here, but several keys may want it: the last to write it has it.
+            # These slots are all free, but several keys may want the same one: the last to write
+            # wins.
             wanted = found.slots.take(missing)
             marks = np.arange(1, len(missing) + 1, dtype=np.uint32)
             slots[wanted] = marks
@@ -84,7 +85,7 @@ class KeyTable:
             self._rows[self.count : self.count + len(winners)] = found.words.take(winners, axis=0)
             self.count += len(winners)
             found.entries[winners] = entries
-            # The others meet the winner: it has the same key, or they go on behind it.
+            # The others find the winner there: either it is their key, or they probe on.
             missing = missing.compress(~won)
             self._probe(found, missing)
             missing = missing.compress(found.entries.take(missing) < 0)
@@ -103,15 +104,16 @@ class KeyTable:
         tags: NDArray[np.uint32] = hashes.astype(np.uint32) & ~self._entry_mask
         return tags
 
-    def _search_anew(self, found: Search) -> None:
-        """From the home slots on. Most keys are found at once, so all are compared at once."""
+    def _search_from_home(self, found: Search) -> None:
+        """Search from the home slots on. Most keys are found there, so compare all of them at
+        once."""
         self._begin(found)
         if not self.count:
             return
         values = self._slots.take(found.slots)
         used = values != 0
         same = ((values ^ self._tags(found.hashes)) <= self._entry_mask) & used
-        # Where nothing is alike, any row will do for the comparison.
+        # Where the tag differs, any row will do for the comparison.
         entries = (values & self._entry_mask).astype(np.intp) - 1
         stored = self._rows.take(entries, axis=0, mode="clip")
         same &= _equal_rows(stored, found.words)
@@ -119,9 +121,9 @@ class KeyTable:
         self._probe(found, (used & ~same).nonzero()[0], behind=True)
 
     def _probe(self, found: Search, pending: Numbers, *, behind: bool = False) -> None:
-        """Search for the records `pending` from their slots on, or from behind them.
+        """Search for the records `pending` from their slots on, or from the next slots (`behind`).
 
-        Of a record that is not found, the slot is then the free one at which its search ended.
+        If a record is not found, its slot becomes the free one at which the search ended.
         """
         if not len(pending):
             return

@@ -1,25 +1,26 @@
 """When a stream is compacted, and which of its segments take part.
 
 A pass maps the keys of the *dirty* part (from `cleaned_below` on) and applies that map to every
-older segment, so that afterwards each key below the pass's end is there once. It is due when
+older segment. Afterwards each key occurs only once below the end of the pass. A pass is due when
 
-    dirty ratio         enough of what could be compacted has not been yet
-    max_lag             the oldest record that has not been compacted is older than that
-    expired tombstones  the time of tombstones in a clean segment is over
-    on demand           somebody asked, and there is anything to do
+    dirty ratio         enough of what could be compacted has not been compacted yet
+    max_lag             the oldest record that was never compacted is older than this
+    expired tombstones  the retention of tombstones in a clean segment has passed
+    on demand           an operator asked, and there is something to do
 
-Taken are whole sealed segments below the bound, the oldest first, up to the first one that is
-too young: for min_lag, or because message ids are rebuilt from it (the dedupe window).
+A pass takes whole sealed segments below the bound, from the oldest up to the first that is too
+young: for min_lag, or because message ids are rebuilt from it (the dedupe window).
 
 Tombstones. A segment in which a pass keeps tombstones gets a *delete horizon*: the time of the
-first such pass plus tombstone_retention. Once it is over, the next pass drops them, which makes
-a quiet stream due as well. By then the map with that tombstone has been applied to everything
-older, except to segments that must not be rewritten: behind one of these no tombstone goes,
-since the value that it deletes may still lie in there. Horizons are rounded up to an eighth of
-tombstone_retention and only segments of the same horizon are merged: were they not, a stream
-that is compacted often would merge old tombstones with new ones each time and never drop any.
+first such pass plus tombstone_retention. Once it has passed, the next pass drops them; this alone
+makes a pass due, even for a quiet stream. By then the map with that tombstone has been applied to
+every older segment, except those that must not be rewritten. Tombstones newer than such a segment
+are never dropped, since the value that they delete may still be in it. Horizons are rounded up to
+an eighth of tombstone_retention, and only segments with the same horizon are merged. Otherwise a
+stream that is compacted often would merge old tombstones with new ones each time and never drop
+any.
 
-Works like Kafka's LogCleaner, whose class comment is the best description of the idea.
+This works like Kafka's LogCleaner, whose class comment describes the idea best.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from enum import StrEnum
 from typing import Protocol
 
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
-"""Offsets in an index are 32 bits wide, so no segment may span more."""
+"""Offsets in an index are 32 bits wide, so a segment may not span more."""
 
 _HORIZONS_PER_RETENTION = 8
 
 
 class CompactableSegment(Protocol):
-    """What planning needs to know of a segment. `next_offset` is where the next one begins."""
+    """What planning needs to know about a segment. `next_offset` is the start of the next one."""
 
     @property
     def base_offset(self) -> int: ...
@@ -70,7 +71,7 @@ class CompactionPolicy:
             raise ValueError("times must not be negative, max_lag must be greater than 0")
 
     def horizon_ns(self, now_ns: int) -> int:
-        """When tombstones that are kept for the first time now may go."""
+        """When tombstones that a pass keeps now for the first time may be dropped."""
         step = max(1, self.tombstone_retention_ns // _HORIZONS_PER_RETENTION)
         return -(-(now_ns + self.tombstone_retention_ns) // step) * step
 
@@ -78,16 +79,16 @@ class CompactionPolicy:
 class StoppedBy(StrEnum):
     """Why a segment, and all after it, cannot be compacted yet."""
 
-    BOUND = "it is active, or reaches past the bound"
+    BOUND = "it is active, or extends past the bound"
     PROTECTED = "it is younger than protect_newer_than"
     MIN_LAG = "it is younger than min_lag"
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionBacklog:
-    """How much could be compacted now; what `stream info` and metrics show.
+    """How much could be compacted now, as `stream info` and the metrics show it.
 
-    `stopped_by` says why the segment after those does not take part, if there is one.
+    `stopped_by` says why the next segment does not take part; None if there is none.
     """
 
     dirty_bytes: int
@@ -101,15 +102,15 @@ class CompactionBacklog:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """One pass. Segments are named by their place in the sequence that was planned for.
+    """One pass. Segments are identified by their index in the sequence given to the planner.
 
-    `sources` is how many of the oldest segments take part. `groups` are half-open ranges of
-    them: each becomes one output; what is in no group is neither mapped nor rewritten, and a
-    group of one in which nothing dies stays as it is. Keys of [dirty_from, dirty_end) are mapped;
-    when memory ends before, the pass ends there and the rest is left to the next one.
-    `drop_tombstones` holds for each source. `horizon_ns` is the delete horizon of an output in
-    which tombstones of a dirty source are kept; one without keeps the latest horizon of its
-    sources as long as it has tombstones, and has none otherwise.
+    `sources` is the number of the oldest segments that take part. `groups` are half-open ranges
+    of them, each of which becomes one output. A segment in no group is neither mapped nor
+    rewritten; a group of one segment that loses no record stays as it is. The keys of
+    [dirty_from, dirty_end) are mapped; if memory runs out earlier, the pass ends there and leaves
+    the rest to the next pass. `drop_tombstones` has one entry per source. `horizon_ns` is the
+    delete horizon of an output that keeps tombstones of a dirty source. Any other output keeps the
+    latest horizon of its sources as long as it has tombstones, and otherwise has none.
     """
 
     sources: int
@@ -136,13 +137,13 @@ def plan_compaction(
     keep_tombstones_from: int | None = None,
     first_stamp_ns: Callable[[int], int] | None = None,
 ) -> CompactionPlan | None:
-    """What to compact now, or None when nothing is due.
+    """What to compact now, or None if nothing is due.
 
     `segments` are in order, the oldest first. `bound_offset` is the high watermark, lowered by
-    leases: nothing at or past it takes part. `quarantined` are the base offsets of segments with
-    a quarantined range; they are never touched. With `keep_tombstones_from` (the lowest start of
-    a live lease) tombstones from there on stay. `first_stamp_ns` tells the stamp of the first
-    record of a segment, by its place; without it `max_lag` goes by the newest one. Takes time
+    leases: nothing at or past it takes part. `quarantined` holds the base offsets of segments
+    with a quarantined range, which are never touched. Tombstones from `keep_tombstones_from` on
+    (the lowest start of a live lease) stay. `first_stamp_ns` returns the timestamp of the first
+    record of a segment, given its index; without it, `max_lag` uses the newest record. Takes time
     linear in the number of segments.
     """
     sources, stopped_by = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
@@ -192,7 +193,7 @@ def backlog(
 def _live(
     taken: Sequence[CompactableSegment], log_start_offset: int, quarantined: Collection[int]
 ) -> list[bool]:
-    """Which segments a pass may map and rewrite: not those that retention will remove anyway."""
+    """Which segments a pass may map and rewrite: none that retention will delete anyway."""
     return [
         segment.next_offset > log_start_offset and segment.base_offset not in quarantined
         for segment in taken
@@ -276,7 +277,7 @@ def _tombstones_to_drop(
     untouched_before = False
     for segment, is_live in zip(taken, live, strict=True):
         if not is_live and segment.next_offset > log_start_offset:
-            untouched_before = True  # quarantined: what a tombstone deletes may lie in here
+            untouched_before = True  # quarantined: may hold a value that a tombstone deletes
         horizon = segment.delete_horizon_ns
         drop.append(
             is_live
@@ -297,15 +298,15 @@ def _groups(
     max_bytes: int,
     new_horizon_ns: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Adjacent segments that become one. A large one stays alone: rewriting it each time to add a
-    small one would cost more than a file less is worth."""
+    """Adjacent segments to merge. A large one stays alone: rewriting it each time to add a small
+    one would cost more than one file less is worth."""
     groups: list[tuple[int, int]] = []
     size = 0
     horizon: int | None = None
     for i, segment in enumerate(taken):
         if not live[i]:
             continue
-        # Only the same horizons are merged; None is a segment without tombstones.
+        # Only segments with the same horizon are merged; None means no tombstones.
         own = None if drop[i] else segment.delete_horizon_ns
         if segment.next_offset > cleaned_below:
             own = new_horizon_ns

@@ -1,21 +1,21 @@
 """Retention: how far the log start moves, and how many of the oldest files can be deleted.
 
-Two things are decided apart. The *log start offset* says what can still be read; it is
-record-granular. *Files* go segment by segment, the oldest first, once the log start has passed
-all of a file; so the log start is the truth and the files follow when they can.
+Two decisions are separate. The *log start offset* says what can still be read; it can be any
+record. *Files* are deleted segment by segment, the oldest first, once the log start has passed the
+whole file. The log start is authoritative; files follow when they can.
 
-    max_age       by the largest timestamp in a segment: whole sealed segments, oldest first, up
-                  to the first one that is young enough. One without records has no age, and goes
-                  with the next one that has
-    max_bytes     a segment goes only if at least max_bytes remain without it, as in Kafka: the
-                  limit is what is kept at least, and up to one segment more than it stays
-    max_messages  exact: the log start moves into a segment, also into the active one, to right
-                  behind the newest record that goes. Where compaction left holes, somebody who
-                  can look into that segment must say where
+    max_age       deletes whole sealed segments by their largest timestamp, the oldest first, up to
+                  the first that is young enough. A segment without records has no age; it is
+                  deleted together with the next one that has
+    max_bytes     deletes a segment only if at least max_bytes remain without it, as in Kafka: the
+                  limit is the least that is kept, and up to one segment more may stay
+    max_messages  is exact: the log start moves into a segment, even the active one, right past the
+                  newest record to drop. If compaction left holes in that segment, the caller
+                  must look up the offset there (`offset_of_record`)
 
-Never deleted: the active segment, the last segment, and a file whose newest record is younger
-than the dedupe window, because after a crash the remembered message ids are rebuilt from it. The
-log start may pass such a file; it goes later. Nor does the log start pass a lease.
+Never deleted are the active segment, the last segment, and a file whose newest record is younger
+than the dedupe window: after a crash the remembered message ids are rebuilt from it. The log start
+may pass such a file, which is then deleted later. The log start never passes a lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 
 class SegmentView(Protocol):
-    """What retention needs to know of a segment. `next_offset` is where the next one begins."""
+    """What retention needs to know about a segment. `next_offset` is the start of the next one."""
 
     @property
     def base_offset(self) -> int: ...
@@ -45,12 +45,12 @@ class SegmentView(Protocol):
 _Segment = TypeVar("_Segment", bound=SegmentView)
 
 OffsetOfRecord = Callable[[_Segment, int], int]
-"""The offset of record number n, from 0 on, of a segment with holes."""
+"""The offset of record number n (from 0) in a segment with holes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """All limits hold together; None switches one off.
+    """All limits apply together; None switches a limit off.
 
     To suspend retention by time (a clock that jumped), pass a policy without `max_age_ns`.
     """
@@ -70,13 +70,14 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """`delete_segments` counts from the oldest. `reasons` is empty when the log start stays."""
+    """`delete_segments` counts from the oldest. `reasons` is empty if the log start does not
+    move."""
 
     log_start_offset: int
     delete_segments: int
     reasons: tuple[str, ...] = ()
     delete_below: int = 0
-    """Where the last of these segments ends; counts mean nothing once segments are merged."""
+    """Where the last of these segments ends; the count is invalid once segments are merged."""
 
 
 def decide(
@@ -89,14 +90,14 @@ def decide(
     offset_of_record: OffsetOfRecord[_Segment] | None = None,
     held_from: int | None = None,
 ) -> RetentionDecision:
-    """What `policy` asks for now. `segments` are in order, the oldest first.
+    """What `policy` demands now. `segments` are in order, the oldest first.
 
     The new log start is never below `log_start_offset` and never above `log_end_offset`; pass the
-    high watermark there, so that only committed records are counted and dropped. Files that
-    the log start has passed already are offered for deletion even when no limit is set.
-    Nothing moves it past `held_from`, where the oldest lease begins. `offset_of_record` is asked
-    at most once, for a segment with holes; without it max_messages keeps a few too many there.
-    Takes time linear in the number of segments.
+    high watermark there, so that only committed records are counted and dropped. Files that the
+    log start has passed already are offered for deletion even if no limit is set. The log start
+    never moves past `held_from`, where the oldest lease begins. `offset_of_record` is called at
+    most once, for a segment with holes; without it, max_messages keeps a few records too many
+    there. Takes time linear in the number of segments.
     """
     new_start = log_start_offset
     last_start = log_end_offset if held_from is None else min(held_from, log_end_offset)
@@ -116,8 +117,8 @@ def decide(
         start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
         move(start, f"max_bytes: more than {policy.max_bytes} bytes")
     if policy.max_age_ns is not None:
-        # Last, from where the others led: they may have passed a young segment that held older
-        # ones behind it, and a decision must leave nothing for a second look.
+        # Last, and from where the other limits ended: they may have passed a young segment with
+        # older ones after it, and one decision must be complete.
         start = _start_by_age(segments, now_ns - policy.max_age_ns, new_start)
         if start > new_start:
             move(start, f"max_age: older than {policy.max_age_ns / 1e9:g} s")
@@ -131,10 +132,10 @@ def _start_by_age(segments: Sequence[SegmentView], oldest_ns: int, log_start: in
     start = log_start
     for segment in segments:
         if segment.next_offset <= log_start:
-            continue  # passed already, its file waits for something else
+            continue  # passed already; something else keeps its file
         if segment.sealed and not segment.record_count:
-            # Compaction has emptied it, so it has no age. Whoever is in this hole reads on behind
-            # it: the log start passes it only together with records that are too old.
+            # Compaction has emptied it, so it has no age. A reader in this hole continues after it:
+            # the log start passes it only together with records that are too old.
             continue
         if not segment.sealed or segment.max_timestamp_ns >= oldest_ns:
             break
@@ -143,7 +144,7 @@ def _start_by_age(segments: Sequence[SegmentView], oldest_ns: int, log_start: in
 
 
 def _start_by_bytes(segments: Sequence[SegmentView], max_bytes: int, log_start: int) -> int:
-    # Files that the log start has passed do not count: dropping more would not remove them.
+    # Files that the log start has passed do not count: moving it further does not remove them.
     live = [segment for segment in segments if segment.next_offset > log_start]
     remaining = sum(segment.size_bytes for segment in live)
     start = log_start
@@ -163,21 +164,21 @@ def _start_by_messages(
 ) -> int:
     missing = max_messages
     for segment in reversed(segments):
-        # Of what lies at or past the end at most that many records; counting too few of the
-        # others keeps too much rather than too little.
+        # At most this many records lie at or past the end. Counting too few of the others keeps too
+        # much rather than too little.
         count = max(0, segment.record_count - max(0, segment.next_offset - log_end))
         if count <= missing:
             missing -= count
             continue
-        # The start is right behind the newest record that goes, not at the oldest that stays:
-        # whoever is in the hole between them has lost nothing.
+        # The start is right past the newest dropped record, not at the oldest that stays: a reader
+        # in the hole between them has lost nothing.
         if not missing:
             return segment.next_offset
         gone = count - missing  # of its oldest records
         has_holes = segment.record_count < segment.next_offset - segment.base_offset
         if has_holes and offset_of_record is not None:
             return offset_of_record(segment, gone - 1) + 1
-        # Exact without holes; with holes fewer records lie below, so none too many goes.
+        # Exact without holes. With holes fewer records lie below, so never too many are dropped.
         return segment.base_offset + gone
     return segments[0].base_offset if segments else 0
 

@@ -1,15 +1,15 @@
 """The publisher's envelope: a key, headers and an ack subject without NATS headers.
 
-For publishers that cannot set NATS headers, or want the ack on a subject of their own.
-The bytes are specified in docs/reference/envelope.md.
+For publishers that cannot set NATS headers, or that want the ack on a subject of their choice.
+docs/reference/envelope.md specifies the bytes.
 
     format      the header's layout, and all limits
     fields      what each field may hold
     codec       `encode` and `decode`
-    liftbridge  the envelope of Liftbridge, which streams can accept as well
+    liftbridge  the envelope of Liftbridge, which streams can accept too
     protobuf    the encoding of its body
 
-Pure; needs msgpack and crc32c only.
+Pure; needs only msgpack and crc32c.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .fields import ACK_POLICIES, AckPolicy, Envelope
 from .format import COOKIE, VERSION
 
 COOKIES = (COOKIE, liftbridge.COOKIE)
-"""What the first bytes of an envelope can be, ours or Liftbridge's."""
+"""The first bytes of an envelope: ours, or Liftbridge's."""
 
 PART_OF = "liftlog"
 

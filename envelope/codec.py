@@ -1,8 +1,8 @@
 """`encode` and `decode`.
 
-`decode` sits on the path of every message of a stream, and its input is whatever somebody
-published. So it answers None for anything that is not exactly an envelope, never raises, and
-costs no more than a small multiple of the input's size whatever lengths and nesting it declares.
+`decode` is on the path of every message of a stream, and its input is whatever was published. So it
+returns None for anything that is not exactly an envelope, never raises, and costs at most a small
+multiple of the input's size, whatever lengths and nesting the input declares.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def encode(
 ) -> bytes:
     """One envelope, ready to be published.
 
-    `value` None is a tombstone and needs a `key`; text is taken as UTF-8. Equal arguments give
+    `value` None is a tombstone and needs a `key`. Text is encoded as UTF-8. Equal arguments give
     equal bytes. Raises ValueError for a field that `decode` would not accept, TypeError for a
     value or key that is neither bytes nor text.
     """
@@ -85,13 +85,13 @@ def encode(
 
 
 def decode(data: bytes) -> Envelope | None:
-    """The envelope in `data`, or None when `data` is a plain message. Never raises."""
+    """The envelope in `data`, or None if `data` is a plain message. Never raises."""
     if data[:4] != COOKIE or len(data) <= HEADER_SIZE:
         return None
     _, version, flags, header_size = _unpack_header(data)
     if version != VERSION or header_size < HEADER_SIZE or header_size >= len(data):
         return None
-    # Copying a small body is cheaper than a view of it.
+    # Copying a small body is cheaper than making a view of it.
     whole = data if len(data) <= _SMALL else memoryview(data)
     body = whole[header_size:]
     if flags == FLAG_CRC:
@@ -110,17 +110,17 @@ def _decode_body(body: bytes | memoryview) -> Envelope | None:
     maps = 0
 
     def on_map(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        # A pair of two bytes becomes a tuple of 56, so what may be built is bounded here:
-        # at most two maps are ever finished, of at most MAX_HEADERS pairs each.
+        # A pair of two bytes becomes a tuple of 56 bytes, so bound here what may be built: at
+        # most two maps are ever finished, each of at most MAX_HEADERS pairs.
         nonlocal maps
         maps += 1
         if maps > _MAX_MAPS:
             raise ValueError("more maps than an envelope has")
         return pairs
 
-    # Pairs and not dicts, so that equal keys can be seen. With `use_list=False` an array is a
-    # tuple, so a list is always a map. Lengths of text and bytes are bounded by the input's.
-    # Text must be UTF-8 and keys text or bytes: both are msgpack's defaults.
+    # Pairs instead of dicts, so that duplicate keys show. With `use_list=False` an array is a
+    # tuple, so a list is always a map. Text and bytes cannot be longer than the input.
+    # msgpack's defaults require UTF-8 text, and text or bytes as keys.
     pairs = _unpackb(
         body,
         use_list=False,

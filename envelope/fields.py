@@ -1,7 +1,7 @@
-"""The fields of an envelope and what each may hold.
+"""The fields of an envelope, and what each may hold.
 
-Every check returns what is wrong in words, or None: `encode` raises with it, `decode` only
-needs to know that there is something.
+Every check returns what is wrong, in words, or None. `encode` raises it as a ValueError; `decode`
+only needs to know whether something is wrong.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ ACK_POLICIES: Final[tuple[AckPolicy, ...]] = ("none", "leader", "all")
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
-# Printable ASCII without blanks and colon, as NATS has it (ADR-4).
+# Printable ASCII without blanks and colons, as in NATS (its ADR-4).
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
-# One line: no control character, none of the line separators of Unicode, and no blank at either
-# end, since parsers strip it and the value would not come back as it was given.
+# One line: no control characters, no Unicode line separators, and no blank at either end, since
+# parsers strip it and the value would not come back unchanged.
 _HEADER_VALUE = re.compile(
     r"(?:[^\x00-\x20\x7f-\x9f\u2028\u2029\ud800-\udfff]"
     r"(?:[^\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*"
     r"[^\x00-\x20\x7f-\x9f\u2028\u2029\ud800-\udfff])?)?"
 )
-# Tokens of printable ASCII without blanks, wildcards and dots, joined by dots. An ack sent below
-# `$` would be obeyed by NATS itself ($JS.API.STREAM.PURGE.X), below `liftlog.` by us.
+# Tokens of printable ASCII without blanks, wildcards and dots, joined by dots. NATS itself would
+# obey an ack sent below `$` ($JS.API.STREAM.PURGE.X), and we one sent below `liftlog.`.
 _ACK_SUBJECT = re.compile(r"(?!\$|liftlog\.)[!-)+\-,/-=?-~]+(?:\.[!-)+\-,/-=?-~]+)*")
 
 
 class Envelope(NamedTuple):
-    """What a publisher said. `value` None is a tombstone and comes with a key.
+    """The content of an envelope. `value` None is a tombstone, and then there is a key.
 
-    A tuple, since one is built per message: a frozen dataclass takes eight times as long.
+    A tuple, because one is built per message: a frozen dataclass takes eight times as long.
     """
 
     value: bytes | None
@@ -71,14 +71,14 @@ def wrong_headers(headers: Mapping[str, str]) -> str | None:
         if type(name) is not str or type(value) is not str:
             return "a header that is not text"
         if len(name) > MAX_HEADER_NAME_BYTES or _HEADER_NAME.fullmatch(name) is None:
-            return f"the header name {name[:64]!r} is not printable ASCII without blank and colon"
+            return f"the header name {name[:64]!r} is not printable ASCII without blanks and colons"
         if not _is_line(value, MAX_HEADER_VALUE_BYTES):
             return f"the value of header {name!r} does not fit one header line"
     return None
 
 
 def is_header(name: str, value: str) -> bool:
-    """Whether one line of a NATS header block can carry this; any length."""
+    """Whether one line of a NATS header block can carry this header, of any length."""
     return _HEADER_NAME.fullmatch(name) is not None and _is_line(value, len(value) * 4)
 
 

@@ -7,8 +7,8 @@
     8  4  CRC-32C of the body u32 little-endian (only with flag bit 0)
     .. the rest is the body, one msgpack map
 
-The cookie begins like the one of Liftbridge (B9 0E 43 B4) and differs in its last two bytes, so
-neither system takes the other's envelope for its own.
+The cookie begins like Liftbridge's (B9 0E 43 B4) and differs in its last two bytes, so neither
+system mistakes the other's envelope for its own.
 """
 
 from __future__ import annotations
@@ -36,6 +36,6 @@ MAX_KEY_BYTES = 65_535
 MAX_HEADER_NAME_BYTES = 255
 MAX_HEADER_VALUE_BYTES = 4096
 MAX_ID_BYTES = 255
-"""Of a message id and of a correlation id."""
+"""For message ids and correlation ids."""
 MAX_ACK_SUBJECT_BYTES = 255
 MAX_OFFSET = 2**63 - 1

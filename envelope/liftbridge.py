@@ -1,4 +1,4 @@
-"""The envelope of Liftbridge, for publishers that were written for it.
+"""The envelope of Liftbridge, for publishers written for Liftbridge.
 
     0  4  magic number B9 0E 43 B4
     4  1  version 0
@@ -10,9 +10,9 @@
 
 Sources: documentation/envelope_protocol.md and server/protocol/envelope.go of
 https://github.com/liftbridge-io/liftbridge, and api.proto of liftbridge-io/liftbridge-api for the
-messages. As with our own envelope, what is not exactly one is a plain message: `decode_publish`
-and `decode_ack` answer None and never raise. (The eight bytes B9 0E 43 B4 00 FF 00 00, whose
-header is longer than the message, stop a Liftbridge server.)
+messages. As with our own envelope, anything that is not exactly one is a plain message:
+`decode_publish` and `decode_ack` return None and never raise. (The eight bytes B9 0E 43 B4 00 FF
+00 00, whose header is longer than the message, crash a Liftbridge server.)
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 
 
 BINARY_HEADER_PREFIX = "Liftlog-Binary-"
-"""What the names of headers begin with that no NATS header line could carry as they are."""
+"""Prefix for the names of headers that a NATS header line cannot carry unchanged."""
 
 _SAFE_IN_NAMES = "!#$&'()*+,/;<=>?@[]^`{|}"
 
 
 class Publish(NamedTuple):
-    """`Message` of api.proto, of which a publisher fills in a part.
+    """`Message` of api.proto, of which a publisher sets some fields.
 
-    Absent and default are one in protobuf: no key is an empty key. `offset` is the offset that
-    the record is expected to get; -1 says none, and so does 0, which stands for an absent one.
+    In protobuf, absent and default are the same: no key is an empty key. `offset` is the offset
+    that the record is expected to get; -1 means none, and so does 0, the default.
     """
 
     offset: int = 0
@@ -134,13 +134,13 @@ _ACK: Table = {
 
 
 def decode_publish(data: bytes) -> Publish | None:
-    """What was published, or None when `data` is a plain message. Never raises."""
+    """The published message, or None if `data` is a plain message. Never raises."""
     fields = _open(data, TYPE_PUBLISH, _PUBLISH)
     return None if fields is None else Publish(**fields)
 
 
 def decode_ack(data: bytes) -> Ack | None:
-    """The ack in `data`, or None when it is something else. Never raises."""
+    """The ack in `data`, or None if `data` is not an ack. Never raises."""
     fields = _open(data, TYPE_ACK, _ACK)
     return None if fields is None else Ack(**fields)
 
@@ -151,15 +151,15 @@ def encode_publish(publish: Publish, *, crc: bool = True) -> bytes:
 
 
 def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
-    """One envelope; without a checksum, as Liftbridge itself writes it."""
+    """One envelope, by default without a checksum, as Liftbridge itself writes it."""
     return _close(protobuf.encode(ack, _ACK), TYPE_ACK, crc=crc)
 
 
 def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
-    """Headers of Liftbridge, which are text and bytes, as headers of NATS, which are lines.
+    """Liftbridge headers (text to bytes) as NATS headers (lines).
 
-    What fits one line is taken as it is. Of the others the value is in base64, and the name has
-    `Liftlog-Binary-` before it, with everything percent-encoded that no header name may hold.
+    A header that fits one line stays unchanged. Otherwise its value is encoded in base64, and its
+    name gets the prefix `Liftlog-Binary-` and is percent-encoded where a header name requires it.
     """
     found = {}
     for name, value in headers.items():
@@ -172,7 +172,7 @@ def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def liftbridge_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
-    """The other way round. A value that is not base64 is taken as it is."""
+    """The reverse of `nats_headers`. A value that is not base64 stays unchanged."""
     found = {}
     for name, text in headers.items():
         value = text.encode()

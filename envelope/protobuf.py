@@ -1,10 +1,10 @@
-"""As much of protobuf's wire format as Liftbridge's messages need, driven by tables.
+"""The part of protobuf's wire format that Liftbridge's messages need, driven by tables.
 
-A message is a row of fields, each a tag (number and wire type) and a value. Scalars only, text,
+A message is a sequence of fields, each a tag (number and wire type) and a value: integers, text,
 bytes, and maps of text to bytes. Specification: https://protobuf.dev/programming-guides/encoding/
 
-`decode` gets whatever somebody published: it answers None for anything malformed, never raises,
-and looks at no more than `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each entry of a map.
+The input of `decode` is whatever was published. It returns None for anything malformed, never
+raises, and reads at most `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each entry of a map.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ INT32: Final = 1  # enumerations too
 TEXT: Final = 2
 BYTES: Final = 3
 MAP: Final = 4
-"""Of text to bytes."""
+"""Text to bytes."""
 
 Table = Mapping[int, tuple[str, int]]
 """Field number -> (name, kind)."""
 
 MAX_FIELDS: Final = 256
-"""In one message. Without a bound, a megabyte of two-byte fields would take half a second."""
+"""Per message. Without this bound, a megabyte of two-byte fields would take half a second."""
 
 MAX_ENTRY_FIELDS: Final = 8
-"""In one entry of a map, which has two: room for repeated and unknown ones."""
+"""Per entry of a map, which has two: leaves room for repeated and unknown fields."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
@@ -38,10 +38,10 @@ _MAX_FIELD_NUMBER = 2**29 - 1
 
 
 def decode(data: bytes, table: Table) -> dict[str, Any] | None:
-    """The fields that are there, by name; None if the message is malformed.
+    """The fields in the message, by name; None if it is malformed.
 
-    Fields that the table does not name, or that come with another wire type, are skipped. The
-    last of several equal ones counts.
+    Fields that the table does not name, or that have another wire type, are skipped. If a field
+    is repeated, the last one counts.
     """
     try:
         return _decode(data, table, MAX_FIELDS)
@@ -92,7 +92,7 @@ def _decode(data: bytes, table: Table, max_fields: int) -> dict[str, Any]:
 
 
 def _varint(data: bytes, pos: int) -> tuple[int, int]:
-    """(value, position behind it)"""
+    """(value, position after it)"""
     value = data[pos]
     if value < 0x80:
         return value, pos + 1
@@ -113,7 +113,7 @@ def _signed(value: int, bits: int) -> int:
 
 
 def encode(values: Iterable[Any], table: Table) -> bytes:
-    """A message of these values, which come in the table's order; defaults are left out.
+    """A message of these values, given in the order of the table; defaults are left out.
 
     Raises OverflowError for a number that does not fit 64 bits.
     """
@@ -134,7 +134,7 @@ def encode(values: Iterable[Any], table: Table) -> bytes:
 
 def _entries(items: Mapping[str, bytes], tag: bytes) -> Iterator[bytes]:
     for key, value in items.items():
-        # Both are there even if they are empty, as protobuf's own libraries have it.
+        # Both fields are written even if empty, as protobuf's own libraries do.
         entry = b"\x0a" + _sized(key.encode()) + b"\x12" + _sized(value)
         yield tag + _sized(entry)
 
@@ -143,7 +143,7 @@ def _sized(raw: bytes) -> bytes:
     return _to_varint(len(raw)) + raw
 
 
-@lru_cache(maxsize=4096)  # tags, sizes and times come again and again
+@lru_cache(maxsize=4096)  # tags, sizes and times recur
 def _to_varint(value: int) -> bytes:
     if not -(2**63) <= value < 2**63:
         raise OverflowError(f"{value} does not fit 64 bits")

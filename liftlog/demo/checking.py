@@ -1,4 +1,4 @@
-"""What the demo promises, checked record by record. Pure."""
+"""Checks record by record that the demo keeps its promise. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Expected(NamedTuple):
 
 
 def find_problems(expected: Iterable[Expected], records: Sequence[Record]) -> list[str]:
-    """What is missing or different, in words; empty when everything is there."""
+    """What is missing or different, in words; empty if everything is there."""
     found = {record.offset: record for record in records}
     problems = []
     for one in expected:
@@ -44,7 +44,7 @@ def find_problems(expected: Iterable[Expected], records: Sequence[Record]) -> li
 
 
 def find_repeats(values: Iterable[bytes], records: Sequence[Record]) -> list[str]:
-    """Every one of `values` must have been stored exactly once."""
+    """One text for each of `values` that was not stored exactly once."""
     counts = Counter(record.value for record in records)
     problems = []
     for value in values:
@@ -55,7 +55,7 @@ def find_repeats(values: Iterable[bytes], records: Sequence[Record]) -> list[str
 
 
 def find_disorder(records: Sequence[Record]) -> list[str]:
-    """Offsets ascend without a gap: nothing here was compacted or expired."""
+    """Where offsets do not ascend by one: nothing here was compacted or expired."""
     offsets = [record.offset for record in records]
     return [
         f"offset {after} follows {before}"
@@ -65,7 +65,7 @@ def find_disorder(records: Sequence[Record]) -> list[str]:
 
 
 def summarise(problems: Sequence[str]) -> list[str]:
-    """The first ones, and how many more there are."""
+    """The first few, and how many more there are."""
     shown = list(problems[:_MOST_NAMED])
     if len(problems) > _MOST_NAMED:
         shown.append(f"... and {len(problems) - _MOST_NAMED} more")

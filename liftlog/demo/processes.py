@@ -1,4 +1,4 @@
-"""The daemon of the demo as a process of its own: started, killed, started again, ended."""
+"""The demo's daemon as a separate process: start, kill, start again, stop."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class DemoDaemon:
         return self._process.pid
 
     async def start(self) -> None:
-        """Returns when it is ready. Raises Problem."""
-        self._addresses_path.unlink(missing_ok=True)  # a killed daemon leaves its own behind
+        """Start the daemon; returns when it is ready. Raises Problem."""
+        self._addresses_path.unlink(missing_ok=True)  # a killed daemon leaves its file behind
         command = [sys.executable, "-P", "-m", "liftlog", "serve", "-c", str(self._config)]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")}
         with self._log_path.open("ab") as log:
@@ -74,16 +74,16 @@ class DemoDaemon:
         return await _answers_ready(str(addresses["http"]))
 
     def kill(self) -> None:
-        """SIGKILL: no chance to write anything or to say goodbye."""
+        """SIGKILL: the daemon can neither write anything nor close its connections."""
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """The exit status, once it has ended."""
+        """Wait for the process to end; returns its exit status."""
         assert self._process is not None, "the daemon is not running"
         return await self._process.wait()
 
     async def stop(self) -> int | None:
-        """SIGTERM, then SIGKILL if it takes too long; None when it is not running."""
+        """SIGTERM, then SIGKILL if it takes too long. None if the daemon is not running."""
         if self._process is None or self._process.returncode is not None:
             return None
         self._signal(signal.SIGTERM)
@@ -102,7 +102,7 @@ class DemoDaemon:
 
 
 async def _answers_ready(address: str) -> bool:
-    """Whether `/readyz` says 200."""
+    """Whether `/readyz` answers 200."""
     host, _, port = address.rpartition(":")
     try:
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -1,4 +1,4 @@
-"""The publishers of the demo: nats-py as anybody uses it, nothing of liftlog but `envelope`."""
+"""The demo's publishers: plain nats-py, and nothing of liftlog except `envelope`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shown:
 
 @dataclass(slots=True)
 class Introduction:
-    """What the first messages were answered, and what must be found later."""
+    """How the first messages were answered, and what must be found later."""
 
     shown: list[Shown] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
@@ -74,7 +74,7 @@ async def _with_headers(nc: NatsClient, story: Introduction) -> None:
 
 
 async def _enveloped(nc: NatsClient, story: Introduction) -> None:
-    """A publisher that cannot set headers; the ack goes to a subject of its choice."""
+    """A publisher that cannot set headers. The ack goes to a subject that it chooses."""
     inbox = nc.new_inbox()
     acks = await nc.subscribe(inbox)
     data = envelope.encode(
@@ -96,14 +96,14 @@ async def _enveloped(nc: NatsClient, story: Introduction) -> None:
 
 
 async def _by_jetstream(js: JetStreamContext, story: Introduction) -> None:
-    """The call of JetStream, with its deduplication."""
+    """JetStream's call, with deduplication."""
     value, headers = b"8 cherries", {"Nats-Msg-Id": MESSAGE_ID}
     first = await js.publish(SUBJECT, value, headers=headers)
     again = await js.publish(SUBJECT, value, headers=headers)
     story.message_id_offset = first.seq
     story.expected.append(Expected(first.seq, SUBJECT, value, None, headers))
     story.shown.append(Shown(f"Nats-Msg-Id: {MESSAGE_ID}", "js.publish()", show_ack(first)))
-    story.shown.append(Shown("the same once more", "js.publish()", show_ack(again)))
+    story.shown.append(Shown("the same again", "js.publish()", show_ack(again)))
     if not again.duplicate or again.seq != first.seq:
         story.problems.append(f"the same Nats-Msg-Id twice was answered {again}, not duplicate")
 
@@ -124,7 +124,7 @@ async def _refused(js: JetStreamContext, story: Introduction) -> None:
 
 
 async def _unacked(nc: NatsClient, story: Introduction) -> None:
-    """Fire and forget, as most publishers of core NATS do; one acked message closes the row."""
+    """Fire and forget, as most core NATS publishers do; one acked message ends the series."""
     for number in range(UNACKED):
         await nc.publish("orders.log", b"event %d" % number)
     closing = b"the last one"
@@ -150,7 +150,7 @@ def _offset(ack: bytes) -> int:
 
 
 class Burst:
-    """Many messages by `js.publish()`, a few in flight at any time, each with an id of its own."""
+    """Many messages by `js.publish()`, each with its own id, many in flight at a time."""
 
     def __init__(self, js: JetStreamContext, count: int) -> None:
         self.acked: dict[int, int] = {}  # number of the message -> offset
@@ -174,7 +174,7 @@ class Burst:
         ]
 
     async def run(self, on_ack: Callable[[int], None]) -> None:
-        """Publish until all are acked or one is not answered. `on_ack` hears how many are acked."""
+        """Publish until all are acked or one gets no answer. `on_ack` gets the number of acks."""
         numbers = iter(range(1, self._count + 1))
         stop = asyncio.Event()
 
@@ -192,7 +192,7 @@ class Burst:
                 group.create_task(publisher())
 
     async def publish_unacked_again(self) -> None:
-        """With the same ids: what was stored already is not stored twice."""
+        """With the same ids, so that what was stored already is not stored twice."""
         for number in sorted(self.unacked):
             await self._publish(number)
 

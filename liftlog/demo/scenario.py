@@ -51,7 +51,7 @@ streams:
 
 
 def run_demo(burst_size: int, *, keep: bool) -> ExitCode:
-    """The whole demo. Raises Problem, ConfigError and other LiftlogErrors when it cannot go on."""
+    """The whole demo. Raises Problem, ConfigError or another LiftlogError if it cannot continue."""
     directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-"))
     try:
         return asyncio.run(until_signal(lambda stack: _Demo(directory, burst_size, stack).run()))
@@ -115,7 +115,7 @@ class _Demo:
     async def _introduce(self, nc: NatsClient) -> Introduction:
         story = self._story
         story.chapter("Publishers change nothing")
-        story.tell("Ordinary nats-py. Whoever asks for a reply gets an ack, after fsync:")
+        story.tell("Ordinary nats-py. A publisher that asks for a reply gets an ack, after fsync:")
         introduction = await introduce(nc)
         story.table(
             ("MESSAGE", "CALL", "ACK"),
@@ -135,7 +135,7 @@ class _Demo:
         burst = Burst(nc.jetstream(), self._burst_size)
 
         def on_ack(count: int) -> None:
-            if count == kill_at:  # a moment later, so that the next messages are under way
+            if count == kill_at:  # a moment later, so that the next messages are in flight
                 asyncio.get_running_loop().call_later(_KILL_DELAY_SECONDS, self._daemon.kill)
 
         started = time.monotonic()
@@ -145,7 +145,7 @@ class _Demo:
             f"The daemon is dead (status {status}). In {time.monotonic() - started:.1f} s",
             f"{plural(len(burst.acked), 'message was', 'messages were')} acked;",
             f"{plural(len(burst.unacked), 'publisher')} waited in vain and cannot know whether",
-            "theirs was stored.",
+            "their message was stored.",
         )
         return burst
 
@@ -168,7 +168,7 @@ class _Demo:
         if again.duplicate and again.seq == introduction.message_id_offset:
             story.good(
                 f"Nats-Msg-Id {MESSAGE_ID}, published a third time: {show_ack(again)}. "
-                "What was seen before the crash is remembered."
+                "What the daemon saw before the crash is remembered."
             )
         else:
             self._problems.append(
@@ -239,12 +239,12 @@ class _Demo:
                 story.good(
                     f"`liftlog log verify` finds {plural(report.batch_count, 'batch', 'batches')} "
                     f"with {plural(report.record_count, 'record')} in "
-                    f"{plural(report.segment_count, 'segment file')} of {stream.name}, all whole."
+                    f"{plural(report.segment_count, 'segment file')} of {stream.name}, all intact."
                 )
         started = time.monotonic()
         status = await self._daemon.stop()
         story.tell(
-            f"SIGTERM: the daemon commits, acks and ends in {time.monotonic() - started:.1f} s."
+            f"SIGTERM: the daemon commits, acks and stops in {time.monotonic() - started:.1f} s."
         )
         if status != 0:
             self._problems.append(f"the daemon ended with status {status} on SIGTERM, not 0")
@@ -253,7 +253,7 @@ class _Demo:
         return conclude(
             self._story,
             self._problems,
-            "what was acked is there. Next: README.md, or `liftlog serve --help`",
+            "everything acked is there. Next: README.md, or `liftlog serve --help`",
         )
 
 

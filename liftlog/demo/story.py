@@ -21,7 +21,7 @@ _INDENT = "   "
 
 
 class Story:
-    """Prints to stdout; plain text when that is no terminal."""
+    """Prints to stdout; plain text if stdout is not a terminal."""
 
     def __init__(self) -> None:
         self._chapter = 0
@@ -48,7 +48,7 @@ class Story:
         self._print(wrapper.wrap(text) or [""])
 
     def show(self, text: str) -> None:
-        """Something verbatim: a file, an answer."""
+        """Verbatim text: a file, an answer."""
         lines = text.rstrip().splitlines()
         self._print(["", *(f"{_INDENT}  {line}".rstrip() for line in lines), ""])
 
@@ -78,7 +78,7 @@ class Story:
         )
 
     def _print(self, lines: list[str]) -> None:
-        """Blank lines next to each other become one."""
+        """Print lines; adjacent blank lines become one."""
         coloured = terminal_width() is not None
         kept = []
         for line in lines:
@@ -89,7 +89,7 @@ class Story:
 
 
 async def until_signal(run: Callable[[contextlib.AsyncExitStack], Awaitable[ExitCode]]) -> ExitCode:
-    """SIGTERM and a closed terminal end it as Ctrl-C does: what is on its stack is cleaned up."""
+    """Run a demo. SIGTERM and a closed terminal end it like Ctrl-C: its stack is unwound."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ async def until_signal(run: Callable[[contextlib.AsyncExitStack], Awaitable[Exit
 
 
 def conclude(story: Story, problems: list[str], done: str) -> ExitCode:
-    """Say how it went; anything missing makes the demo fail. `done` is what success means."""
+    """Say how it went. Anything missing makes the demo fail; `done` says what success means."""
     story.tell("")
     for problem in summarise(problems):
         story.bad(problem)

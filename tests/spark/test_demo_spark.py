@@ -43,7 +43,7 @@ def test_the_demo_succeeds(
     assert list(tmp_path.iterdir()) == [chart.parent]  # nothing but the chart is left
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert out.count("$ liftlog export orders --to lake/orders") == 3
-    (changes,) = re.findall(r"([\d,]+) changes more", out)
+    (changes,) = re.findall(r"([\d,]+) more changes", out)
     spans = re.findall(r"offsets +\[(\d+), (\d+)\)", out)
     assert [int(first) for first, _ in spans] == [1, int(spans[0][1]), 1]
     assert int(spans[1][1]) - int(spans[1][0]) == int(changes.replace(",", ""))

@@ -1,4 +1,4 @@
-"""The picture: revenue by day and country, and in which states the orders are."""
+"""The picture: revenue by day and country, and the number of orders in each state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liftlog.errors import MissingDependency
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito: told apart with any kind of colour vision, and by their lightness in print.
+# Okabe and Ito: distinct with any kind of colour vision, and by their lightness in print.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 _NAMES = {"de": "Germany", "fr": "France", "nl": "Netherlands", "es": "Spain", "pl": "Poland"}
 _FIRST, _SECOND = "#B8B8B8", "#0072B2"
@@ -23,7 +23,7 @@ _INCHES, _DPI = (11.0, 5.0), 110
 
 
 def check_matplotlib() -> None:
-    """Raises MissingDependency."""
+    """Raises MissingDependency if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -33,8 +33,8 @@ def check_matplotlib() -> None:
 
 
 def draw_chart(path: Path, first: Findings, second: Findings) -> None:
-    """Writes a PNG: the lake after the second export, with the first one for comparison."""
-    # Not pyplot: it wants the main thread and keeps what it drew.
+    """Write a PNG: the lake after the second export, compared with the first."""
+    # Not pyplot: it needs the main thread and keeps every figure in memory.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained", facecolor="white")

@@ -51,7 +51,7 @@ class InState(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What Spark made of one state of the lake."""
+    """What Spark found in one state of the lake."""
 
     orders: dict[str, Order]
     sales: list[Sales]
@@ -59,12 +59,12 @@ class Findings(NamedTuple):
 
 
 def ask(spark: SparkSession, lake: DataFrame) -> Findings:
-    """All of the queries. `lake` holds the newest record of each key."""
+    """Run all queries. `lake` holds the newest record of each key."""
     lake.createOrReplaceTempView("lake")
     spark.sql(ORDERS)
     sales = [Sales(*row) for row in spark.sql(REVENUE_BY_DAY).collect()]
     states = {row.state: InState(row.orders, row.cents) for row in spark.sql(BY_STATE).collect()}
-    # As a timestamp it would come back without its zone, in that of this process.
+    # A timestamp would come back without its zone, in the local time of this process.
     known = spark.sql(
         "SELECT number, country, unix_seconds(placed_at) AS placed, state, cents FROM orders"
     )
@@ -82,7 +82,7 @@ def ask(spark: SparkSession, lake: DataFrame) -> Findings:
 
 
 def find_differences(books: Mapping[str, Order], found: Findings) -> list[str]:
-    """What is not as the books have it, in words; empty when everything is."""
+    """Where the lake differs from the books, in words; empty if it does not."""
     problems = []
     for number in sorted(books.keys() | found.orders.keys()):
         wanted, got = books.get(number), found.orders.get(number)
@@ -103,7 +103,7 @@ def find_differences(books: Mapping[str, Order], found: Findings) -> list[str]:
 
 
 def sales_of(books: Mapping[str, Order]) -> list[Sales]:
-    """By day and country, in their order."""
+    """Revenue by day and country, sorted."""
     sums: Counter[tuple[date, str]] = Counter()
     for order in books.values():
         if order.state in REVENUE:

@@ -60,16 +60,16 @@ http: {{listen: "127.0.0.1:0"}}
 streams:
   orders:
     subject: "orders.>"
-    compaction: {{min_lag: 0s}}               # of each key the newest record stays
-    dedupe_window: 0s                       # which compaction would wait for
+    compaction: {{min_lag: 0s}}               # keep the newest record of each key
+    dedupe_window: 0s                       # compaction would wait for it
 """
 
 
 def run_demo(
     orders: int, *, chart: Path | None, keep: bool, spark: SparkSession | None = None
 ) -> ExitCode:
-    """The whole demo; `chart`: where the picture goes; `spark`: the session of this process if it
-    has one, which stays. Raises LiftlogError, PublishFailed."""
+    """The whole demo. The picture is written to `chart`. `spark` is the session of this process, if
+    it has one; it stays open. Raises LiftlogError, PublishFailed."""
     directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-spark-"))
     try:
         return asyncio.run(
@@ -83,8 +83,8 @@ def run_demo(
 
 
 class _Demo:
-    """All in one thread, also what blocks: Spark knows its session, and the sinks registered with
-    it, by the thread that asks; and nothing else has to go on meanwhile."""
+    """Everything runs in one thread, even what blocks: Spark finds its session, and the sinks
+    registered with it, by the calling thread; and nothing else has to run meanwhile."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class _Demo:
         return conclude(
             self._story,
             self._problems,
-            "the lake has what the shop's books have. Next: docs/tutorial/spark.md",
+            "the lake holds what the shop's books say. Next: docs/tutorial/spark.md",
         )
 
     # --- the chapters ---
@@ -138,7 +138,7 @@ class _Demo:
         self._stack.push_async_callback(self._daemon.stop)
         await self._daemon.start()
         story.tell(
-            f"nats-server listens on {url}, and beside it liftlog records all that is published on",
+            f"nats-server listens on {url}. Next to it, liftlog records all that is published on",
             "orders.> in a compacted stream:",
         )
         story.show(text)
@@ -149,8 +149,9 @@ class _Demo:
     async def _publish(self, nc: NatsClient, part: list[Change], last: int) -> int:
         story = self._story
         story.tell(
-            "At each change the shop publishes the whole order, with its number as key. The life",
-            "of one that was paid, became cheaper and was delivered, and of one that was cancelled",
+            "At each change the shop publishes the whole order, with its number as the key. Here "
+            "is",
+            "an order that was paid, became cheaper and was delivered, and one that was cancelled",
             "(a tombstone: a key without a value):",
         )
         rows = [*_life_of(part, 4), *_life_of(part, cancelled=True)]
@@ -165,7 +166,7 @@ class _Demo:
 
     async def _compact(self) -> None:
         story = self._story
-        story.chapter("Compaction keeps the newest of each key")
+        story.chapter("Compaction keeps the newest record of each key")
         story.command("liftlog stream compact orders")
         client = await connect(self._daemon.pull_address)
         try:
@@ -205,14 +206,14 @@ class _Demo:
         snapshot = self._export(self._lake)
         if (snapshot.from_offset, snapshot.to_offset) != (1, last + 1):
             self._problems.append(
-                f"the first export took [{snapshot.from_offset}, {snapshot.to_offset}), not "
+                f"the first export covered [{snapshot.from_offset}, {snapshot.to_offset}), not "
                 f"[1, {last + 1})"
             )
         found = self._compare(spark, self._before)
         gone = _orders(self._before) - snapshot.rows
         story.good(
             f"The lake holds {snapshot.rows:,} orders in their newest state, as the shop's books "
-            f"have them. {gone:,} were cancelled and are gone."
+            f"say. {gone:,} were cancelled and are gone."
         )
         return found
 
@@ -223,8 +224,10 @@ class _Demo:
         known, cancelled = books(self._before), _cancelled(self._after)
         old = len({change.key for change in self._after} & known.keys())
         story.tell(
-            f"{plural(len(self._after), 'change')} more: {old:,} of the orders in the lake went",
-            f"on, {len(cancelled & known.keys()):,} of them were cancelled, and new ones came.",
+            f"{plural(len(self._after), 'more change', 'more changes')}: {old:,} of the orders in "
+            f"the lake",
+            f"changed, {len(cancelled & known.keys()):,} of them were cancelled, and new ones "
+            f"came in.",
         )
         return last
 
@@ -234,19 +237,19 @@ class _Demo:
         snapshot = self._export(self._lake)
         if (snapshot.from_offset, snapshot.to_offset) != (begun, last + 1):
             self._problems.append(
-                f"the second export took [{snapshot.from_offset}, {snapshot.to_offset}), not "
+                f"the second export covered [{snapshot.from_offset}, {snapshot.to_offset}), not "
                 f"[{begun}, {last + 1})"
             )
         found = self._compare(spark, self._changes)
         story.good(
-            f"It read the offsets from {snapshot.from_offset:,} on, where the first one ended, and "
-            f"nothing before. The lake now holds {snapshot.rows:,} orders, as the books have them."
+            f"It read only from offset {snapshot.from_offset:,} on, where the first export ended. "
+            f"The lake now holds {snapshot.rows:,} orders, as the books say."
         )
         return found
 
     def _full_export(self, spark: SparkSession) -> None:
         story = self._story
-        story.tell("Would it have come out the same, had everything been exported at once?")
+        story.tell("Would a single export of everything have given the same result?")
         other = self._lake.with_name("orders-at-once")
         self._export(other)
         if _rows_of(self._lake) == _rows_of(other):
@@ -257,7 +260,7 @@ class _Demo:
     def _query(self, first: Findings, second: Findings) -> None:
         story = self._story
         story.chapter("Spark SQL")
-        story.tell("The lake as a table of orders, and what the shop wants to know:")
+        story.tell("The lake as a table of orders, and the questions that the shop asks:")
         story.show(
             "lake = liftlog.spark.export.read(spark, directory)\n"
             'lake.createOrReplaceTempView("lake")\n\n'
@@ -278,10 +281,10 @@ class _Demo:
         size = self._chart.stat().st_size
         story.good(f"The chart: {self._chart} ({show_size(size)})")
 
-    # --- what they are made of ---
+    # --- steps of the chapters ---
 
     def _export(self, lake: Path) -> Snapshot:
-        """Runs the command itself; it finds the session that is there."""
+        """Runs the command itself, which uses the existing session."""
         from liftlog.cli.export import export
         from liftlog.spark.export import newest
 
@@ -304,8 +307,8 @@ class _Demo:
 async def publish(nc: NatsClient, changes: Sequence[Change], last_offset: int) -> int:
     """Publish the changes in this order; returns the offset of the last one.
 
-    The shop's publisher: the library's, with the order's number as key and one ack per message.
-    `last_offset` is that of the last message before. Raises PublishFailed.
+    Uses the library's publisher, with the order's number as the key and one ack per message.
+    `last_offset` is the offset of the last message before. Raises PublishFailed.
     """
     publisher = Publisher(
         nc,
@@ -319,7 +322,7 @@ async def publish(nc: NatsClient, changes: Sequence[Change], last_offset: int) -
     try:
         async with publisher:
             for change in changes:
-                settled.append(  # noqa: PERF401  # what was sent has to be known whenever it ends
+                settled.append(  # noqa: PERF401  # must hold what was sent even if this fails
                     await publisher.submit(change.subject, change.value, key=change.key)
                 )
             for one in settled:
@@ -332,7 +335,7 @@ async def publish(nc: NatsClient, changes: Sequence[Change], last_offset: int) -
 
 
 def _interrupt_at_once() -> None:
-    """From now on signals interrupt what blocks. SIGINT does so by itself: Spark sees to it."""
+    """From now on signals interrupt blocking calls. For SIGINT, Spark does that itself."""
     logging.getLogger().addHandler(logging.NullHandler())  # py4j would log where it happened
 
     def interrupt(number: int, frame: object) -> None:
@@ -353,7 +356,8 @@ def _cancelled(part: Sequence[Change]) -> set[str]:
 def _life_of(
     part: Sequence[Change], length: int = 2, *, cancelled: bool = False
 ) -> list[tuple[str, str, str]]:
-    """The messages of the first order with a life of that kind."""
+    """The messages of the first order that was cancelled, or that changed more than `length`
+    times."""
     lives: dict[str, list[Change]] = {}
     for change in part:
         lives.setdefault(change.key, []).append(change)
