@@ -7,34 +7,22 @@ them alive. Offsets and timestamps are computed, the subject becomes a dictionar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from liftlog.errors import CorruptBatch, InvalidArgument, MissingDependency
-from liftlog.records.format import (
-    HEADERS,
-    KEYS,
-    MAX_BATCH_RECORDS,
-    SUBJECT_IDS,
-    TOMBSTONES,
-)
-from liftlog.records.layout import (
-    Binary,
-    dictionary_position,
-    find_dictionary,
-    numbers,
-)
+from liftlog.records.format import KEYS, MAX_BATCH_RECORDS, SUBJECT_IDS, TOMBSTONES
+from liftlog.records.header import BatchHeader
+from liftlog.records.layout import Binary, Layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from liftlog.records.decode import RecordBatch
 
 try:
     import numpy as np
     import pyarrow as pa
 
-    from liftlog.records.columns import offsets_of, timestamps_of
+    from liftlog.records.column_set import offsets_of, timestamps_of
 except ImportError as error:
     raise MissingDependency(
         f"Arrow record batches need {error.name}, which is not installed",
@@ -55,96 +43,93 @@ SCHEMA = pa.schema(
 _ZEROS = pa.py_buffer(bytes(4 * (MAX_BATCH_RECORDS + 1)))
 
 
-def to_arrow(batch: RecordBatch, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-    """`columns` chooses and orders columns of SCHEMA; None takes all.
+def to_arrow(
+    view: memoryview,
+    header: BatchHeader,
+    layout: Layout[int],
+    first: int,
+    end: int,
+    columns: Sequence[str] | None = None,
+) -> pa.RecordBatch:
+    """The records [first, end), by their place, of the verified batch that `view` holds.
 
-    Raises InvalidArgument for a column that does not exist, CorruptBatch like the batch itself.
+    `columns` chooses and orders columns of SCHEMA; None takes all. Raises InvalidArgument for a
+    column that does not exist, CorruptBatch when the columns contradict each other.
     """
     names = SCHEMA.names if columns is None else list(columns)
-    unknown = [name for name in names if name not in _MAKERS]
+    unknown = [name for name in names if name not in SCHEMA.names]
     if unknown or not names:
         raise InvalidArgument(
             f"a record batch has no column {unknown[0]!r}"
             if unknown
             else "no column was asked for",
-            hint=f"choose from {', '.join(_MAKERS)}",
+            hint=f"choose from {', '.join(SCHEMA.names)}",
         )
     schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in names])
-    return pa.RecordBatch.from_arrays(_arrays_of(batch, names), schema=schema)
-
-
-def _arrays_of(batch: RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+    made = _Arrays(view, header, layout)
     try:
-        arrays = [_MAKERS[name](batch) for name in names]
-        for made in arrays:
-            # Offsets that leave the batch, or ids outside the dictionary, would be followed by C++.
-            made.validate(full=True)
+        arrays = [getattr(made, name)() for name in names]
+        for array in arrays:
+            # C++ would follow offsets that leave the batch, and ids outside the dictionary.
+            array.validate(full=True)
     except (pa.ArrowException, IndexError) as error:
         raise CorruptBatch(f"the columns of the batch contradict each other: {error}") from error
-    if len(batch) == batch.header.record_count:
-        return arrays
-    return [made.slice(batch._lo, len(batch)) for made in arrays]
+    if end - first != header.record_count:
+        arrays = [array.slice(first, end - first) for array in arrays]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _offsets(batch: RecordBatch) -> pa.Array:
-    return _fixed(pa.int64(), offsets_of(batch.raw, batch.header))
+class _Arrays:
+    """The columns of SCHEMA, each with all records of the batch, not checked."""
 
+    def __init__(self, view: memoryview, header: BatchHeader, layout: Layout[int]) -> None:
+        self._view, self._header, self._layout = view, header, layout
+        self._count = header.record_count
 
-def _timestamps(batch: RecordBatch) -> pa.Array:
-    return _fixed(_TIMESTAMP, timestamps_of(batch.raw, batch.header))
+    def offset(self) -> pa.Array:
+        return _fixed(pa.int64(), offsets_of(self._view, self._header))
 
+    def timestamp(self) -> pa.Array:
+        return _fixed(_TIMESTAMP, timestamps_of(self._view, self._header, self._layout))
 
-def _subjects(batch: RecordBatch) -> pa.Array:
-    """The dictionary as it lies in the batch, and each record's place in it."""
-    header, raw = batch.header, batch.raw
-    dictionary = find_dictionary(raw, header)
-    count = len(dictionary.ends) - 1
-    ends = numbers(raw, dictionary_position(header) + 8, count + 1, "i")
-    data = raw[dictionary.data : dictionary.data + dictionary.ends[-1]]
-    names = pa.Array.from_buffers(pa.utf8(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
-    names.validate(full=True)  # that they are UTF-8; the places are checked with the whole array
-    if header.attributes & SUBJECT_IDS:
-        found = numbers(raw, dictionary.end, header.record_count, "H")
-        ids = np.asarray(found).astype(np.int32)
-    else:
-        ids = np.zeros(header.record_count, np.int32)
-    return pa.DictionaryArray.from_arrays(_fixed(pa.int32(), ids), names, safe=False)
+    def subject(self) -> pa.Array:
+        """The dictionary as it lies in the batch, and each record's place in it."""
+        names = self._binary(pa.utf8(), self._layout.dictionary, self._layout.entries, 0)
+        names.validate(full=True)  # that they are UTF-8; the places are checked with the whole
+        if self._header.attributes & SUBJECT_IDS:
+            found = np.frombuffer(self._view, np.uint16, self._count, self._layout.ids)
+            ids = found.astype(np.int32)
+        else:
+            ids = np.zeros(self._count, np.int32)
+        return pa.DictionaryArray.from_arrays(_fixed(pa.int32(), ids), names, safe=False)
 
+    def key(self) -> pa.Array:
+        column = self._layout.keys
+        if column is None:
+            return pa.nulls(self._count, pa.binary())
+        return self._binary(pa.binary(), column, self._count, KEYS)
 
-def _keys(batch: RecordBatch) -> pa.Array:
-    if not batch.header.attributes & KEYS:
-        return pa.nulls(batch.header.record_count, pa.binary())
-    return _binary_of(batch, batch._column(KEYS))
+    def headers(self) -> pa.Array:
+        column = self._layout.headers
+        if column is None:
+            nothing = [None, _ZEROS, pa.py_buffer(b"")]
+            return pa.Array.from_buffers(pa.binary(), self._count, nothing)
+        return self._binary(pa.binary(), column, self._count, 0)
 
+    def value(self) -> pa.Array:
+        tombstones = self._header.attributes & TOMBSTONES
+        return self._binary(pa.binary(), self._layout.values, self._count, tombstones)
 
-def _headers(batch: RecordBatch) -> pa.Array:
-    has_headers = batch.header.attributes & HEADERS
-    return _binary_of(batch, batch._column(HEADERS) if has_headers else None)
-
-
-def _values(batch: RecordBatch) -> pa.Array:
-    return _binary_of(batch, batch._column(TOMBSTONES))
-
-
-_MAKERS: dict[str, Callable[[Any], pa.Array]] = {
-    "offset": _offsets,
-    "timestamp": _timestamps,
-    "subject": _subjects,
-    "key": _keys,
-    "headers": _headers,
-    "value": _values,
-}
-
-
-def _binary_of(batch: RecordBatch, column: Binary | None) -> pa.Array:
-    """A binary column as it lies in the batch, whatever was trimmed; not checked. None: empty."""
-    if column is None:
-        nothing = [None, _ZEROS, pa.py_buffer(b"")]
-        return pa.Array.from_buffers(pa.binary(), batch.header.record_count, nothing)
-    end = column.data + column.ends[-1]
-    bitmap = None if column.bitmap is None else pa.py_buffer(column.bitmap)
-    buffers = [bitmap, pa.py_buffer(column.ends), pa.py_buffer(batch.raw[column.data : end])]
-    return pa.Array.from_buffers(pa.binary(), batch.header.record_count, buffers)
+    def _binary(
+        self, kind: pa.DataType, column: Binary[int], count: int, has_bitmap: int
+    ) -> pa.Array:
+        """A binary column as it lies in the batch."""
+        view, bitmap = self._view, None
+        if has_bitmap:
+            bitmap = pa.py_buffer(view[column.bitmap : column.bitmap + (count + 7) // 8])
+        ends = pa.py_buffer(view[column.ends : column.ends + 4 * (count + 1)])
+        data = pa.py_buffer(view[column.data : column.data + column.size])
+        return pa.Array.from_buffers(kind, count, [bitmap, ends, data])
 
 
 def _fixed(kind: pa.DataType, items: NDArray[Any]) -> pa.Array:

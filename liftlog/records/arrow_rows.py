@@ -21,6 +21,7 @@ from liftlog.records.arrow import SCHEMA
 from liftlog.records.column_set import BinaryColumn
 from liftlog.records.decode import RecordBatch
 from liftlog.records.many import ManyBatches
+from liftlog.records.positions import Batches
 
 _SUBJECT = pa.field("subject", pa.utf8(), nullable=False)
 _TIMESTAMP = SCHEMA.field("timestamp").type
@@ -28,7 +29,7 @@ ROWS_SCHEMA = pa.schema([_SUBJECT if field.name == "subject" else field for fiel
 """As SCHEMA, but with subjects as plain text: every batch has a dictionary of its own."""
 
 
-def rows_of(batches: Sequence[RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
+def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatch:
     """The records of all batches in their order, with these columns of ROWS_SCHEMA.
 
     The batches are verified and together hold less than 2 GiB. Raises InvalidArgument for a column
@@ -60,19 +61,19 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([ROWS_SCHEMA.field(name) for name in names])
 
 
-def subject_names(batch: RecordBatch) -> list[str]:
-    """Each subject that occurs in the batch once, trimmed or not: a look at its dictionary only."""
-    return batch._subject_names()
-
-
-def _places(batches: Sequence[RecordBatch]) -> NDArray[np.intp] | None:
+def _places(found: Sequence[Batches]) -> NDArray[np.intp] | None:
     """Where the records lie among those of the whole batches; None when no batch was trimmed."""
-    counts = [batch.header.record_count for batch in batches]
-    if sum(counts) == sum(map(len, batches)):
+    extents = [
+        (some._lo, some._hi, some.header.record_count)
+        if isinstance(some, RecordBatch)
+        else (0, len(some), len(some))
+        for some in found
+    ]
+    if all(end - first == count for first, end, count in extents):
         return None
-    firsts = accumulate(counts, initial=0)
-    pairs = zip(batches, firsts, strict=False)
-    return np.concatenate([np.arange(at + one._lo, at + one._hi) for one, at in pairs])
+    before = accumulate([count for _, _, count in extents], initial=0)
+    pairs = zip(extents, before, strict=False)
+    return np.concatenate([np.arange(at + first, at + end) for (first, end, _), at in pairs])
 
 
 def _cut(made: pa.Array, places: NDArray[np.intp]) -> pa.Array:

@@ -12,6 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from liftlog.errors import CorruptBatch
+from liftlog.records.format import HEADER_SIZE, OFFSET_DELTAS, TIMESTAMP_DELTAS
+from liftlog.records.header import BatchHeader
+from liftlog.records.layout import Layout, numbers
+
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 Offsets = NDArray[np.int64]
@@ -172,6 +177,33 @@ class KeyedRecords:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+
+# --- the columns of numbers, from a batch ---
+
+
+def offsets_of(view: memoryview, header: BatchHeader) -> Offsets:
+    """Of all records of a batch. Raises CorruptBatch."""
+    count = header.record_count
+    if header.last_offset >> 63:
+        raise CorruptBatch("offsets beyond 63 bits")
+    if not header.attributes & OFFSET_DELTAS:
+        return np.arange(header.base_offset, header.base_offset + count, dtype=np.int64)
+    deltas: NDArray[np.uint32] = np.asarray(numbers(view, HEADER_SIZE, count, "I"))
+    if count and not (
+        int(deltas[-1]) <= header.last_offset_delta and np.all(deltas[1:] > deltas[:-1])
+    ):
+        raise CorruptBatch("the offset deltas do not ascend inside the batch")
+    return deltas + np.int64(header.base_offset)
+
+
+def timestamps_of(view: memoryview, header: BatchHeader, layout: Layout[int]) -> Offsets:
+    """Of all records of a batch, in nanoseconds. Raises CorruptBatch."""
+    count = header.record_count
+    if not header.attributes & TIMESTAMP_DELTAS:
+        return np.full(count, header.base_timestamp_ns, np.int64)
+    deltas: NDArray[np.uint32] = np.asarray(numbers(view, layout.time_deltas, count, "I"))
+    return deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
 
 
 # --- putting together ---

@@ -21,6 +21,8 @@ from liftlog.records.column_set import (
     Flags,
     KeyedRecords,
     Offsets,
+    offsets_of,
+    timestamps_of,
 )
 from liftlog.records.decode import RecordBatch
 from liftlog.records.encode import fill_header
@@ -38,16 +40,7 @@ from liftlog.records.format import (
     TOMBSTONES,
     padding_for,
 )
-from liftlog.records.header import BatchHeader
-from liftlog.records.layout import (
-    Binary,
-    Dictionary,
-    bits,
-    find_columns,
-    find_dictionary,
-    numbers,
-    timestamps_position,
-)
+from liftlog.records.layout import Binary, bitmap_of, ends_of
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
 
@@ -61,84 +54,63 @@ def decode_columns(batch: RecordBatch) -> Columns:
     The arrays are views into the batch's buffer where they can be, so they must not be written
     to. Raises CorruptBatch when the columns contradict the header or each other.
     """
-    view, header = batch.raw, batch.header
-    count = header.record_count
-    dictionary = find_dictionary(view, header)
-    found = find_columns(view, header, dictionary)
+    view, header, layout = batch.raw, batch.header, batch.layout
+    count, attributes = header.record_count, header.attributes
     ids = None
-    if header.attributes & SUBJECT_IDS:
-        ids = np.frombuffer(view, np.uint16, count, dictionary.end)
-        if count and int(ids.max()) >= len(dictionary.ends) - 1:
+    if attributes & SUBJECT_IDS:
+        ids = np.frombuffer(view, np.uint16, count, layout.ids)
+        if count and int(ids.max()) >= layout.entries:
             raise CorruptBatch("a subject id points outside the dictionary")
+    keys, headers = layout.keys, layout.headers
     return Columns(
         offsets_of(view, header),
-        timestamps_of(view, header),
-        _subject_entries(view, dictionary),
+        timestamps_of(view, header, layout),
+        _subject_entries(batch),
         ids,
-        _binary_column(view, found[KEYS], count) if KEYS in found else None,
-        _binary_column(view, found[HEADERS], count) if HEADERS in found else None,
-        _binary_column(view, found[TOMBSTONES], count),
+        None if keys is None else _binary_column(view, keys, count, KEYS),
+        None if headers is None else _binary_column(view, headers, count, 0),
+        _binary_column(view, layout.values, count, attributes & TOMBSTONES),
     )
 
 
 def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
     """The keys of a verified batch, for half the price of all columns; None if it has none."""
     view, header = batch.raw, batch.header
-    if not header.attributes & KEYS or not header.record_count:
-        return None
     count = header.record_count
-    found = find_columns(view, header)
-    bitmap = found[TOMBSTONES].bitmap
-    return KeyedRecords(
-        offsets_of(view, header),
-        _binary_column(view, found[KEYS], count),
-        None if bitmap is None else _flags(bitmap, count),
-    )
+    if not header.attributes & KEYS or not count:
+        return None
+    layout = batch.layout
+    assert layout.keys is not None
+    has_value = None
+    if header.attributes & TOMBSTONES:
+        has_value = _flags(view, layout.values.bitmap, count)
+    keys = _binary_column(view, layout.keys, count, KEYS)
+    return KeyedRecords(offsets_of(view, header), keys, has_value)
 
 
-def _flags(bitmap: memoryview, count: int) -> Flags:
-    raw = np.frombuffer(bitmap, np.uint8)
+def _flags(view: memoryview, position: int, count: int) -> Flags:
+    raw = np.frombuffer(view, np.uint8, (count + 7) // 8, position)
     return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
 
 
-def offsets_of(view: memoryview, header: BatchHeader) -> Offsets:
-    """Of all records. Raises CorruptBatch."""
-    count = header.record_count
-    if header.last_offset >> 63:
-        raise CorruptBatch("offsets beyond 63 bits")
-    if not header.attributes & OFFSET_DELTAS:
-        return np.arange(header.base_offset, header.base_offset + count, dtype=np.int64)
-    deltas: NDArray[np.uint32] = np.asarray(numbers(view, HEADER_SIZE, count, "I"))
-    if count and not (
-        int(deltas[-1]) <= header.last_offset_delta and np.all(deltas[1:] > deltas[:-1])
-    ):
-        raise CorruptBatch("the offset deltas do not ascend inside the batch")
-    return deltas + np.int64(header.base_offset)
-
-
-def timestamps_of(view: memoryview, header: BatchHeader) -> Offsets:
-    """Of all records, in nanoseconds. Raises CorruptBatch."""
-    count = header.record_count
-    if not header.attributes & TIMESTAMP_DELTAS:
-        return np.full(count, header.base_timestamp_ns, np.int64)
-    deltas: NDArray[np.uint32] = np.asarray(numbers(view, timestamps_position(header), count, "I"))
-    return deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
-
-
-def _subject_entries(view: memoryview, dictionary: Dictionary) -> tuple[tuple[bytes, bool], ...]:
-    ends, data = dictionary.ends, dictionary.data
-    names = [bytes(view[data + a : data + b]) for a, b in pairwise(ends)]
-    if dictionary.escapes is None:
+def _subject_entries(batch: RecordBatch) -> tuple[tuple[bytes, bool], ...]:
+    view, layout = batch.raw, batch.layout
+    column, count = layout.dictionary, layout.entries
+    raw = view[column.data : column.data + column.size].tobytes()
+    names = [raw[a:b] for a, b in pairwise(ends_of(view, column, count))]
+    if not batch.header.attributes & ESCAPED_SUBJECTS:
         return tuple([(name, False) for name in names])
-    return tuple(zip(names, bits(dictionary.escapes, len(names)), strict=True))
+    return tuple(zip(names, bitmap_of(view, column.bitmap, count), strict=True))
 
 
-def _binary_column(view: memoryview, found: Binary, count: int) -> BinaryColumn:
-    ends = np.asarray(found.ends)
+def _binary_column(
+    view: memoryview, found: Binary[int], count: int, has_bitmap: int
+) -> BinaryColumn:
+    ends = np.frombuffer(view, np.int32, count + 1, found.ends)
     if not np.all(ends[1:] >= ends[:-1]):
         raise CorruptBatch("the offsets of a column run backwards")
-    valid = None if found.bitmap is None else _flags(found.bitmap, count)
-    return BinaryColumn(ends, np.frombuffer(view, np.uint8, int(ends[-1]), found.data), valid)
+    valid = _flags(view, found.bitmap, count) if has_bitmap else None
+    return BinaryColumn(ends, np.frombuffer(view, np.uint8, found.size, found.data), valid)
 
 
 # --- columns to bytes ---

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, repeat
 from operator import lt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -24,8 +24,6 @@ from liftlog.records.format import (
     ESCAPED_SUBJECTS,
     HEADER_SIZE,
     HEADERS,
-    KEYS,
-    KNOWN_ATTRIBUTES,
     OFFSET_DELTAS,
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
@@ -35,14 +33,12 @@ from liftlog.records.header import BatchHeader, Buffer, parse_header
 from liftlog.records.layout import (
     FEW,
     Binary,
+    Layout,
     ascending,
-    bits,
-    few_plain_values,
-    find_columns,
-    find_dictionary,
-    find_plain_values,
+    bitmap_of,
+    ends_of,
+    find_layout,
     numbers,
-    timestamps_position,
 )
 from liftlog.records.message_headers import MessageHeaders
 from liftlog.records.subjects import unescape_subject
@@ -51,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-_COLUMNS = KNOWN_ATTRIBUTES & ~CODEC_MASK
+Entry = TypeVar("Entry", str, bytes)
 
 
 class Record(NamedTuple):
@@ -75,7 +71,7 @@ class RecordBatch:
     Methods raise CorruptBatch when the columns contradict the header or each other.
     """
 
-    __slots__ = ("_columns", "_hi", "_lo", "_values", "_view", "header", "stored")
+    __slots__ = ("_hi", "_layout", "_lo", "_view", "header", "stored")
 
     def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
@@ -84,8 +80,7 @@ class RecordBatch:
         self._view = view  # exactly this batch, its columns not compressed
         self._lo = 0
         self._hi = header.record_count
-        self._columns: dict[int, Binary] | None = None
-        self._values: Binary | None = None
+        self._layout: Layout[int] | None = None
 
     def __len__(self) -> int:
         return self._hi - self._lo
@@ -124,7 +119,7 @@ class RecordBatch:
             return self
         offsets = self._all_offsets()
         trimmed = RecordBatch(self._view, self.header, self.stored)
-        trimmed._columns, trimmed._values = self._columns, self._values
+        trimmed._layout = self._layout
         trimmed._lo = max(self._lo, bisect_left(offsets, first_offset))
         trimmed._hi = self._hi
         if stop_offset is not None:
@@ -143,81 +138,59 @@ class RecordBatch:
         base = self.header.base_timestamp_ns
         if not self.header.attributes & TIMESTAMP_DELTAS:
             return [base] * len(self)
-        position = timestamps_position(self.header)
+        position = self.layout.time_deltas
         deltas = numbers(self._view, position, self.header.record_count, "I")
         return [base + 1000 * delta for delta in deltas[self._lo : self._hi].tolist()]
 
     def subjects(self) -> list[str]:
         """What was not UTF-8 on NATS is escaped, see `escaped_subjects`."""
-        names = self._subject_names()
-        if not self.header.attributes & SUBJECT_IDS:
-            return names[:1] * len(self)
-        position = find_dictionary(self._view, self.header).end
-        ids = numbers(self._view, position, self.header.record_count, "H")
-        try:
-            return [names[i] for i in ids[self._lo : self._hi].tolist()]
-        except IndexError as error:
-            raise CorruptBatch("a subject id points outside the dictionary") from error
+        return self._by_subject_id(self.subject_names())
 
     def raw_subjects(self) -> list[bytes]:
         """The very bytes that they were on NATS. Two of them can have one name in `subjects`: the
         one escaped, the other a text that looks like it."""
-        dictionary = find_dictionary(self._view, self.header)
-        names = self._subject_names()
-        flags = [False] * len(names)
-        if self.header.attributes & ESCAPED_SUBJECTS:
-            assert dictionary.escapes is not None
-            flags = bits(dictionary.escapes, len(names))
-        raw = [
-            unescape_subject(name) if escaped else name.encode()
-            for name, escaped in zip(names, flags, strict=True)
-        ]
-        if not self.header.attributes & SUBJECT_IDS:
-            return raw[:1] * len(self)
-        ids = numbers(self._view, dictionary.end, self.header.record_count, "H")
-        try:
-            return [raw[i] for i in ids[self._lo : self._hi].tolist()]
-        except IndexError as error:
-            raise CorruptBatch("a subject id points outside the dictionary") from error
+        names = self.subject_names()
+        pairs = zip(names, self._escape_flags(len(names)), strict=True)
+        raw = [unescape_subject(name) if escaped else name.encode() for name, escaped in pairs]
+        return self._by_subject_id(raw)
 
     def escaped_subjects(self) -> set[str]:
         """The subjects that were not UTF-8 on NATS; such bytes are written as `\\xNN` in them."""
         if not self.header.attributes & ESCAPED_SUBJECTS:
             return set()
-        dictionary = find_dictionary(self._view, self.header)
-        assert dictionary.escapes is not None
-        flags = bits(dictionary.escapes, len(dictionary.ends) - 1)
-        return {name for name, flag in zip(self._subject_names(), flags, strict=True) if flag}
+        names = self.subject_names()
+        pairs = zip(names, self._escape_flags(len(names)), strict=True)
+        return {name for name, escaped in pairs if escaped}
+
+    def subject_names(self) -> list[str]:
+        """Each subject of the batch once, those of trimmed records too."""
+        layout, view = self.layout, self._view
+        column = layout.dictionary
+        data = column.data
+        try:
+            if layout.entries == 1:
+                return [str(view[data : data + column.size], "utf-8")]
+            ends = ends_of(view, column, layout.entries)
+            return [str(view[data + a : data + b], "utf-8") for a, b in pairwise(ends)]
+        except UnicodeDecodeError as error:
+            raise CorruptBatch("a subject in the dictionary is not UTF-8") from error
 
     def keys(self) -> list[bytes | None]:
         """None for a record without a key."""
-        if not self.header.attributes & KEYS:
-            return [None] * len(self)
-        return self._nullable(self._column(KEYS))
+        column = self.layout.keys
+        return [None] * len(self) if column is None else self._nullable(column)
 
     def headers(self) -> list[bytes]:
         """One raw NATS header block per record, b"" where there was none."""
-        if not self.header.attributes & HEADERS:
-            return [b""] * len(self)
-        return self._binary(self._column(HEADERS))
+        column = self.layout.headers
+        return [b""] * len(self) if column is None else self._binary(column)
 
     def values(self) -> list[bytes | None]:
         """The payloads as bytes; None for a tombstone."""
-        column = self._values
-        if column is None:
-            count = self.header.record_count
-            if (
-                count <= FEW
-                and not self.header.attributes & _COLUMNS
-                and self._hi - self._lo == count
-            ):
-                few = few_plain_values(self._view, count)
-                if few is not None:
-                    return few  # type: ignore[return-value]  # list is invariant
-            column = self._value_column()
-        if column.bitmap is None:
-            return self._binary(column)  # type: ignore[return-value]  # list is invariant
-        return self._nullable(column)
+        column = self.layout.values
+        if self.header.attributes & TOMBSTONES:
+            return self._nullable(column)
+        return self._binary(column)  # type: ignore[return-value]  # list is invariant
 
     def value_column(self) -> tuple[memoryview, list[int]]:
         """The value column itself: its bytes, and the `len + 1` places in them
@@ -226,11 +199,12 @@ class RecordBatch:
         Value i lies at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For those who
         work on columns: no object is made per value.
         """
-        column = self._values or self._value_column()
-        ends = column.ends.tolist()
-        if not self._equal_cut(column):
+        column, count = self.layout.values, self.header.record_count
+        raw_ends = numbers(self._view, column.ends, count + 1, "i")
+        ends = raw_ends.tolist()
+        if not self._equal_cut(raw_ends):
             ascending(ends)
-        if len(self) != self.header.record_count:
+        if len(self) != count:
             ends = ends[self._lo : self._hi + 1]
         return self._view[column.data :], ends
 
@@ -242,10 +216,9 @@ class RecordBatch:
         """
         data, ends = self.value_column()
         views = [data[a:b] for a, b in pairwise(ends)]
-        column = self._values or self._value_column()
-        if column.bitmap is None:
+        if not self.header.attributes & TOMBSTONES:
             return views  # type: ignore[return-value]  # list is invariant
-        flags = self._flags(column.bitmap)
+        flags = self._flags(self.layout.values)
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
@@ -278,9 +251,16 @@ class RecordBatch:
         """
         from liftlog.records.arrow import to_arrow
 
-        return to_arrow(self, columns)
+        return to_arrow(self._view, self.header, self.layout, self._lo, self._hi, columns)
 
     # --- layout ---
+
+    @property
+    def layout(self) -> Layout[int]:
+        """Where the columns lie in `raw`. Raises CorruptBatch."""
+        if self._layout is None:
+            self._layout = find_layout(self._view, self.header)
+        return self._layout
 
     def _all_offsets(self) -> Sequence[int]:
         header = self.header
@@ -293,61 +273,60 @@ class RecordBatch:
             raise CorruptBatch("the offset deltas do not ascend inside the batch")
         return [header.base_offset + delta for delta in deltas]
 
-    def _subject_names(self) -> list[str]:
-        dictionary = find_dictionary(self._view, self.header)
-        view, data = self._view, dictionary.data
+    def _by_subject_id(self, entries: list[Entry]) -> list[Entry]:
+        """Of each record the entry of its subject."""
+        if not self.header.attributes & SUBJECT_IDS:
+            return entries[:1] * len(self)
+        ids = numbers(self._view, self.layout.ids, self.header.record_count, "H")
         try:
-            return [str(view[data + a : data + b], "utf-8") for a, b in pairwise(dictionary.ends)]
-        except UnicodeDecodeError as error:
-            raise CorruptBatch("a subject in the dictionary is not UTF-8") from error
+            return [entries[i] for i in ids[self._lo : self._hi].tolist()]
+        except IndexError as error:
+            raise CorruptBatch("a subject id points outside the dictionary") from error
 
-    def _column(self, bit: int) -> Binary:
-        if self._columns is None:
-            self._columns = find_columns(self._view, self.header)
-        return self._columns[bit]
+    def _escape_flags(self, entries: int) -> list[bool]:
+        if not self.header.attributes & ESCAPED_SUBJECTS:
+            return [False] * entries
+        return bitmap_of(self._view, self.layout.dictionary.bitmap, entries)
 
-    def _value_column(self) -> Binary:
-        found = None
-        if not self.header.attributes & _COLUMNS:
-            found = find_plain_values(self._view, self.header.record_count)
-        if found is None:
-            found = self._column(TOMBSTONES)
-        self._values = found
-        return found
-
-    def _binary(self, column: Binary) -> list[bytes]:
-        count = self._hi - self._lo
-        if count == self.header.record_count and (cut := self._equal_cut(column)):
-            return list(cut.unpack_from(self._view, column.data))
-        ends = ascending(column.ends.tolist())
-        if count != self.header.record_count:
-            ends = ends[self._lo : self._hi + 1]
+    def _binary(self, column: Binary[int]) -> list[bytes]:
+        all_count, count = self.header.record_count, self._hi - self._lo
+        view, data = self._view, column.data
+        if count == all_count == 1:
+            return [view[data : data + column.size].tobytes()]
+        if all_count > FEW and count == all_count:
+            raw_ends = numbers(view, column.ends, count + 1, "i")
+            if cut := self._equal_cut(raw_ends):
+                return list(cut.unpack_from(view, data))
+            ends = ascending(raw_ends.tolist())
+        else:
+            ends = ends_of(view, column, all_count)[self._lo : self._hi + 1]
         # One copy of the column makes every slice a plain bytes slice, which is the fastest.
         first = ends[0]
-        data = bytes(self._view[column.data + first : column.data + ends[-1]])
+        raw = view[data + first : data + ends[-1]].tobytes()
         if first:
             ends = [end - first for end in ends]
-        return [data[a:b] for a, b in pairwise(ends)]
+        return [raw[a:b] for a, b in pairwise(ends)]
 
-    def _equal_cut(self, column: Binary) -> struct.Struct | None:
-        """What cuts the column if all its items are of one length, which is not 0."""
-        count = self.header.record_count
+    def _equal_cut(self, ends: memoryview[int]) -> struct.Struct | None:
+        """What cuts a whole column if all its items are of one length, which is not 0."""
+        count = len(ends) - 1
         if not count:
             return None
-        length = column.ends[1]
-        if length <= 0 or column.ends[-1] != length * count:
+        length = ends[1]
+        if length <= 0 or ends[-1] != length * count:
             return None
         ends_if_equal, cut = _equal_cuts(length, count)
-        return cut if column.ends.tobytes() == ends_if_equal else None
+        return cut if ends.tobytes() == ends_if_equal else None
 
-    def _nullable(self, column: Binary) -> list[bytes | None]:
-        items = self._binary(column)
-        assert column.bitmap is not None
-        flags = self._flags(column.bitmap)
-        return [item if flag else None for item, flag in zip(items, flags, strict=True)]
+    def _nullable(self, column: Binary[int]) -> list[bytes | None]:
+        flags = self._flags(column)
+        pairs = zip(self._binary(column), flags, strict=True)
+        return [item if flag else None for item, flag in pairs]
 
-    def _flags(self, bitmap: memoryview) -> list[bool]:
-        return bits(bitmap, self.header.record_count)[self._lo : self._hi]
+    def _flags(self, column: Binary[int]) -> list[bool]:
+        """Of each record whether the column has something for it."""
+        flags = bitmap_of(self._view, column.bitmap, self.header.record_count)
+        return flags[self._lo : self._hi]
 
 
 @lru_cache(maxsize=32)

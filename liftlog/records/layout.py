@@ -4,13 +4,15 @@ A correct checksum proves only that the bytes are the writer's, not that the wri
 replica, a plug-in or an attacker may have computed it. So no position is used before it was
 compared with the end of the batch, and whatever does not fit raises CorruptBatch. Nothing is
 allocated that is larger than what the batch itself holds.
+
+`walk` is the only code that knows the order of the columns. It works on numbers and on numpy arrays
+of numbers alike: `find_layout` walks one batch, positions.py many batches in the same steps.
 """
 
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from liftlog.errors import CorruptBatch
 from liftlog.records.format import (
@@ -22,35 +24,127 @@ from liftlog.records.format import (
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
     TOMBSTONES,
-    padded,
 )
 from liftlog.records.header import BatchHeader
 
-_ONE_SUBJECT = struct.Struct("<IIii")  # count 1, 0, the two offsets of the only entry
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+N = TypeVar("N", int, "NDArray[np.int64]")
+"""A number of one batch, or an array with this number of each of many batches."""
+
 FEW = 16
 _FEW_ENDS = tuple(struct.Struct(f"<{n + 1}i") for n in range(FEW + 1))
 """Read the offsets of a few items in one step; a memoryview cast costs three."""
 
 
-class Binary(NamedTuple):
-    """A binary column: n+1 offsets as Arrow has them, an optional validity bitmap, the bytes.
+class Binary(NamedTuple, Generic[N]):
+    """Where a binary column lies: `count + 1` offsets as in Arrow, perhaps a bitmap, the data.
 
-    Of the offsets only the first and the last were checked; `ascending` checks the rest when
-    they are used.
+    Of the offsets only the first, 0, and the last, `size`, were checked; `ascending` checks the
+    rest when they are used.
     """
 
-    ends: memoryview[int]
-    bitmap: memoryview | None
-    data: int  # position of the first byte
+    ends: N
+    bitmap: N  # says nothing if the column has none
+    data: N
+    size: N  # of the data, in bytes
 
 
-class Dictionary(NamedTuple):
-    """The subject dictionary: offsets of the entries, flags of the escaped ones, the bytes."""
+class Layout(NamedTuple, Generic[N]):
+    """Where the columns begin, in bytes. None: the batch has no such column.
 
-    ends: list[int]
-    escapes: memoryview | None
-    data: int
-    end: int  # position of what follows, padding included
+    The positions of other columns that the batch lacks say nothing: its attributes tell.
+    """
+
+    offset_deltas: N
+    time_deltas: N
+    entries: N  # of the subject dictionary
+    dictionary: Binary[N]
+    ids: N
+    keys: Binary[N] | None
+    headers: Binary[N] | None
+    values: Binary[N]
+
+
+class Words(Protocol[N]):
+    """The i32 at each position of the bytes, counted in i32."""
+
+    def __getitem__(self, place: N, /) -> N: ...
+
+
+PROBLEMS = (
+    "the subject dictionary does not fit the batch",
+    "several subjects, but no column says which record has which",
+    "a column reaches past the end of the batch",
+)
+
+_new: Any = tuple.__new__  # NamedTuple's own __new__ takes three times as long
+
+
+def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], N, Any, Any, Any]:
+    """The columns of a batch of `count` records from `at` on, behind its header.
+
+    Returns the layout, where its last column ends, and for each of PROBLEMS whether it was met
+    (not 0). A caller may trust the layout only if there was no problem and the columns end where
+    the batch ends: then each step went forward, so no column reaches past the end. IndexError
+    means that one does.
+    """
+    offset_deltas = at
+    if attributes & OFFSET_DELTAS:
+        at = at + (4 * count + 7 & ~7)
+    time_deltas = at
+    if attributes & TIMESTAMP_DELTAS:
+        at = at + (4 * count + 7 & ~7)
+    place = at >> 2
+    entries = words[place]
+    wrong: Any = words[place + 1] | (entries < 0) | ((entries == 0) != (count == 0))
+    dictionary, ids, past_end = _binary(words, at + 8, entries, attributes & ESCAPED_SUBJECTS)
+    wrong = wrong | past_end
+    unclear: Any = 0
+    at = ids
+    if attributes & SUBJECT_IDS:
+        at = at + (2 * count + 7 & ~7)
+    else:
+        unclear = entries > 1
+    keys = headers = None
+    past: Any = 0
+    if attributes & KEYS:
+        keys, at, past = _binary(words, at, count, KEYS)
+    if attributes & HEADERS:
+        headers, at, past_end = _binary(words, at, count, 0)
+        past = past | past_end
+    values, at, past_end = _binary(words, at, count, attributes & TOMBSTONES)
+    fields = (offset_deltas, time_deltas, entries, dictionary, ids, keys, headers, values)
+    return _new(Layout, fields), at, wrong, unclear, past | past_end
+
+
+def _binary(words: Words[N], at: N, count: N, has_bitmap: int) -> tuple[Binary[N], N, Any]:
+    """The binary column at `at`, what follows it, and whether (not 0) it cannot be one."""
+    place = at >> 2
+    size = words[place + count]
+    bitmap = data = at + (4 * count + 11 & ~7)
+    if has_bitmap:
+        data = bitmap + ((count + 7 >> 3) + 7 & ~7)
+    end = data + (size + 7 & ~7)
+    return _new(Binary, (at, bitmap, data, size)), end, words[place] | (size < 0)
+
+
+def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
+    """Where the columns of one batch lie. Raises CorruptBatch."""
+    words: Words[int] = view.cast("i")
+    try:
+        found, end, wrong, unclear, past_end = walk(
+            words, header.attributes, header.record_count, HEADER_SIZE
+        )
+    except IndexError as error:
+        raise CorruptBatch(PROBLEMS[-1]) from error
+    if wrong or unclear or past_end:
+        raise CorruptBatch(PROBLEMS[0 if wrong else 1 if unclear else 2])
+    if end != len(view):
+        raise CorruptBatch(f"the columns end at {end}, the batch at {len(view)}")
+    return found
 
 
 def numbers(
@@ -64,136 +158,23 @@ def numbers(
     return raw.cast(kind)
 
 
+def ends_of(view: memoryview, column: Binary[int], count: int) -> list[int]:
+    """The `count + 1` offsets of a column. Raises CorruptBatch if they run backwards."""
+    if count <= FEW:
+        return ascending(list(_FEW_ENDS[count].unpack_from(view, column.ends)))
+    return ascending(numbers(view, column.ends, count + 1, "i").tolist())
+
+
 def ascending(ends: list[int]) -> list[int]:
-    """`ends` itself, unless an item would begin before the one in front of it ended."""
+    """`ends` itself. Raises CorruptBatch if an item begins before the previous one ended."""
     # Sorting what is sorted already is the fastest test there is: one comparison per item in C.
     if ends != sorted(ends):
         raise CorruptBatch("the offsets of a column run backwards")
     return ends
 
 
-def bits(bitmap: memoryview, count: int) -> list[bool]:
-    """The first `count` bits of a bitmap, lowest bit of each byte first."""
-    number = int.from_bytes(bitmap, "little")
+def bitmap_of(view: memoryview, position: int, count: int) -> list[bool]:
+    """The `count` bits of the bitmap at `position`, lowest bit of each byte first."""
+    number = int.from_bytes(view[position : position + (count + 7) // 8], "little")
     digits = format(number, f"0{max(count, 1)}b")[::-1]
     return [digit == "1" for digit in digits[:count]]
-
-
-def timestamps_position(header: BatchHeader) -> int:
-    """Where the timestamp deltas begin, if there are any."""
-    if header.attributes & OFFSET_DELTAS:
-        return HEADER_SIZE + padded(4 * header.record_count)
-    return HEADER_SIZE
-
-
-def dictionary_position(header: BatchHeader) -> int:
-    position = timestamps_position(header)
-    if header.attributes & TIMESTAMP_DELTAS:
-        position += padded(4 * header.record_count)
-    return position
-
-
-def find_dictionary(view: memoryview, header: BatchHeader) -> Dictionary:
-    position = dictionary_position(header)
-    count, reserved = numbers(view, position, 2, "I")
-    if reserved or (count == 0) != (header.record_count == 0):
-        raise CorruptBatch("the subject dictionary does not fit the batch")
-    if count > 1 and not header.attributes & SUBJECT_IDS:
-        raise CorruptBatch("several subjects, but no column says which record has which")
-    position += 8
-    ends = numbers(view, position, count + 1, "i").tolist()
-    position += padded(4 * (count + 1))
-    escapes = None
-    if header.attributes & ESCAPED_SUBJECTS:
-        escapes = view[position : position + (count + 7) // 8]
-        position += padded((count + 7) // 8)
-    end = position + padded(max(ends[-1], 0))
-    if ends[0] != 0 or end > len(view):
-        raise CorruptBatch("the subject dictionary reaches past the end of the batch")
-    return Dictionary(ascending(ends), escapes, position, end)
-
-
-def find_columns(
-    view: memoryview, header: BatchHeader, dictionary: Dictionary | None = None
-) -> dict[int, Binary]:
-    """Keys, headers and values, by attribute bit; TOMBSTONES stands for the value column.
-
-    `dictionary` is what `find_dictionary` said, if that was asked already.
-    """
-    attributes, count = header.attributes, header.record_count
-    position = (dictionary or find_dictionary(view, header)).end
-    if attributes & SUBJECT_IDS:
-        position += padded(2 * count)
-    found: dict[int, Binary] = {}
-    if attributes & KEYS:
-        found[KEYS], position = _binary(view, position, count, nullable=True)
-    if attributes & HEADERS:
-        found[HEADERS], position = _binary(view, position, count, nullable=False)
-    nullable = attributes & TOMBSTONES != 0
-    found[TOMBSTONES], position = _binary(view, position, count, nullable=nullable)
-    if position != len(view):
-        raise CorruptBatch(f"the columns end at {position}, the batch at {len(view)}")
-    return found
-
-
-def _binary(view: memoryview, position: int, count: int, *, nullable: bool) -> tuple[Binary, int]:
-    """The binary column at `position`, and the position of what follows it."""
-    ends = numbers(view, position, count + 1, "i")
-    position += padded(4 * (count + 1))
-    bitmap = None
-    if nullable:
-        bitmap = view[position : position + (count + 7) // 8]
-        position += padded((count + 7) // 8)
-    size = ends[-1]
-    following = position + padded(max(size, 0))
-    if ends[0] != 0 or size < 0 or following > len(view):
-        raise CorruptBatch("a column reaches past the end of the batch")
-    return Binary(ends, bitmap, position), following
-
-
-def _plain_values_position(view: memoryview) -> int:
-    """Where the value column of a batch of one subject and nothing else begins; 0 if unsure."""
-    if len(view) < HEADER_SIZE + 24:
-        return 0
-    entries, reserved, first, subject_length = _ONE_SUBJECT.unpack_from(view, HEADER_SIZE)
-    if entries != 1 or reserved or first or subject_length < 0:
-        return 0
-    position: int = HEADER_SIZE + 16 + (subject_length + 7 & ~7)
-    return position if position < len(view) else 0
-
-
-def find_plain_values(view: memoryview, count: int) -> Binary | None:
-    """The value column of a batch of one subject and nothing else, by the short way.
-
-    None when the batch is of another kind, or damaged: `find_columns` says which.
-    """
-    position = _plain_values_position(view)
-    data = position + (4 * count + 11 & ~7)
-    if not position or data > len(view):
-        return None
-    ends = view[position : position + 4 * (count + 1)].cast("i")
-    size = ends[-1]
-    if ends[0] or size < 0 or data + (size + 7 & ~7) != len(view):
-        return None
-    return Binary(ends, None, data)
-
-
-def few_plain_values(view: memoryview, count: int) -> list[bytes] | None:
-    """The values of a small batch of one subject and nothing else; None as above.
-
-    Synchronous publishers leave batches of a few records, so what each batch costs counts.
-    """
-    position = _plain_values_position(view)
-    data = position + (4 * count + 11 & ~7)
-    if not position or data > len(view):
-        return None
-    ends = _FEW_ENDS[count].unpack_from(view, position)
-    size = ends[-1]
-    if ends[0] or size < 0 or data + (size + 7 & ~7) != len(view):
-        return None
-    raw = view[data : data + size].tobytes()
-    if count == 1:
-        return [raw]
-    values = [raw[a:b] for a, b in pairwise(ends)]
-    # Offsets that run backwards make the slices overlap, so that together they are longer.
-    return values if sum(map(len, values)) == size else None

@@ -25,7 +25,9 @@ from liftlog.records.format import (
     TIMESTAMP_DELTAS,
     TOMBSTONES,
 )
-from liftlog.records.positions import AnyArray, BinaryPositions, Numbers, cut, locate
+from liftlog.records.layout import Binary
+from liftlog.records.positions import AnyArray, Batches, cut, locate
+from liftlog.records.small_batches import Numbers
 
 
 def can_decode_together(one: RecordBatch, other: RecordBatch) -> bool:
@@ -72,8 +74,9 @@ class ManyBatches:
     batches.
     """
 
-    def __init__(self, batches: Sequence[RecordBatch]) -> None:
+    def __init__(self, batches: Sequence[Batches]) -> None:
         self._at, self._octets = locate(batches)
+        self._layout = self._at.layout
         self._counts = self._at.counts
         stops = np.cumsum(self._counts)
         self._firsts = stops - self._counts
@@ -90,7 +93,7 @@ class ManyBatches:
         if not self._some & OFFSET_DELTAS:
             offsets += bases
             return offsets
-        deltas = self._numbers(self._at.offset_deltas, OFFSET_DELTAS)
+        deltas = self._numbers(self._layout.offset_deltas, OFFSET_DELTAS)
         offsets += bases
         given = np.repeat(self._at.attributes & OFFSET_DELTAS != 0, self._counts)
         np.add(np.repeat(self._at.base_offsets, self._counts), deltas, out=offsets, where=given)
@@ -104,7 +107,7 @@ class ManyBatches:
     def timestamps_ns(self) -> Numbers:
         base: Numbers = np.repeat(self._at.base_ns, self._counts)
         if self._some & TIMESTAMP_DELTAS:
-            deltas = self._numbers(self._at.time_deltas, TIMESTAMP_DELTAS)
+            deltas = self._numbers(self._layout.time_deltas, TIMESTAMP_DELTAS)
             deltas *= 1000
             base += deltas
         return base
@@ -114,13 +117,13 @@ class ManyBatches:
 
         Not checked: that the names are UTF-8, and that they differ.
         """
-        entries = self._at.entries
-        names = self._items(self._at.dictionary, entries, None)
+        entries = self._layout.entries
+        names = self._items(self._layout.dictionary, entries, None)
         first = np.repeat((np.cumsum(entries) - entries).astype(np.int32), self._counts)
         if not self._some & SUBJECT_IDS:
             return names, first
         present = self._present(SUBJECT_IDS)
-        ids = self._octets.stretches(np.uint16, self._at.ids, self._counts, present)
+        ids = self._octets.stretches(np.uint16, self._layout.ids, self._counts, present)
         if present is not None:
             ids = self._spread(ids, present)
         if (ids >= np.repeat(entries, self._counts)).any():
@@ -131,39 +134,41 @@ class ManyBatches:
     def escaped(self) -> Flags:
         """Of each entry of the dictionaries, whether it was escaped."""
         if not self._some & ESCAPED_SUBJECTS:
-            return np.zeros(int(self._at.entries.sum()), np.bool_)
+            return np.zeros(int(self._layout.entries.sum()), np.bool_)
         present = self._present(ESCAPED_SUBJECTS)
-        flags = self._bits(self._at.entry_escapes, self._at.entries, present)
+        flags = self._bits(self._layout.dictionary.bitmap, self._layout.entries, present)
         if present is None:
             return flags
-        found = np.zeros(int(self._at.entries.sum()), np.bool_)
-        found[np.repeat(present, self._at.entries)] = flags
+        found = np.zeros(int(self._layout.entries.sum()), np.bool_)
+        found[np.repeat(present, self._layout.entries)] = flags
         return found
 
     def keys(self) -> BinaryColumn:
         """Null where there is none."""
-        if not self._some & KEYS:
+        at = self._layout.keys
+        if at is None:
             return self._nothing(np.zeros(self._total, np.bool_))
         present = self._present(KEYS)
-        column = self._items(self._at.keys, self._counts, present)
-        valid = self._bits(self._at.keys.bits, self._counts, present)
+        column = self._items(at, self._counts, present)
+        valid = self._bits(at.bitmap, self._counts, present)
         if present is not None:
             valid = self._spread(valid, present)
         return BinaryColumn(column.ends, column.data, valid)
 
     def headers(self) -> BinaryColumn:
         """Empty where there are none."""
-        if not self._some & HEADERS:
+        at = self._layout.headers
+        if at is None:
             return self._nothing(None)
-        return self._items(self._at.headers, self._counts, self._present(HEADERS))
+        return self._items(at, self._counts, self._present(HEADERS))
 
     def values(self) -> BinaryColumn:
         """Null for tombstones."""
-        column = self._items(self._at.values, self._counts, None)
+        column = self._items(self._layout.values, self._counts, None)
         if not self._some & TOMBSTONES:
             return column
         present = self._present(TOMBSTONES)
-        valid = self._bits(self._at.values.bits, self._counts, present)
+        valid = self._bits(self._layout.values.bitmap, self._counts, present)
         if present is not None:
             valid = ~self._spread(~valid, present)
         return BinaryColumn(column.ends, column.data, valid)
@@ -194,7 +199,7 @@ class ManyBatches:
         return BinaryColumn(np.zeros(self._total + 1, np.int32), np.empty(0, np.uint8), valid)
 
     def _items(
-        self, column: BinaryPositions, counts: Numbers, present: Flags | None
+        self, column: Binary[Numbers], counts: Numbers, present: Flags | None
     ) -> BinaryColumn:
         """The items of a binary column, `counts[i]` in each batch; empty where it is lacking."""
         # What one batch begins with, 0, is where the one before it ended: ends are all it takes.
@@ -207,12 +212,12 @@ class ManyBatches:
             ends[:] = 0
             ends[1:][np.repeat(present, counts)] = stops
         if len(counts) > 1:
-            before = np.cumsum(column.sizes) - column.sizes
+            before = np.cumsum(column.size) - column.size
             ends[1:] += np.repeat(before.astype(np.int32), counts)
         # The first and the last of each batch were checked, so this is all that is left.
         if (ends[1:] < ends[:-1]).any():
             raise CorruptBatch("the offsets of a column run backwards")
-        data = self._octets.stretches(np.uint8, column.data, column.sizes, None)
+        data = self._octets.stretches(np.uint8, column.data, column.size, None)
         return BinaryColumn(ends, data, None)
 
     def _bits(self, begin: Numbers, counts: Numbers, present: Flags | None) -> Flags:

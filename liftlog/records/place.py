@@ -47,6 +47,11 @@ class Place:
         self.offset = offset
         self.epoch = self._listed_epoch() if self._epochs else 0
 
+    @property
+    def sure_until(self) -> int:
+        """Below this offset the walk may go on, and no later epoch is listed."""
+        return min(self._end, self._epoch_end)
+
     def holds(self, header: BatchHeader) -> bool:
         """Whether this is the batch that belongs here."""
         return (
@@ -57,10 +62,14 @@ class Place:
 
     def pass_by(self, header: BatchHeader) -> None:
         """That batch was here; the next one follows it."""
-        self.offset = header.base_offset + header.last_offset_delta + 1
-        self.epoch = header.leader_epoch
-        if self.offset >= self._epoch_end:
-            self.epoch = max(self.epoch, self._listed_epoch())
+        self.go_on_behind(header.base_offset + header.last_offset_delta + 1, header.leader_epoch)
+
+    def go_on_behind(self, offset: int, epoch: int) -> None:
+        """Batches that belong here were found up to `offset`; the last one is of that epoch."""
+        self.offset = offset
+        self.epoch = epoch
+        if offset >= self._epoch_end:
+            self.epoch = max(epoch, self._listed_epoch())
 
     def accept(self, header: BatchHeader) -> bool:
         """`holds`, and then `pass_by`, in one call: this runs once per batch of every read."""

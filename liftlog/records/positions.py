@@ -8,10 +8,9 @@ layout.py.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +18,13 @@ from numpy.typing import NDArray
 from liftlog.errors import CorruptBatch
 from liftlog.records.column_set import Flags
 from liftlog.records.decode import RecordBatch
-from liftlog.records.format import (
-    ATTRIBUTES_POSITION,
-    ESCAPED_SUBJECTS,
-    HEADER_SIZE,
-    HEADERS,
-    KEYS,
-    OFFSET_DELTAS,
-    SUBJECT_IDS,
-    TIMESTAMP_DELTAS,
-    TOMBSTONES,
-)
+from liftlog.records.format import HEADER_SIZE
+from liftlog.records.layout import PROBLEMS, Binary, Layout, walk
+from liftlog.records.small_batches import Numbers, SmallBatches, heads_at
 
-Numbers = NDArray[np.int64]
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
+Batches: TypeAlias = RecordBatch | SmallBatches
+"""What a walk over batches brings in one step: one of them, or many small ones."""
 
 _JOIN_BELOW_BYTES = 16 * 1024
 """Batches below this mean size are joined."""
@@ -40,41 +32,21 @@ _JOIN_BELOW_BYTES = 16 * 1024
 _CUT_FROM_ITEMS = 24
 """Stretches of this mean length are cut out one by one; shorter ones are gathered by index."""
 
-_COUNT = struct.Struct("<II")
-_END = struct.Struct("<i")
-
-
-@dataclass(frozen=True, slots=True)
-class BinaryPositions:
-    """Of a binary column in each batch: where it begins and how many octets it holds.
-
-    Where a batch lacks the column, `sizes` is 0 and the positions say nothing.
-    """
-
-    ends: Numbers
-    bits: Numbers
-    data: Numbers
-    sizes: Numbers
-
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Of each batch what its header says, and where its columns begin, in octets."""
+    """Of each batch what its header says, and where its columns begin.
+
+    A column that only some of the batches have is there: its sizes are 0 and its positions say
+    nothing where a batch lacks it.
+    """
 
     attributes: Numbers
     counts: Numbers
     base_offsets: Numbers
     last_deltas: Numbers
     base_ns: Numbers
-    offset_deltas: Numbers
-    time_deltas: Numbers
-    entries: Numbers
-    entry_escapes: Numbers
-    dictionary: BinaryPositions
-    ids: Numbers
-    keys: BinaryPositions
-    headers: BinaryPositions
-    values: BinaryPositions
+    layout: Layout[Numbers]
 
 
 class Octets(Protocol):
@@ -88,22 +60,36 @@ class Octets(Protocol):
         ...
 
 
-def locate(batches: Sequence[RecordBatch]) -> tuple[Positions, Octets]:
+def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
+    """The same batches, none of them held together."""
+    batches: list[RecordBatch] = []
+    for some in found:
+        if isinstance(some, RecordBatch):
+            batches.append(some)
+        else:
+            batches += some.batches()
+    return batches
+
+
+def locate(found: Sequence[Batches]) -> tuple[Positions, Octets]:
     """Of verified batches with a record or more each, less than 2 GiB in all.
 
     Raises CorruptBatch when columns reach past the end of their batch, or offsets beyond 63 bits.
     """
-    total = sum([len(batch.raw) for batch in batches])
+    total = sum([len(some.raw) for some in found])
+    count = sum([1 if isinstance(some, RecordBatch) else some.batch_count for some in found])
     octets: Octets
-    if total < _JOIN_BELOW_BYTES * len(batches):
-        octets = joined = _Joined(batches)
-        found = joined.positions()
+    if total < _JOIN_BELOW_BYTES * count:
+        octets = joined = _Joined(found)
+        positions = joined.positions()
     else:
-        octets, found = _Apart(batches), _positions_one_by_one(batches)
+        batches = one_by_one(found)
+        octets, positions = _Apart(batches), _positions_one_by_one(batches)
     # What passes 63 bits has become negative.
-    if min(found.base_offsets.min(), (found.base_offsets + found.last_deltas).min()) < 0:
+    offsets = positions.base_offsets
+    if min(offsets.min(), (offsets + positions.last_deltas).min()) < 0:
         raise CorruptBatch("offsets beyond 63 bits")
-    return found, octets
+    return positions, octets
 
 
 def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
@@ -140,112 +126,74 @@ class _Apart:
 
 
 def _positions_one_by_one(batches: Sequence[RecordBatch]) -> Positions:
+    headers = [batch.header for batch in batches]
+    layouts = [batch.layout for batch in batches]
+
+    def numbers(given: list[int]) -> Numbers:
+        return np.array(given, np.int64)
+
+    def columns(name: str) -> Binary[Numbers] | None:
+        given = [getattr(layout, name) or _NOTHING for layout in layouts]
+        return Binary(*np.array(given, np.int64).T) if any(map(any, given)) else None
+
     try:
-        rows = [_positions_of(batch) for batch in batches]
-        found = np.array(rows, np.int64).T
-    except struct.error as error:
-        raise CorruptBatch("a column reaches past the end of the batch") from error
+        base_offsets = numbers([header.base_offset for header in headers])
     except OverflowError as error:
         raise CorruptBatch("offsets beyond 63 bits") from error
+    dictionary, values = columns("dictionary"), columns("values")
+    assert dictionary is not None
+    assert values is not None
     return Positions(
-        attributes=found[0],
-        counts=found[1],
-        base_offsets=found[2],
-        last_deltas=found[3],
-        base_ns=found[4],
-        offset_deltas=found[5],
-        time_deltas=found[6],
-        entries=found[7],
-        entry_escapes=found[8],
-        dictionary=BinaryPositions(found[9], found[9], found[10], found[11]),
-        ids=found[12],
-        keys=BinaryPositions(*found[13:17]),
-        headers=BinaryPositions(*found[17:21]),
-        values=BinaryPositions(*found[21:25]),
+        attributes=numbers([header.attributes for header in headers]),
+        counts=numbers([header.record_count for header in headers]),
+        base_offsets=base_offsets,
+        last_deltas=numbers([header.last_offset_delta for header in headers]),
+        base_ns=numbers([header.base_timestamp_ns for header in headers]),
+        layout=Layout(
+            numbers([layout.offset_deltas for layout in layouts]),
+            numbers([layout.time_deltas for layout in layouts]),
+            numbers([layout.entries for layout in layouts]),
+            dictionary,
+            numbers([layout.ids for layout in layouts]),
+            columns("keys"),
+            columns("headers"),
+            values,
+        ),
     )
 
 
-def _positions_of(batch: RecordBatch) -> tuple[int, ...]:
-    view, header = batch.raw, batch.header
-    has, count = header.attributes, header.record_count
-    at = HEADER_SIZE
-    offset_deltas = at
-    if has & OFFSET_DELTAS:
-        at += 4 * count + 7 & ~7
-    time_deltas = at
-    if has & TIMESTAMP_DELTAS:
-        at += 4 * count + 7 & ~7
-    entries, reserved = _COUNT.unpack_from(view, at)
-    entry_ends = at + 8
-    at = entry_ends + (4 * entries + 11 & ~7)
-    escapes = at
-    if has & ESCAPED_SUBJECTS:
-        at += (entries + 7) // 8 + 7 & ~7
-    (first,), (entry_size,) = (
-        _END.unpack_from(view, entry_ends),
-        _END.unpack_from(view, entry_ends + 4 * entries),
-    )
-    if reserved or first or not entries or entry_size < 0:
-        raise CorruptBatch("the subject dictionary does not fit the batch")
-    entry_data = at
-    ids = at = at + (entry_size + 7 & ~7)
-    if has & SUBJECT_IDS:
-        at += 2 * count + 7 & ~7
-    elif entries > 1:
-        raise CorruptBatch("several subjects, but no column says which record has which")
-    found = []
-    for present, nullable in (
-        (has & KEYS, has & KEYS),
-        (has & HEADERS, 0),
-        (1, has & TOMBSTONES),
-    ):
-        if not present:
-            found += [0, 0, 0, 0]
-            continue
-        bits = at + (4 * count + 11 & ~7)
-        data = bits + ((count + 7) // 8 + 7 & ~7 if nullable else 0)
-        (first,), (size,) = _END.unpack_from(view, at), _END.unpack_from(view, at + 4 * count)
-        if first or size < 0:
-            raise CorruptBatch("a column reaches past the end of the batch")
-        found += [at, bits, data, size]
-        at = data + (size + 7 & ~7)
-    if at != len(view):
-        raise CorruptBatch(f"the columns end at {at}, the batch at {len(view)}")
-    return (
-        has,
-        count,
-        header.base_offset,
-        header.last_offset_delta,
-        header.base_timestamp_ns,
-        offset_deltas,
-        time_deltas,
-        entries,
-        escapes,
-        entry_ends,
-        entry_data,
-        entry_size,
-        ids,
-        *found,
-    )
+_NOTHING = Binary(0, 0, 0, 0)
 
 
 # --- small batches ---
 
 
 class _Joined:
-    """`_at` is how far the walk has come in each batch."""
+    def __init__(self, found: Sequence[Batches]) -> None:
+        self._raw = b"".join([some.raw for some in found])
+        begin: list[Numbers] = []
+        lengths: list[Numbers] = []
+        singles: list[tuple[int, int]] = []
+        at = 0
 
-    def __init__(self, batches: Sequence[RecordBatch]) -> None:
-        self._raw = raw = b"".join([batch.raw for batch in batches])
-        self._words = np.frombuffer(raw, np.int32)
-        self._unsigned = np.frombuffer(raw, np.uint32)
-        lengths = np.array([len(batch.raw) for batch in batches], np.int64)
-        self._limits = np.cumsum(lengths)
-        self._begin = self._limits - lengths
-        self._at = self._begin + HEADER_SIZE
-        self._attributes = self._words[(self._begin + ATTRIBUTES_POSITION) >> 2] & 0xFFFF
-        self._all = int(np.bitwise_and.reduce(self._attributes))
-        self._some = int(np.bitwise_or.reduce(self._attributes))
+        def add_singles() -> None:
+            if singles:
+                both = np.array(singles, np.int64)
+                begin.append(both[:, 0])
+                lengths.append(both[:, 1])
+                singles.clear()
+
+        for some in found:
+            if isinstance(some, RecordBatch):
+                singles.append((at, len(some.raw)))
+            else:
+                add_singles()
+                begin.append(some.starts + at)
+                lengths.append(some.lengths)
+            at += len(some.raw)
+        add_singles()
+        self._begin = np.concatenate(begin)
+        self._limits = self._begin + np.concatenate(lengths)
 
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
@@ -257,79 +205,77 @@ class _Joined:
         return cut(items, first, sizes)
 
     def positions(self) -> Positions:
-        # Where these fields of the header lie: format.py.
-        begin, longs = self._begin, np.frombuffer(self._raw, np.int64)
-        counts = self._unsigned[(begin + 20) >> 2].astype(np.int64)
-        base_offsets = longs[(begin + 8) >> 3]
-        offset_deltas = self._step(4 * counts, OFFSET_DELTAS)
-        time_deltas = self._step(4 * counts, TIMESTAMP_DELTAS)
-        entries, escapes, dictionary = self._dictionaries()
-        ids = self._step(2 * counts, SUBJECT_IDS)
-        found = Positions(
-            attributes=self._attributes.astype(np.int64),
+        heads = heads_at(self._raw, self._begin)
+        attributes = heads["attributes"].astype(np.int64)
+        counts = heads["record_count"].astype(np.int64)
+        return Positions(
+            attributes=attributes,
             counts=counts,
-            base_offsets=base_offsets,
-            last_deltas=self._unsigned[(begin + 16) >> 2].astype(np.int64),
-            base_ns=longs[(begin + 24) >> 3],
-            offset_deltas=offset_deltas,
-            time_deltas=time_deltas,
-            entries=entries,
-            entry_escapes=escapes,
-            dictionary=dictionary,
-            ids=ids,
-            keys=self._binary(counts, KEYS, KEYS),
-            headers=self._binary(counts, HEADERS, 0),
-            values=self._binary(counts, None, TOMBSTONES),
+            base_offsets=heads["base_offset"].astype(np.int64),
+            last_deltas=heads["last_offset_delta"].astype(np.int64),
+            base_ns=heads["base_timestamp_ns"].astype(np.int64),
+            layout=self._layout(attributes, counts),
         )
-        if not np.array_equal(self._at, self._limits):
+
+    def _layout(self, attributes: Numbers, counts: Numbers) -> Layout[Numbers]:
+        """Batches of one kind have the same columns, so those of each kind are walked together."""
+        kinds = np.unique(attributes).tolist()
+        if len(kinds) == 1:
+            return self._walk(kinds[0], counts, self._begin, self._limits)
+        alike = [np.flatnonzero(attributes == kind) for kind in kinds]
+        parts = [
+            self._walk(kind, counts[which], self._begin[which], self._limits[which])
+            for kind, which in zip(kinds, alike, strict=True)
+        ]
+
+        def gathered(pieces: Sequence[Numbers | None]) -> Numbers:
+            whole = np.zeros(len(counts), np.int64)
+            for which, piece in zip(alike, pieces, strict=True):
+                if piece is not None:
+                    whole[which] = piece
+            return whole
+
+        def column(name: str) -> Binary[Numbers] | None:
+            found: list[Binary[Numbers] | None] = [getattr(part, name) for part in parts]
+            if not any(found):
+                return None
+            return Binary(*[gathered([one and one[i] for one in found]) for i in range(4)])
+
+        dictionary, values = column("dictionary"), column("values")
+        assert dictionary is not None
+        assert values is not None
+        return Layout(
+            gathered([part.offset_deltas for part in parts]),
+            gathered([part.time_deltas for part in parts]),
+            gathered([part.entries for part in parts]),
+            dictionary,
+            gathered([part.ids for part in parts]),
+            column("keys"),
+            column("headers"),
+            values,
+        )
+
+    def _walk(
+        self, attributes: int, counts: Numbers, begin: Numbers, limits: Numbers
+    ) -> Layout[Numbers]:
+        words = _Words(self._raw)
+        try:
+            found, end, *problems = walk(words, attributes, counts, begin + HEADER_SIZE)
+        except IndexError as error:
+            raise CorruptBatch(PROBLEMS[-1]) from error
+        for problem, text in zip(problems, PROBLEMS, strict=True):
+            if np.any(problem):
+                raise CorruptBatch(text)
+        if not np.array_equal(end, limits):
             raise CorruptBatch("the columns do not end where the batch does")
         return found
 
-    def _step(self, sizes: Numbers | int, bit: int | None = None) -> Numbers:
-        """Go on by these sizes, padded, in the batches that have that column; returns where it
-        begins."""
-        begin = self._at
-        if bit is not None and not self._some & bit:
-            return begin
-        padded = sizes + 7 & ~7
-        if bit is not None and not self._all & bit:
-            padded = np.where(self._attributes & bit, padded, 0)
-        self._at = begin + padded
-        if (self._at > self._limits).any():
-            raise CorruptBatch("a column reaches past the end of the batch")
-        return begin
 
-    def _dictionaries(self) -> tuple[Numbers, Numbers, BinaryPositions]:
-        word = self._step(8) >> 2
-        entries = self._unsigned[word].astype(np.int64)
-        if self._words[word + 1].any() or not entries.all():
-            raise CorruptBatch("the subject dictionary does not fit the batch")
-        if ((entries > 1) & (self._attributes & SUBJECT_IDS == 0)).any():
-            raise CorruptBatch("several subjects, but no column says which record has which")
-        ends = self._step(4 * (entries + 1))
-        first, last = self._words[ends >> 2], self._words[(ends >> 2) + entries]
-        escapes = self._step((entries + 7) // 8, ESCAPED_SUBJECTS)
-        if first.any() or (last < 0).any():
-            raise CorruptBatch("the subject dictionary does not fit the batch")
-        sizes = last.astype(np.int64)
-        return entries, escapes, BinaryPositions(ends, ends, self._step(sizes), sizes)
+class _Words:
+    """The i32 of the joined bytes, widened, so that sums of them do not overflow."""
 
-    def _binary(self, counts: Numbers, bit: int | None, null_bit: int) -> BinaryPositions:
-        if bit is not None and not self._some & bit:
-            nothing = np.zeros(len(counts), np.int64)
-            return BinaryPositions(nothing, nothing, nothing, nothing)
-        ends = self._step(4 * (counts + 1), bit)
-        word = ends >> 2
-        last_word = word + counts
-        if bit is not None and not self._all & bit:
-            # A batch that lacks it may end here, so look at something that is 0: the field of the
-            # header that is reserved.
-            lacks = self._attributes & bit == 0
-            zero = (self._begin + 48) >> 2
-            word, last_word = np.where(lacks, zero, word), np.where(lacks, zero, last_word)
-        first, last = self._words[word], self._words[last_word]
-        bits = self._step((counts + 7) // 8, null_bit) if null_bit else ends
-        if first.any() or (last < 0).any():
-            raise CorruptBatch("a column reaches past the end of the batch")
-        sizes = last.astype(np.int64)
-        return BinaryPositions(ends, bits, self._step(sizes), sizes)
+    def __init__(self, raw: bytes) -> None:
+        self._words = np.frombuffer(raw, np.int32)
+
+    def __getitem__(self, place: Numbers) -> Numbers:
+        return self._words[place].astype(np.int64)

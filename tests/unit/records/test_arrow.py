@@ -39,17 +39,19 @@ def test_a_binary_array_over_the_bytes_of_the_batch(tombstones: bool) -> None:
     whole = pa.py_buffer(data)
     batch = decode_batch(data)
     for bit, expected in ((TOMBSTONES, values), (KEYS, KEY_COLUMN)):
-        column = batch._column(bit)
+        column = batch.layout.keys if bit == KEYS else batch.layout.values
+        assert column is not None
+        has_bitmap = batch.header.attributes & bit != 0
         size = 4 * 66
-        bitmap_size = 16 if column.bitmap is not None else 0
+        bitmap_size = 16 if has_bitmap else 0
         start = column.data - bitmap_size - (size + 7 & ~7)
         assert start % 8 == 0
         assert column.data % 8 == 0
-        bitmap = whole.slice(column.data - 16, 9) if column.bitmap is not None else None
+        bitmap = whole.slice(column.data - 16, 9) if has_bitmap else None
         array = pa.Array.from_buffers(
             pa.binary(),
             65,
-            [bitmap, whole.slice(start, size), whole.slice(column.data, column.ends[-1])],
+            [bitmap, whole.slice(start, size), whole.slice(column.data, column.size)],
         )
         array.validate(full=True)
         assert array.to_pylist() == expected

@@ -24,7 +24,6 @@ from liftlog.records import (
     iter_batches,
     parse_header,
 )
-from liftlog.records.arrow import to_arrow
 from liftlog.records.codecs import codec_named, compress_batch
 from liftlog.records.columns import decode_columns, encode_columns
 from liftlog.records.format import CODEC_MASK, HEADER_SIZE, MAX_RAW_BODY_BYTES
@@ -98,7 +97,7 @@ def test_every_kind_of_batch_by_every_way_of_reading(case: dict[str, Any], name:
     middle = (plain.base_offset + plain.next_offset) // 2
     assert contents(batch.trim(middle)) == contents(plain.trim(middle))
     if len(plain):
-        assert to_arrow(batch).equals(to_arrow(plain))
+        assert batch.to_arrow().equals(plain.to_arrow())
     again = encode_columns(
         decode_columns(batch),
         base_offset=42,
