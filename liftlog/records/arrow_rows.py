@@ -61,6 +61,11 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([ROWS_SCHEMA.field(name) for name in names])
 
 
+def subject_names(batch: RecordBatch) -> list[str]:
+    """Each subject of the batch once, those of trimmed records too: a look at its dictionary only."""
+    return batch._subject_names()
+
+
 def _places(found: Sequence[Batches]) -> NDArray[np.intp] | None:
     """Where the records lie among those of the whole batches; None when no batch was trimmed."""
     extents = [

@@ -54,7 +54,7 @@ def decode_columns(batch: RecordBatch) -> Columns:
     The arrays are views into the batch's buffer where they can be, so they must not be written
     to. Raises CorruptBatch when the columns contradict the header or each other.
     """
-    view, header, layout = batch.raw, batch.header, batch.layout
+    view, header, layout = batch.raw, batch.header, batch._layout
     count, attributes = header.record_count, header.attributes
     ids = None
     if attributes & SUBJECT_IDS:
@@ -79,7 +79,7 @@ def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
     count = header.record_count
     if not header.attributes & KEYS or not count:
         return None
-    layout = batch.layout
+    layout = batch._layout
     assert layout.keys is not None
     has_value = None
     if header.attributes & TOMBSTONES:
@@ -94,7 +94,7 @@ def _flags(view: memoryview, position: int, count: int) -> Flags:
 
 
 def _subject_entries(batch: RecordBatch) -> tuple[tuple[bytes, bool], ...]:
-    view, layout = batch.raw, batch.layout
+    view, layout = batch.raw, batch._layout
     column, count = layout.dictionary, layout.entries
     raw = view[column.data : column.data + column.size].tobytes()
     names = [raw[a:b] for a, b in pairwise(ends_of(view, column, count))]

@@ -71,7 +71,7 @@ class RecordBatch:
     Methods raise CorruptBatch when the columns contradict the header or each other.
     """
 
-    __slots__ = ("_hi", "_layout", "_lo", "_view", "header", "stored")
+    __slots__ = ("_hi", "_located", "_lo", "_view", "header", "stored")
 
     def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
@@ -80,7 +80,7 @@ class RecordBatch:
         self._view = view  # exactly this batch, its columns not compressed
         self._lo = 0
         self._hi = header.record_count
-        self._layout: Layout[int] | None = None
+        self._located: Layout[int] | None = None
 
     def __len__(self) -> int:
         return self._hi - self._lo
@@ -119,7 +119,7 @@ class RecordBatch:
             return self
         offsets = self._all_offsets()
         trimmed = RecordBatch(self._view, self.header, self.stored)
-        trimmed._layout = self._layout
+        trimmed._located = self._located
         trimmed._lo = max(self._lo, bisect_left(offsets, first_offset))
         trimmed._hi = self._hi
         if stop_offset is not None:
@@ -138,18 +138,18 @@ class RecordBatch:
         base = self.header.base_timestamp_ns
         if not self.header.attributes & TIMESTAMP_DELTAS:
             return [base] * len(self)
-        position = self.layout.time_deltas
+        position = self._layout.time_deltas
         deltas = numbers(self._view, position, self.header.record_count, "I")
         return [base + 1000 * delta for delta in deltas[self._lo : self._hi].tolist()]
 
     def subjects(self) -> list[str]:
         """What was not UTF-8 on NATS is escaped, see `escaped_subjects`."""
-        return self._by_subject_id(self.subject_names())
+        return self._by_subject_id(self._subject_names())
 
     def raw_subjects(self) -> list[bytes]:
         """The very bytes that they were on NATS. Two of them can have one name in `subjects`: the
         one escaped, the other a text that looks like it."""
-        names = self.subject_names()
+        names = self._subject_names()
         pairs = zip(names, self._escape_flags(len(names)), strict=True)
         raw = [unescape_subject(name) if escaped else name.encode() for name, escaped in pairs]
         return self._by_subject_id(raw)
@@ -158,13 +158,13 @@ class RecordBatch:
         """The subjects that were not UTF-8 on NATS; such bytes are written as `\\xNN` in them."""
         if not self.header.attributes & ESCAPED_SUBJECTS:
             return set()
-        names = self.subject_names()
+        names = self._subject_names()
         pairs = zip(names, self._escape_flags(len(names)), strict=True)
         return {name for name, escaped in pairs if escaped}
 
-    def subject_names(self) -> list[str]:
+    def _subject_names(self) -> list[str]:
         """Each subject of the batch once, those of trimmed records too."""
-        layout, view = self.layout, self._view
+        layout, view = self._layout, self._view
         column = layout.dictionary
         data = column.data
         try:
@@ -177,17 +177,17 @@ class RecordBatch:
 
     def keys(self) -> list[bytes | None]:
         """None for a record without a key."""
-        column = self.layout.keys
+        column = self._layout.keys
         return [None] * len(self) if column is None else self._nullable(column)
 
     def headers(self) -> list[bytes]:
         """One raw NATS header block per record, b"" where there was none."""
-        column = self.layout.headers
+        column = self._layout.headers
         return [b""] * len(self) if column is None else self._binary(column)
 
     def values(self) -> list[bytes | None]:
         """The payloads as bytes; None for a tombstone."""
-        column = self.layout.values
+        column = self._layout.values
         if self.header.attributes & TOMBSTONES:
             return self._nullable(column)
         return self._binary(column)  # type: ignore[return-value]  # list is invariant
@@ -199,7 +199,7 @@ class RecordBatch:
         Value i lies at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For those who
         work on columns: no object is made per value.
         """
-        column, count = self.layout.values, self.header.record_count
+        column, count = self._layout.values, self.header.record_count
         raw_ends = numbers(self._view, column.ends, count + 1, "i")
         ends = raw_ends.tolist()
         if not self._equal_cut(raw_ends):
@@ -218,7 +218,7 @@ class RecordBatch:
         views = [data[a:b] for a, b in pairwise(ends)]
         if not self.header.attributes & TOMBSTONES:
             return views  # type: ignore[return-value]  # list is invariant
-        flags = self._flags(self.layout.values)
+        flags = self._flags(self._layout.values)
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
@@ -251,16 +251,16 @@ class RecordBatch:
         """
         from liftlog.records.arrow import to_arrow
 
-        return to_arrow(self._view, self.header, self.layout, self._lo, self._hi, columns)
+        return to_arrow(self._view, self.header, self._layout, self._lo, self._hi, columns)
 
     # --- layout ---
 
     @property
-    def layout(self) -> Layout[int]:
+    def _layout(self) -> Layout[int]:
         """Where the columns lie in `raw`. Raises CorruptBatch."""
-        if self._layout is None:
-            self._layout = find_layout(self._view, self.header)
-        return self._layout
+        if self._located is None:
+            self._located = find_layout(self._view, self.header)
+        return self._located
 
     def _all_offsets(self) -> Sequence[int]:
         header = self.header
@@ -277,7 +277,7 @@ class RecordBatch:
         """Of each record the entry of its subject."""
         if not self.header.attributes & SUBJECT_IDS:
             return entries[:1] * len(self)
-        ids = numbers(self._view, self.layout.ids, self.header.record_count, "H")
+        ids = numbers(self._view, self._layout.ids, self.header.record_count, "H")
         try:
             return [entries[i] for i in ids[self._lo : self._hi].tolist()]
         except IndexError as error:
@@ -286,7 +286,7 @@ class RecordBatch:
     def _escape_flags(self, entries: int) -> list[bool]:
         if not self.header.attributes & ESCAPED_SUBJECTS:
             return [False] * entries
-        return bitmap_of(self._view, self.layout.dictionary.bitmap, entries)
+        return bitmap_of(self._view, self._layout.dictionary.bitmap, entries)
 
     def _binary(self, column: Binary[int]) -> list[bytes]:
         all_count, count = self.header.record_count, self._hi - self._lo

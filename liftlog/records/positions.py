@@ -127,7 +127,7 @@ class _Apart:
 
 def _positions_one_by_one(batches: Sequence[RecordBatch]) -> Positions:
     headers = [batch.header for batch in batches]
-    layouts = [batch.layout for batch in batches]
+    layouts = [batch._layout for batch in batches]
 
     def numbers(given: list[int]) -> Numbers:
         return np.array(given, np.int64)

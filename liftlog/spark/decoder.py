@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acl.subjects import matches
-from liftlog.records.arrow_rows import rows_of
+from liftlog.records.arrow_rows import rows_of, subject_names
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import header_lines
 from liftlog.spark.columns import (
@@ -118,7 +118,7 @@ class RowDecoder:
         run: list[RecordBatch] = []
         rows = size = 0
         for batch in batches:
-            if self._reaches is not None and not any(map(self._reaches, batch.subject_names())):
+            if self._reaches is not None and not any(map(self._reaches, subject_names(batch))):
                 continue
             run.append(batch)
             rows += len(batch)

@@ -39,7 +39,7 @@ def test_a_binary_array_over_the_bytes_of_the_batch(tombstones: bool) -> None:
     whole = pa.py_buffer(data)
     batch = decode_batch(data)
     for bit, expected in ((TOMBSTONES, values), (KEYS, KEY_COLUMN)):
-        column = batch.layout.keys if bit == KEYS else batch.layout.values
+        column = batch._layout.keys if bit == KEYS else batch._layout.values
         assert column is not None
         has_bitmap = batch.header.attributes & bit != 0
         size = 4 * 66
