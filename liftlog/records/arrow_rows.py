@@ -62,7 +62,7 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
 
 
 def subject_names(batch: RecordBatch) -> list[str]:
-    """Each subject of the batch once, those of trimmed records too: a look at its dictionary only."""
+    """Each subject of the batch once, those of trimmed records too; only its dictionary is read."""
     return batch._subject_names()
 
 

@@ -71,7 +71,7 @@ class RecordBatch:
     Methods raise CorruptBatch when the columns contradict the header or each other.
     """
 
-    __slots__ = ("_hi", "_located", "_lo", "_view", "header", "stored")
+    __slots__ = ("_hi", "_lo", "_located", "_view", "header", "stored")
 
     def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
