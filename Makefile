@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs pages screenshot lock ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,10 +74,11 @@ fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_m
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \
 	  tests/property tests/unit/log/test_crash_points.py $(ARGS)
 
-lint: setup ## Check style and the direction of imports
+lint: setup ## Check style, the direction of imports, and that the blocking client is up to date
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.blocking_client --check
 
 type: setup ## Check types
 	$(BIN)/mypy
@@ -93,6 +94,9 @@ docs: setup ## Build the documentation into build/site
 
 pages: setup ## Write the pages of docs/reference that are made from the code
 	$(BIN)/python -m tools.pages
+
+blocking: setup ## Write the shell of the blocking client, which is made from the asyncio one
+	$(BIN)/python -m tools.blocking_client
 
 screenshot: setup ## Take the picture of the web page for README and docs (needs Chromium)
 	PYTHONPATH=tests $(BIN)/python tests/web/screenshot.py

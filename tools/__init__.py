@@ -1,4 +1,5 @@
 """What makes parts of this repository from its code. Not installed.
 
-pages/      the reference pages that are made from code (`make pages`)
+pages/           the reference pages that are made from code (`make pages`)
+blocking_client  the blocking client's shell, made from the asyncio one (`make blocking`)
 """

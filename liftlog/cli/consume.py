@@ -24,7 +24,7 @@ from liftlog.errors import ConnectionLost, CorruptRange
 if TYPE_CHECKING:
     from liftlog.cli.record_output import Write
     from liftlog.client import Filter, OnReset, Reset, SyncClient
-    from liftlog.client.positions import Start, Until
+    from liftlog.client.read_options import Start, Until
 
 _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024

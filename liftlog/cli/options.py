@@ -126,7 +126,7 @@ def _chosen_output() -> str:
 def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClient:
     """A connection to the daemon that --server and --token name, or else to the one at `default`;
     `options` of `connect_sync`."""
-    from liftlog.client.blocking.client import connect_sync
+    from liftlog.client.connecting import connect_sync
 
     context = click.get_current_context()
     context.meta.setdefault(_ASKED, context.params.get("stream") or context.params.get("name"))

@@ -24,7 +24,7 @@ from liftlog.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from liftlog.client import SyncClient
-    from liftlog.client.positions import Start, Until
+    from liftlog.client.read_options import Start, Until
 
 HELP = (
     "start, end, an offset, -100 (the last 100), +100 (behind the first 100), @TIME (@2026-01-31, "

@@ -4,23 +4,30 @@
         async for record in client.read("orders", start="earliest", until="end"):
             print(record.offset, record.value)
 
-Importing this package loads no server dependency. Both clients are thin shells over
-`liftlog.protocol` and `read_ahead`, which hold all the logic.
+Importing this package loads no server dependency.
+
+    connecting                 `connect` and `connect_sync`
+    aio, blocking              the two clients: thin shells over what follows
+    target, dialing            addresses and logins, connected sockets
+    reconnecting               when to connect again, and which requests to repeat
+    requests                   arguments -> requests, answers -> results
+    read_options, selecting    the options of a read
+    read_ahead, batches, resync, buffers, batch_reader    a read: what to ask for, checked batches
+    consuming, progress        what of a consumer's records counts, and when to store it
+    publisher, publishing      publishing over NATS with acks
+    companions                 `envelope` and nkeys, in either distribution
 """
 
 from __future__ import annotations
 
-from liftlog.client.aio.client import Client, connect
+from liftlog.client.aio.client import Client, RecordReader
 from liftlog.client.aio.consumer import Consumer
 from liftlog.client.batch_reader import BatchReader, SyncBatchReader
 from liftlog.client.batches import FetchAnswer
-from liftlog.client.blocking.client import SyncClient, connect_sync
+from liftlog.client.blocking.client import SyncClient, SyncRecordReader
 from liftlog.client.blocking.consumer import SyncConsumer
-from liftlog.client.positions import Start, Until
-from liftlog.client.read_ahead import OnCorrupt
-from liftlog.client.read_options import ReadOptions
-from liftlog.client.record_reader import RecordReader, SyncRecordReader
-from liftlog.client.resets import OnReset, Reset
+from liftlog.client.connecting import connect, connect_sync
+from liftlog.client.read_options import OnCorrupt, OnReset, ReadOptions, Reset, Start, Until
 from liftlog.client.selecting import Column, Filter
 from liftlog.protocol.administration import StreamExtent, StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint

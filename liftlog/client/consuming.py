@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liftlog.client.batch_reader import BatchReader, SyncBatchReader
-from liftlog.client.positions import Start, Until
 from liftlog.client.progress import Progress
-from liftlog.client.read_options import ReadOptions
-from liftlog.client.resets import RESETTABLE, Reset
+from liftlog.client.read_options import RESETTABLE, ReadOptions, Reset, Start, Until
 from liftlog.errors import CheckpointUncertain, LiftlogError
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.messages import EARLIEST

@@ -9,14 +9,22 @@ import time
 from contextlib import suppress
 from typing import Any, Protocol
 
-from liftlog.client.requests import unreachable
-from liftlog.client.target import Address, tune
-from liftlog.errors import ConnectionLost, InvalidArgument
-from liftlog.tls.contexts import ClientTls, client_context, problem
+import liftlog
+from liftlog.client.reconnecting import unreachable
+from liftlog.client.target import Address
+from liftlog.errors import ConnectionLost
+from liftlog.tls.contexts import problem
 from liftlog.tls.session import TlsSession
 from liftlog.tls.sockets import TlsSocket
 
-_RECEIVE_BYTES = 64 * 1024
+SOFTWARE = f"liftlog-python/{liftlog.__version__}"
+"""What a client calls itself in its hello."""
+
+RECEIVE_BYTES = 2 * 1024 * 1024
+"""Received at once before the batches in it are looked at. Larger steps overflow the processor's
+cache, smaller ones cost a turn of Python each."""
+
+_HANDSHAKE_BYTES = 64 * 1024
 
 _UNKNOWN_CA = (
     "give the CA that signed the daemon's certificate as tls= (on the command line --tls-ca)"
@@ -79,19 +87,13 @@ class PlainChannel:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
-def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
-    """The context for connections to `address`; None when it asks for no TLS.
-
-    Reads certificate files, so it is made once and used for every attempt to connect. Raises
-    InvalidArgument, also when `tls` is given for an address that does not ask for TLS.
-    """
-    if address.tls:
-        return client_context(tls)
-    if tls is not None:
-        raise InvalidArgument(
-            f"tls is given, but {address.text!r} asks for none", hint="use tls://host:port"
-        )
-    return None
+def tune(sock: socket.socket) -> None:
+    """Small requests leave at once; a peer that vanished is noticed."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # The receive buffer is left to the kernel, which grows it further than we may set it.
 
 
 async def dial(address: Address, context: ssl.SSLContext | None, deadline: float) -> Channel:
@@ -109,7 +111,7 @@ async def dial(address: Address, context: ssl.SSLContext | None, deadline: float
         try:
             while not session.handshake():
                 await loop.sock_sendall(sock, session.outgoing.read())
-                session.feed(_not_ended(await loop.sock_recv(sock, _RECEIVE_BYTES)))
+                session.feed(_not_ended(await loop.sock_recv(sock, _HANDSHAKE_BYTES)))
         except ssl.SSLError as error:
             raise _refused(address, sock, session, error) from error
         await loop.sock_sendall(sock, session.outgoing.read())
@@ -130,7 +132,7 @@ def dial_sync(address: Address, context: ssl.SSLContext | None, deadline: float)
             while not session.handshake():
                 _wait_until(sock, deadline)
                 sock.sendall(session.outgoing.read())
-                session.feed(_not_ended(sock.recv(_RECEIVE_BYTES)))
+                session.feed(_not_ended(sock.recv(_HANDSHAKE_BYTES)))
         except ssl.SSLError as error:
             raise _refused(address, sock, session, error) from error
         sock.sendall(session.outgoing.read())

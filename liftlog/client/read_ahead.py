@@ -12,7 +12,7 @@ exact range, or good records if only the transfer was at fault.
 A lost connection interrupts a read, it does not end it: whoever drives the read connects again and
 calls `resume`, and the next batch handed out is the one behind the last. The fetches state the
 incarnation and the leader epoch that were read from, so a daemon that came back with another
-history says so; what happens then is the reset policy (`resets`).
+history says so; what happens then is the reset policy (`read_options`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,23 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from liftlog.client.batches import ArrivingBatches, DamagedHeader, corrupt_range
-from liftlog.client.positions import END, Start, Until, check_until, start_fields
+from liftlog.client.read_options import (
+    END,
+    RESETTABLE,
+    OnCorrupt,
+    OnReset,
+    Reset,
+    ResetCallback,
+    Start,
+    Until,
+    check_on_reset,
+    check_until,
+    start_fields,
+)
 from liftlog.client.reconnecting import is_interruption
-from liftlog.client.resets import RESETTABLE, OnReset, Reset, ResetCallback, check_on_reset
 from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
 from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
@@ -40,10 +51,6 @@ SMALLEST_FETCH_BYTES = 4 * KIB
 POLL_MS = 20_000
 
 logger = logging.getLogger("liftlog.client")
-
-OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
-"""What a read does about damaged records: end with CorruptRange, log a warning and go on behind
-them, or tell the callable and go on (unless it raises)."""
 
 
 class Requester(Protocol):

@@ -1,35 +1,82 @@
-"""The keyword arguments of `read_batches` and `read`, of both clients."""
+"""The options of a read, as callers write them: where it starts and ends, what it selects, and what
+it does about damage and about a position that is gone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from liftlog.client.read_ahead import OnCorrupt
-from liftlog.client.resets import OnReset, ResetCallback
 from liftlog.client.selecting import Column, Filter
+from liftlog.errors import (
+    CorruptRange,
+    Diverged,
+    InvalidArgument,
+    LiftlogError,
+    OffsetOutOfRange,
+    StaleIncarnation,
+)
+from liftlog.protocol.messages import EARLIEST, LATEST
+
+Start: TypeAlias = int | Literal["earliest", "latest"] | datetime
+"""An offset, one of the two ends, or the first record stamped at or after a time."""
+
+Until: TypeAlias = int | Literal["end"] | None
+"""Exclusive: an offset, the high watermark at the call, or never."""
+
+END = "end"
+
+OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
+"""What a read does about damaged records: end with CorruptRange, log a warning and continue after
+them, or call the callable and continue (unless it raises)."""
+
+OnReset: TypeAlias = Literal["error", "earliest", "latest"]
+"""End with the error, or continue at the log start or at the high watermark."""
+
+ResetCallback: TypeAlias = "Callable[[Reset], None]"
+
+RESETTABLE = (OffsetOutOfRange, Diverged, StaleIncarnation)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """A read has left its position and continues at another one.
+
+    `error` says why. `from_offset` is the offset that it wanted to read next, None when that was
+    not an offset. It continues at `to_offset` of the stream's `incarnation`.
+    """
+
+    stream: str
+    error: LiftlogError
+    from_offset: int | None
+    to_offset: int
+    incarnation: str
 
 
 class ReadOptions(TypedDict, total=False):
     """All are optional.
 
-    `filter` and `columns` choose what the daemon sends: which records, and what of them. Of a
-    record's columns those left out are empty: timestamp 0, subject "", no key, no headers, and the
-    value b"" (but None for a tombstone, so that nothing looks deleted that is not).
+    `filter` and `columns` choose what the daemon sends: which records, and which columns of them.
+    Columns that are left out are empty: timestamp 0, subject "", no key, no headers, and the value
+    b"" (but None for a tombstone, so that no record looks deleted that is not).
 
-    `fetch_bytes` is what is asked for at once, `read_ahead_bytes` how much may wait for the
+    `fetch_bytes` is how much one request asks for, `read_ahead_bytes` how much may wait for the
     application.
 
     `on_corrupt`: damaged records end the read with CorruptRange, whose `first_offset` and
-    `next_offset` say exactly which are gone ("raise"); or a warning is logged and the read goes on
-    behind them ("skip"); or a callable is called with the CorruptRange, and the read goes on.
+    `next_offset` say exactly which are gone ("raise"); or a warning is logged and the read
+    continues after them ("skip"); or a callable is called with the CorruptRange, and the read
+    continues.
 
-    `on_reset`: when the place where the read was to go on is gone (OffsetOutOfRange, Diverged,
-    StaleIncarnation), end with that error, or log a warning, call `reset_callback` if there is one,
-    and go on at the log start ("earliest") or at the high watermark ("latest").
+    `on_reset`: when the read's position is gone (OffsetOutOfRange, Diverged, StaleIncarnation), the
+    read ends with that error ("error"); or it logs a warning, calls `reset_callback` if there is
+    one, and continues at the log start ("earliest") or at the high watermark ("latest").
 
-    `incarnation` and `epoch` are what was read from before, for a read that goes on from a stored
-    position: if the stream was made anew or has lost what was read, that is told.
+    `incarnation` and `epoch` are those of the stream when the position was stored. If the stream
+    was deleted and created again, or has lost records that were read, the read raises an error.
     """
 
     filter: Filter | None
@@ -41,3 +88,34 @@ class ReadOptions(TypedDict, total=False):
     reset_callback: ResetCallback | None
     incarnation: str | None
     epoch: int | None
+
+
+def start_fields(start: Start) -> dict[str, Any]:
+    """The fields of a `Fetch` that give its start. Raises InvalidArgument."""
+    if isinstance(start, datetime):
+        # A time without a zone is local time, as everywhere in Python.
+        since = start.astimezone(UTC) - _EPOCH
+        return {"timestamp_ns": max(since // timedelta(microseconds=1), 0) * 1000}
+    if start in (EARLIEST, LATEST) or (type(start) is int and start >= 0):
+        return {"start": start}
+    raise InvalidArgument(
+        f"start={start!r} is not a position",
+        hint="use an offset, 'earliest', 'latest' or a datetime",
+    )
+
+
+def check_until(until: Until) -> None:
+    """Raises InvalidArgument."""
+    if until is None or until == END or (type(until) is int and until >= 0):
+        return
+    raise InvalidArgument(
+        f"until={until!r} is not a position", hint="use an offset (exclusive), 'end' or None"
+    )
+
+
+def check_on_reset(on_reset: OnReset, callback: ResetCallback | None) -> None:
+    """Raises InvalidArgument."""
+    if on_reset not in get_args(OnReset):
+        raise InvalidArgument(f"on_reset={on_reset!r} is not 'error', 'earliest' or 'latest'")
+    if callback is not None and not callable(callback):
+        raise InvalidArgument(f"reset_callback={callback!r} is not callable")

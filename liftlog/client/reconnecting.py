@@ -10,11 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from liftlog.client.target import Address
 from liftlog.errors import ConnectionLost, LiftlogError, LimitExceeded, ShuttingDown
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message
-
-RECONNECT_FOR_SECONDS = 60.0
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
@@ -104,6 +103,29 @@ def gave_up(address: str, last: LiftlogError | None) -> ConnectionLost:
     reason = "no connection in time" if last is None else last.message
     return ConnectionLost(
         f"the connection to {address} is lost: {reason}",
+        hint="check that the daemon runs and listens there",
+        address=address,
+    )
+
+
+def lost(address: str, reason: object) -> LiftlogError:
+    """The connection's last error, for everyone who still waits."""
+    if isinstance(reason, LiftlogError):
+        return reason
+    return ConnectionLost(f"the connection to {address} is lost: {reason}", address=address)
+
+
+def never_greeted(error: ConnectionLost, address: Address) -> ConnectionLost:
+    """The error of a connection that was lost before it could be used."""
+    hint = "check that a liftlog daemon listens there"
+    if not (address.tls or address.path):
+        hint += "; if it asks for TLS, use tls://"
+    return ConnectionLost(error.message, hint=hint, address=address.text)
+
+
+def unreachable(address: str, reason: object) -> ConnectionLost:
+    return ConnectionLost(
+        f"cannot connect to {address}: {reason}",
         hint="check that the daemon runs and listens there",
         address=address,
     )

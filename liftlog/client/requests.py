@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import liftlog
 from liftlog.client.batches import FetchAnswer
-from liftlog.client.positions import Start, start_fields
+from liftlog.client.read_options import Start, start_fields
 from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
-from liftlog.client.target import Address
-from liftlog.errors import ConnectionLost, LiftlogError, ProtocolViolation
+from liftlog.errors import InvalidArgument, ProtocolViolation, StreamUnavailable
+from liftlog.protocol.administration import RenewLease, TruncateStream, UpdateStream
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import CreateStream, Fetch, FetchHeader, Message
+from liftlog.protocol.stream_info import StreamInfo
 
-SOFTWARE = f"liftlog-python/{liftlog.__version__}"
+DEFAULT_TTL_SECONDS = 60.0
+DEFAULT_STEP_BYTES = 4 * 1024 * 1024
 
-CONNECT_TIMEOUT_SECONDS = 10.0
-REQUEST_TIMEOUT_SECONDS = 30.0
-
-RECEIVE_BYTES = 2 * 1024 * 1024
-"""Received at once before the batches in it are looked at; larger steps overflow the processor's
-cache, smaller ones cost a turn of Python each."""
+_FIRST_LOOK_SECONDS = 0.05
+_LAST_LOOK_SECONDS = 1.0
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -31,6 +28,44 @@ def create_request(name: str, subject: str | None, settings: Mapping[str, Any]) 
     if subject is not None:
         wanted["subject"] = subject
     return CreateStream(name, wanted)
+
+
+def update_request(
+    name: str,
+    settings: Mapping[str, Any] | None,
+    more: Mapping[str, Any],
+    *,
+    dry_run: bool,
+    allow_deletion: bool,
+) -> UpdateStream:
+    wanted = {**(settings or {}), **more}
+    for key in wanted:
+        if not isinstance(key, str):
+            raise InvalidArgument(f"setting names are strings, not {key!r}")
+    return UpdateStream(name, wanted, dry_run, allow_deletion)
+
+
+def truncate_request(name: str, offset: int, incarnation: str | None) -> TruncateStream:
+    if not isinstance(offset, int) or offset < 0:
+        raise InvalidArgument(f"{offset!r} is no offset")
+    return TruncateStream(name, offset, incarnation)
+
+
+def milliseconds(seconds: float) -> int:
+    if not 0 < seconds < 2**40:
+        raise InvalidArgument(f"{seconds!r} is no number of seconds that a lease can last")
+    return max(1, round(seconds * 1000))
+
+
+def renewal_request(
+    stream: str,
+    lease_id: str,
+    seconds: float,
+    low: int | None,
+    finished: tuple[int, int] | None,
+) -> RenewLease:
+    part, parts = finished or (None, None)
+    return RenewLease(stream, lease_id, milliseconds(seconds), low, part, parts)
 
 
 def fetch_request(
@@ -62,24 +97,29 @@ def result_of(exchange: Exchange, expected: type[Answer]) -> Answer:
     return exchange.answer
 
 
-def lost(address: str, reason: object) -> LiftlogError:
-    """The connection's last error, for everyone who still waits."""
-    if isinstance(reason, LiftlogError):
-        return reason
-    return ConnectionLost(f"the connection to {address} is lost: {reason}", address=address)
+class PassWatch:
+    """Whether the pass that `asked` answered to is over, judged from later descriptions."""
 
+    def __init__(self, asked: StreamInfo) -> None:
+        self._incarnation = asked.incarnation
+        self._wanted = int(asked.compaction.get("requested", 0))
+        self.seconds = _FIRST_LOOK_SECONDS
+        """How long to wait before the next look."""
 
-def never_greeted(error: ConnectionLost, address: Address) -> ConnectionLost:
-    """The error of a connection that was lost before it could be used."""
-    hint = "check that a liftlog daemon listens there"
-    if not (address.tls or address.path):
-        hint += "; if it asks for TLS, use tls://"
-    return ConnectionLost(error.message, hint=hint, address=address.text)
-
-
-def unreachable(address: str, reason: object) -> ConnectionLost:
-    return ConnectionLost(
-        f"cannot connect to {address}: {reason}",
-        hint="check that the daemon runs and listens there",
-        address=address,
-    )
+    def is_over(self, info: StreamInfo) -> bool:
+        """Raises StreamUnavailable when it will not come, or failed."""
+        self.seconds = min(self.seconds * 2, _LAST_LOOK_SECONDS)
+        compaction = info.compaction
+        if int(compaction.get("finished", 0)) >= self._wanted:
+            return True
+        lost = int(compaction.get("requested", 0)) < self._wanted
+        if lost or info.incarnation != self._incarnation:
+            raise StreamUnavailable(
+                f"the daemon no longer knows of the pass over {info.name}", hint="ask again"
+            )
+        if compaction.get("state") == "backing off":
+            raise StreamUnavailable(
+                f"the pass over {info.name} failed: {compaction.get('error', '')}",
+                hint="the daemon tries again by itself",
+            )
+        return False

@@ -1,16 +1,34 @@
-"""Addresses of a daemon: `tcp://host:port`, `tls://host:port` and `unix:///path`."""
+"""Where to connect, and with what: the address of a daemon, a login, TLS and the time for each."""
 
 from __future__ import annotations
 
 import ipaddress
-import socket
+import logging
+import ssl
 from dataclasses import dataclass
+from functools import lru_cache
+from os import PathLike, fspath
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from liftlog.errors import InvalidArgument
+from liftlog.client.companions import nkeys
+from liftlog.errors import InvalidArgument, MissingDependency
+from liftlog.protocol.proofs import Credentials, Signer
+from liftlog.tls.contexts import ClientTls, client_context
+
+CONNECT_TIMEOUT_SECONDS = 10.0
+REQUEST_TIMEOUT_SECONDS = 30.0
+RECONNECT_FOR_SECONDS = 60.0
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:9292"
 DEFAULT_PORT = 9292
+
+NkeyFile = str | PathLike[str]
+"""A file with the seed of a user's nkey: alone, or a `.creds` file."""
+
+_MAX_FILE_BYTES = 64 * 1024
+
+logger = logging.getLogger("liftlog.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +76,74 @@ class Address:
         )
 
 
-def tune(sock: socket.socket) -> None:
-    """Small requests leave at once; a peer that vanished is noticed."""
-    if sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # The receive buffer is left to the kernel, which grows it further than we may set it.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect and how. Times are in seconds; `reconnect_for` None: for ever, 0: never."""
+
+    address: Address
+    credentials: Credentials
+    context: ssl.SSLContext | None
+    connect_timeout: float
+    request_timeout: float
+    reconnect_for: float | None
+
+    @classmethod
+    def of(
+        cls,
+        address: str,
+        token: str | None,
+        nkey: NkeyFile | None,
+        tls: ClientTls,
+        connect_timeout: float,
+        request_timeout: float,
+        reconnect_for: float | None,
+    ) -> Target:
+        """From the arguments of `connect`. Reads the files that they name, once for all attempts
+        to connect. Raises InvalidArgument."""
+        where = Address.parse(address)
+        context = context_for(where, tls)
+        credentials = credentials_of(token, nkey, where)
+        return cls(where, credentials, context, connect_timeout, request_timeout, reconnect_for)
+
+
+def context_for(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
+    """The context for connections to `address`; None when it asks for no TLS.
+
+    Reads certificate files, so it is made once and used for every attempt to connect. Raises
+    InvalidArgument, also when `tls` is given for an address that does not ask for TLS.
+    """
+    if address.tls:
+        return client_context(tls)
+    if tls is not None:
+        raise InvalidArgument(
+            f"tls is given, but {address.text!r} asks for none", hint="use tls://host:port"
+        )
+    return None
+
+
+def credentials_of(token: str | None, nkey: NkeyFile | None, address: Address) -> Credentials:
+    """Reads the file, once. Raises InvalidArgument, which never shows what is in it."""
+    if token is not None and address.is_exposed:
+        _warn(address.text)
+    return Credentials(token, None if nkey is None else _signer_in(nkey))
+
+
+@lru_cache(maxsize=64)  # once for each address, however many clients there are
+def _warn(address: str) -> None:
+    logger.warning("token-unencrypted address=%s", address)
+
+
+def _signer_in(file: NkeyFile) -> Signer:
+    try:
+        with Path(file).open("rb") as opened:
+            content = opened.read(_MAX_FILE_BYTES)
+        return nkeys.SigningKey(nkeys.find_seed(content))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the nkey {fspath(file)}: {error.strerror}") from error
+    except nkeys.NotAnNkey as error:
+        raise InvalidArgument(f"{fspath(file)} holds no nkey seed: {error}") from None
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"a login by nkey needs {error.name}, which is not installed",
+            hint="pip install pynacl (it is the extra nkey of liftlog-client)",
+        ) from error

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
-from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS, Backoff, may_pass
+from liftlog.client.reconnecting import Backoff, may_pass
+from liftlog.client.target import RECONNECT_FOR_SECONDS
 from liftlog.errors import (
     CorruptRange,
     DiskFull,

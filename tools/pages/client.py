@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ForwardRef, get_args
 
 from liftlog import client
-from liftlog.client import resets, selecting
+from liftlog.client import read_options, selecting
 
 _HEAD = """\
 # Client API
@@ -20,7 +20,8 @@ Every name of `liftlog.client`, with its signature and what its code says of it.
 an example.
 
 `SyncClient`, `SyncConsumer`, `SyncBatchReader` and `SyncRecordReader` have the same methods as the
-classes below, without `await` (and `close` where those have `aclose`).
+classes below, without `await` (and `close` where those have `aclose`). One thread at a time may use
+them. When the handler of a signal interrupts a call by an exception, they can be used again.
 """
 
 _CLASSES: tuple[type, ...] = (
@@ -49,7 +50,7 @@ _ALIASES = {
     "Until": "exclusive: an offset, `end` (the high watermark at the call), or None: never",
     "Column": f"one of {', '.join(f'`{name}`' for name in get_args(selecting.Column))}",
     "OnCorrupt": "`raise`, `skip`, or a callable that is told each CorruptRange",
-    "OnReset": f"one of {', '.join(f'`{name}`' for name in get_args(resets.OnReset))}",
+    "OnReset": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.OnReset))}",
 }
 TWINS = ("SyncClient", "SyncConsumer", "SyncBatchReader", "SyncRecordReader")
 

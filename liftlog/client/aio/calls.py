@@ -1,12 +1,25 @@
-"""Changing, holding and explaining streams: the requests, and the methods of both clients."""
+"""The calls of the asyncio client that are one request and one answer: streams, leases,
+checkpoints, the daemon."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from liftlog.client.requests import Answer
-from liftlog.errors import InvalidArgument
+from liftlog.client.aio.session import Session
+from liftlog.client.requests import (
+    DEFAULT_STEP_BYTES,
+    DEFAULT_TTL_SECONDS,
+    Answer,
+    PassWatch,
+    create_request,
+    milliseconds,
+    renewal_request,
+    result_of,
+    truncate_request,
+    update_request,
+)
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
@@ -18,67 +31,115 @@ from liftlog.protocol.administration import (
     Metadata,
     PauseStream,
     ReleaseLease,
-    RenewLease,
     ResumeStream,
     SetReadOnly,
     StreamExtent,
     StreamsFor,
     StreamUpdate,
-    TruncateStream,
     Updated,
-    UpdateStream,
+)
+from liftlog.protocol.checkpoints import (
+    Checkpoint,
+    CheckpointAnswer,
+    CheckpointsAnswer,
+    CommitCheckpoint,
+    DeleteCheckpoint,
+    FetchCheckpoint,
+    ListCheckpoints,
 )
 from liftlog.protocol.described import DaemonInfo, LeaseInfo
-from liftlog.protocol.messages import EARLIEST, Done, Message, StreamAnswer, StreamsAnswer
+from liftlog.protocol.messages import (
+    EARLIEST,
+    CompactStream,
+    DeleteStream,
+    DescribeStream,
+    Done,
+    ListStreams,
+    Message,
+    Ping,
+    Pong,
+    StreamAnswer,
+    StreamsAnswer,
+    Welcome,
+)
 from liftlog.protocol.stream_info import StreamInfo
 
-DEFAULT_TTL_SECONDS = 60.0
-DEFAULT_STEP_BYTES = 4 * 1024 * 1024
 
+class Calls:
+    """Each call is answered within `request_timeout` seconds or ends with RequestTimeout."""
 
-def _update_request(
-    name: str,
-    settings: Mapping[str, Any] | None,
-    more: Mapping[str, Any],
-    *,
-    dry_run: bool,
-    allow_deletion: bool,
-) -> UpdateStream:
-    wanted = {**(settings or {}), **more}
-    for key in wanted:
-        if not isinstance(key, str):
-            raise InvalidArgument(f"setting names are strings, not {key!r}")
-    return UpdateStream(name, wanted, dry_run, allow_deletion)
-
-
-def _truncate_request(name: str, offset: int, incarnation: str | None) -> TruncateStream:
-    if not isinstance(offset, int) or offset < 0:
-        raise InvalidArgument(f"{offset!r} is no offset")
-    return TruncateStream(name, offset, incarnation)
-
-
-def _milliseconds(seconds: float) -> int:
-    if not 0 < seconds < 2**40:
-        raise InvalidArgument(f"{seconds!r} is no number of seconds that a lease can last")
-    return max(1, round(seconds * 1000))
-
-
-def _renewal(
-    stream: str,
-    lease_id: str,
-    seconds: float,
-    low: int | None,
-    finished: tuple[int, int] | None,
-) -> RenewLease:
-    part, parts = finished or (None, None)
-    return RenewLease(stream, lease_id, _milliseconds(seconds), low, part, parts)
-
-
-class AsyncAdministration:
-    """The asyncio client's methods."""
+    def __init__(self, session: Session) -> None:
+        self.address = session.target.address.text
+        self.request_timeout = session.target.request_timeout
+        self._session = session
 
     async def _call(self, message: Message, expected: type[Answer]) -> Answer:
-        raise NotImplementedError
+        return result_of(await self._session.ask(message, self.request_timeout), expected)
+
+    # --- the daemon ---
+
+    @property
+    def server(self) -> Welcome:
+        """What the daemon said about itself and its limits on the newest connection."""
+        return self._session.link.connection.welcome
+
+    async def ping(self) -> None:
+        """Return when the daemon has answered. Raises what every call may raise."""
+        await self._call(Ping(), Pong)
+
+    async def metadata(self) -> DaemonInfo:
+        """What the daemon says about itself. Raises what every call may raise."""
+        return (await self._call(Metadata(), DaemonAnswer)).info
+
+    # --- streams ---
+
+    async def create_stream(
+        self, name: str, subject: str | None = None, **settings: Any
+    ) -> StreamInfo:
+        """Create a stream; settings have the keys of the YAML file. A stream that exists with the
+        same settings is no error.
+
+        Returns once NATS has confirmed the subscription. Raises Conflict when the stream exists
+        with other settings (`details["differences"]`), InvalidArgument for a name or setting,
+        NatsRefused (then there is no stream), and NatsUnavailable (then the stream exists and
+        subscribes as soon as possible).
+        """
+        return (await self._call(create_request(name, subject, settings), StreamAnswer)).info
+
+    async def describe_stream(self, name: str) -> StreamInfo:
+        """One stream as it is now. Raises StreamNotFound."""
+        return (await self._call(DescribeStream(name), StreamAnswer)).info
+
+    async def list_streams(self) -> list[StreamInfo]:
+        """The streams that the principal may read. Raises what every call may raise."""
+        return (await self._call(ListStreams(), StreamsAnswer)).infos
+
+    async def streams_for(self, subject: str) -> list[StreamInfo]:
+        """The streams that record `subject`; for a pattern, those that record any part of it.
+        Raises InvalidArgument."""
+        return (await self._call(StreamsFor(subject), StreamsAnswer)).infos
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete the stream and its records.
+
+        Raises StreamNotFound, Conflict for a stream of the configuration file, and
+        StreamUnavailable when its disk does not answer.
+        """
+        await self._call(DeleteStream(name), Done)
+
+    async def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
+        """Ask for a compaction pass now, whatever the dirty ratio; the active segment is rolled
+        first. With `wait` it returns once the pass is over, however long that takes.
+
+        Raises StreamNotFound, InvalidArgument when the stream has no compaction, and with `wait`
+        StreamUnavailable when the pass failed.
+        """
+        info = (await self._call(CompactStream(name), StreamAnswer)).info
+        watch = PassWatch(info)
+        while wait and not watch.is_over(info):
+            await asyncio.sleep(watch.seconds)
+            info = await self.describe_stream(name)
+        return info
 
     async def update_stream(
         self,
@@ -89,42 +150,63 @@ class AsyncAdministration:
         allow_deletion: bool = False,
         **more: Any,
     ) -> StreamUpdate:
-        """Change settings of a stream: those that are named, with the keys of the YAML file, as a
-        mapping or as keywords; others stay. They hold, durably, on return.
+        """Change the named settings of a stream, given as a mapping or as keywords with the keys
+        of the YAML file. Other settings stay. Durable on return.
 
-        With `dry_run` nothing changes; the answer says what would. Raises InvalidArgument for a
-        bad value or a setting that cannot be changed, Conflict for a stream of the configuration
-        file, or when the new limits would remove more than a tenth of the stream and
-        `allow_deletion` does not say that this is wanted (`details["removal"]`).
+        With `dry_run` nothing changes; the answer says what would. Raises StreamNotFound,
+        InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for a
+        stream of the configuration file. Raises Conflict, too, when the new limits would remove
+        more than a tenth of the stream and `allow_deletion` is false (`details["removal"]`).
         """
-        request = _update_request(
+        request = update_request(
             name, settings, more, dry_run=dry_run, allow_deletion=allow_deletion
         )
         return StreamUpdate.from_answer(await self._call(request, Updated))
 
     async def pause_stream(self, name: str) -> StreamInfo:
-        """Have the stream refuse new messages, with a nack to whoever asks for an ack, until it is
-        resumed, also after a restart. On return all that it received before is committed."""
+        """Have the stream refuse new messages until it is resumed, also after a restart; publishers
+        that ask for an ack get a refusal.
+
+        On return all messages that it received before are committed. Raises StreamNotFound, and
+        StreamUnavailable when the disk does not answer.
+        """
         return (await self._call(PauseStream(name), StreamAnswer)).info
 
     async def resume_stream(self, name: str) -> StreamInfo:
-        """The opposite of `pause_stream`."""
+        """The opposite of `pause_stream`. Raises StreamNotFound."""
         return (await self._call(ResumeStream(name), StreamAnswer)).info
 
     async def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
-        """Like pausing, with a refusal that says that it is for good; or no more."""
+        """Like pausing, but publishers are told not to try again; with False, accept messages
+        again. Raises StreamNotFound, and StreamUnavailable when the disk does not answer."""
         return (await self._call(SetReadOnly(name, read_only), StreamAnswer)).info
 
     async def truncate_prefix(
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
-        """Make `offset` the log start: what lies below is gone for ever, durably on return.
+        """Make `offset` the log start: all records below it are gone for ever. Durable on return.
 
-        Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds what would
-        go, StaleIncarnation when the stream is not the one of `incarnation`.
+        Raises StreamNotFound, OffsetOutOfRange above the high watermark, Conflict while a lease
+        holds records below `offset`, StaleIncarnation when the stream is not the one of
+        `incarnation`, and InvalidArgument.
         """
-        request = _truncate_request(name, offset, incarnation)
+        request = truncate_request(name, offset, incarnation)
         return (await self._call(request, StreamAnswer)).info
+
+    async def stream_extents(
+        self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
+    ) -> list[StreamExtent]:
+        """How the bytes of the stream are spread over its offsets, from the segment of offset
+        `start` to the high watermark. For readers that divide a stream by size.
+
+        Each piece has about `step_bytes`, or more where there would be more than 4096 pieces.
+        Sizes are those on disk, after compression. Raises StreamNotFound, and UnknownRequest from
+        an older daemon.
+        """
+        request = ListExtents(stream, start, step_bytes)
+        return (await self._call(request, ExtentsAnswer)).extents
+
+    # --- leases ---
 
     async def acquire_lease(
         self,
@@ -135,16 +217,17 @@ class AsyncAdministration:
         holder: str = "",
         incarnation: str | None = None,
     ) -> LeaseInfo:
-        """Hold the stream from `start` to its high watermark of now, for `ttl` seconds: what lies
-        in [`low`, `high`) of the answer stays as it is. Durable on return.
+        """Hold the stream from `start` to its present high watermark for `ttl` seconds: the records
+        in [`low`, `high`) of the answer stay as they are. Durable on return.
 
-        "earliest" is where retention wants the log to start, which is above the log start while
+        "earliest" is where retention wants the log to start. That is above the log start while
         another lease holds retention up.
 
-        Renew it well before `ttl` has passed. It ends early only when the disk is full. Raises
-        OffsetOutOfRange, InvalidArgument (at most an hour), LimitExceeded, StaleIncarnation.
+        Renew the lease well before `ttl` has passed. It ends early only when the disk is full.
+        Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many leases),
+        and InvalidArgument (a lease lasts at most an hour).
         """
-        request = AcquireLease(stream, start, _milliseconds(ttl), holder, incarnation)
+        request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation)
         return (await self._call(request, LeaseAnswer)).info
 
     async def renew_lease(
@@ -156,128 +239,83 @@ class AsyncAdministration:
         low: int | None = None,
         finished: tuple[int, int] | None = None,
     ) -> LeaseInfo:
-        """Let a lease last `ttl` seconds from now on; `low` is where to begin holding, once what is
-        below has been read. Raises LeaseGone: then what it held may have changed.
+        """Let a lease last `ttl` seconds from now. With `low` it holds the records from there on;
+        give it once what lies below has been read.
 
         For a read that several clients share: `finished=(part, parts)` says that one of `parts`
         parts, counted from 0, has been read. The lease ends when each of them was named once.
+
+        Raises LeaseGone (the records that it held may have changed since), StreamNotFound, and
+        InvalidArgument.
         """
-        request = _renewal(stream, lease_id, ttl, low, finished)
+        request = renewal_request(stream, lease_id, ttl, low, finished)
         return (await self._call(request, LeaseAnswer)).info
 
     async def release_lease(self, stream: str, lease_id: str) -> None:
-        """Give a lease back; no error if it has ended."""
+        """Give a lease back. One that has ended already is no error. Raises StreamNotFound."""
         await self._call(ReleaseLease(stream, lease_id), Done)
 
     async def list_leases(self, stream: str) -> list[LeaseInfo]:
-        """The leases on a stream; their ids are shown to those who may administer it."""
+        """The leases on a stream. Their ids are shown only to principals that may administer it.
+        Raises StreamNotFound."""
         return (await self._call(ListLeases(stream), LeasesAnswer)).infos
 
-    async def stream_extents(
-        self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
-    ) -> list[StreamExtent]:
-        """How the bytes of the stream lie over its offsets, from the segment of offset `start` to
-        the high watermark: pieces of about `step_bytes`, larger ones where there would be more than
-        4096. For readers that share a stream out by size. Sizes are as stored: compressed ones.
+    # --- checkpoints ---
 
-        Raises UnknownRequest from an older daemon.
-        """
-        request = ListExtents(stream, start, step_bytes)
-        return (await self._call(request, ExtentsAnswer)).extents
-
-    async def streams_for(self, subject: str) -> list[StreamInfo]:
-        """The streams that record `subject`; for a pattern, those that record any part of it."""
-        return (await self._call(StreamsFor(subject), StreamsAnswer)).infos
-
-    async def metadata(self) -> DaemonInfo:
-        """What the daemon says of itself."""
-        return (await self._call(Metadata(), DaemonAnswer)).info
-
-
-class SyncAdministration:
-    """The blocking client's methods."""
-
-    def _call(self, message: Message, expected: type[Answer]) -> Answer:
-        raise NotImplementedError
-
-    def update_stream(
+    async def commit_checkpoint(
         self,
-        name: str,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        dry_run: bool = False,
-        allow_deletion: bool = False,
-        **more: Any,
-    ) -> StreamUpdate:
-        """As `Client.update_stream`."""
-        request = _update_request(
-            name, settings, more, dry_run=dry_run, allow_deletion=allow_deletion
-        )
-        return StreamUpdate.from_answer(self._call(request, Updated))
-
-    def pause_stream(self, name: str) -> StreamInfo:
-        """As `Client.pause_stream`."""
-        return self._call(PauseStream(name), StreamAnswer).info
-
-    def resume_stream(self, name: str) -> StreamInfo:
-        """As `Client.resume_stream`."""
-        return self._call(ResumeStream(name), StreamAnswer).info
-
-    def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
-        """As `Client.set_read_only`."""
-        return self._call(SetReadOnly(name, read_only), StreamAnswer).info
-
-    def truncate_prefix(
-        self, name: str, offset: int, *, incarnation: str | None = None
-    ) -> StreamInfo:
-        """As `Client.truncate_prefix`."""
-        request = _truncate_request(name, offset, incarnation)
-        return self._call(request, StreamAnswer).info
-
-    def acquire_lease(
-        self,
+        consumer: str,
         stream: str,
-        start: int | str = EARLIEST,
+        offset: int,
+        expected: int | None = None,
         *,
-        ttl: float = DEFAULT_TTL_SECONDS,
-        holder: str = "",
+        metadata: str = "",
         incarnation: str | None = None,
-    ) -> LeaseInfo:
-        """As `Client.acquire_lease`."""
-        request = AcquireLease(stream, start, _milliseconds(ttl), holder, incarnation)
-        return self._call(request, LeaseAnswer).info
+        epoch: int | None = None,
+    ) -> None:
+        """Store `offset` as the next one that `consumer` reads in `stream`. Durable on return.
 
-    def renew_lease(
-        self,
-        stream: str,
-        lease_id: str,
-        *,
-        ttl: float = DEFAULT_TTL_SECONDS,
-        low: int | None = None,
-        finished: tuple[int, int] | None = None,
-    ) -> LeaseInfo:
-        """As `Client.renew_lease`."""
-        request = _renewal(stream, lease_id, ttl, low, finished)
-        return self._call(request, LeaseAnswer).info
+        With `expected` it is stored only if that offset is stored now; 0 means none. `incarnation`
+        and `epoch` of the records that were read make sure that it is still the same stream: give
+        both if you can. `metadata` is text of your own.
 
-    def release_lease(self, stream: str, lease_id: str) -> None:
-        """As `Client.release_lease`."""
-        self._call(ReleaseLease(stream, lease_id), Done)
+        Raises CheckpointMoved (`details["offset"]` is what is stored), StreamNotFound,
+        OffsetOutOfRange beyond the log end, StaleIncarnation, Diverged, InvalidArgument, and
+        LimitExceeded while too many commits wait for the disk.
+        """
+        request = CommitCheckpoint(stream, consumer, offset, expected, metadata, incarnation, epoch)
+        await self._call(request, Done)
 
-    def list_leases(self, stream: str) -> list[LeaseInfo]:
-        """As `Client.list_leases`."""
-        return self._call(ListLeases(stream), LeasesAnswer).infos
+    async def fetch_checkpoint(
+        self, consumer: str, stream: str, *, check: bool = True
+    ) -> Checkpoint | None:
+        """The stored checkpoint; None if there is none.
 
-    def stream_extents(
-        self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
-    ) -> list[StreamExtent]:
-        """As `Client.stream_extents`."""
-        return self._call(ListExtents(stream, start, step_bytes), ExtentsAnswer).extents
+        Raises an error for a checkpoint from which the stream can no longer be read:
+        StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the log
+        end), Diverged. Raises CheckpointUncertain when there is none, but damage may have destroyed
+        it. With `check=False` the checkpoint is returned as it is, with its `problem`.
+        """
+        request = FetchCheckpoint(stream, consumer, not check)
+        return (await self._call(request, CheckpointAnswer)).info
 
-    def streams_for(self, subject: str) -> list[StreamInfo]:
-        """As `Client.streams_for`."""
-        return self._call(StreamsFor(subject), StreamsAnswer).infos
+    async def list_checkpoints(
+        self, *, consumer: str | None = None, stream: str | None = None
+    ) -> list[Checkpoint]:
+        """Checkpoints of the streams that the principal may read, with their lag, sorted by
+        consumer and stream. Raises what every call may raise."""
+        found: list[Checkpoint] = []
+        after: str | None = None
+        while True:
+            page = await self._call(ListCheckpoints(stream, consumer, after), CheckpointsAnswer)
+            found += page.infos
+            after = page.after
+            if after is None:
+                return found
 
-    def metadata(self) -> DaemonInfo:
-        """As `Client.metadata`."""
-        return self._call(Metadata(), DaemonAnswer).info
+    async def delete_checkpoint(
+        self, consumer: str, stream: str, expected: int | None = None
+    ) -> None:
+        """Forget a checkpoint, durably. A missing one is no error. Raises CheckpointMoved when
+        `expected` is given and is not what is stored."""
+        await self._call(DeleteCheckpoint(stream, consumer, expected), Done)

@@ -1,39 +1,44 @@
-"""Consumers of the asyncio client: a stream read from a stored checkpoint on."""
+"""The asyncio client's consumer: a stream read from a stored checkpoint on."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from liftlog.client.aio.calls import Calls
 from liftlog.client.batch_reader import BatchReader
 from liftlog.client.consuming import ConsumerSettings, ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch
 
-if TYPE_CHECKING:
-    from liftlog.client.aio.client import Client
-
 
 class Consumer(ConsumerState):
     """Records from the stored checkpoint on, at least once. Made by `Client.consumer`.
 
-    A record counts as processed when the next one is asked for; `checkpoint()` counts the one in
-    hand too. Checkpoints are stored by count and by time whenever a record is asked for (and while
-    none comes), on demand, at the end of the read, and by `close`, which `async with` calls. One
-    that fails for now (no connection, a full disk) is logged and made up for by the next;
-    CheckpointMoved, when another process commits under this name, ends the iteration.
+    A record counts as processed when the next one is asked for; `checkpoint()` counts the last one
+    too. Checkpoints are stored by number and by time when a record is asked for and while none
+    comes, on request, at the end of the read, and by `close`, which `async with` calls. When one
+    cannot be stored for now (no connection, a full disk), the log has a warning and the next one
+    makes up for it. CheckpointMoved, when another process commits under this name, ends the
+    iteration.
 
-    Belongs to one task. Iteration may be cancelled, and go on afterwards.
+    Belongs to one task. An iteration that was cancelled can be continued.
     """
 
     _reader: BatchReader | None
 
-    def __init__(self, client: Client, settings: ConsumerSettings) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        read_batches: Callable[..., BatchReader],
+        settings: ConsumerSettings,
+    ) -> None:
         super().__init__(settings)
-        self._client = client
+        self._calls = calls
+        self._read_batches = read_batches
 
     # --- reading ---
 
@@ -55,9 +60,9 @@ class Consumer(ConsumerState):
         return record
 
     def batches(self) -> AsyncIterator[RecordBatch]:
-        """The same, batch by batch: all of a batch counts when the next one is asked for.
+        """The same, batch by batch: all records of a batch count when the next one is asked for.
 
-        The rest of a batch whose first records were handed out singly comes first.
+        When single records of a batch were returned before, the rest of it comes first.
         """
         return _Batches(self)
 
@@ -69,7 +74,7 @@ class Consumer(ConsumerState):
         return batch
 
     async def _arrived_batch(self) -> RecordBatch:
-        """The next one. It counts as handed out only once it is not `_arrived` any more."""
+        """The next one. It counts as returned only once it is no longer `_arrived`."""
         if self._arrived is None:
             self._batch = None
             self._arrived = await self._next_batch()
@@ -97,18 +102,18 @@ class Consumer(ConsumerState):
         if self._closed:
             raise StopAsyncIteration
         if self._reader is None:
-            client, until = self._client, self._settings.until
-            found = await client.fetch_checkpoint(self.name, self.stream, check=False)
+            found = await self._calls.fetch_checkpoint(self.name, self.stream, check=False)
             start, options = self._begin(found, time.monotonic())
-            self._reader = client.read_batches(self.stream, start, until, **options)
+            self._reader = self._read_batches(self.stream, start, self._settings.until, **options)
         return self._reader
 
     # --- checkpoints ---
 
     async def checkpoint(self) -> int | None:
-        """Everything handed out so far counts as processed: store that. Durable on return.
+        """Count all records returned so far as processed, and store that. Durable on return.
 
-        Returns the stored offset, None when there is nothing to store. Raises what prevented it.
+        Returns the stored offset, None when there is nothing to store. Raises what
+        `commit_checkpoint` raises.
         """
         self._count_in_hand()
         await self._commit()
@@ -125,14 +130,14 @@ class Consumer(ConsumerState):
         progress.start_commit(time.monotonic())
         while (offset := progress.next_commit()) is not None:
             try:
-                await self._client.commit_checkpoint(
+                await self._calls.commit_checkpoint(
                     self.name, self.stream, offset, **self._commit_options()
                 )
             except LiftlogError as error:
                 if not progress.refused(offset, error):
                     raise
             except asyncio.CancelledError:
-                progress.in_doubt(offset)
+                progress.in_doubt(offset)  # the daemon may have stored it
                 raise
             else:
                 progress.confirmed(offset)
@@ -140,10 +145,11 @@ class Consumer(ConsumerState):
     # --- the end ---
 
     async def close(self) -> None:
-        """Stop reading and store the checkpoint; raises what prevented that.
+        """Stop reading and store the checkpoint. Raises what `commit_checkpoint` raises; calling it
+        again then tries again.
 
-        What was handed out last does not count, unless `checkpoint` was called since. Called again
-        it tries again to store what it could not.
+        The record or batch that was returned last does not count, unless `checkpoint` was called
+        after it.
         """
         self._let_go()
         if self._reader is not None:
@@ -166,11 +172,11 @@ class Consumer(ConsumerState):
         except LiftlogError as failure:
             if error is None:
                 raise
-            self._log_failure(failure)  # it does not take the place of what ended the work
+            self._log_failure(failure)  # the exception that ended the work is raised instead
 
 
 class _Batches:
-    """What `Consumer.batches` returns. A generator would be over once a wait is cancelled."""
+    """What `Consumer.batches` returns. Not a generator, which would end with an exception."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

@@ -7,8 +7,8 @@ import asyncio
 import secrets
 
 from liftlog.client.buffers import BufferPool
-from liftlog.client.dialing import Channel
-from liftlog.client.requests import RECEIVE_BYTES, SOFTWARE, lost
+from liftlog.client.dialing import RECEIVE_BYTES, SOFTWARE, Channel
+from liftlog.client.reconnecting import lost
 from liftlog.errors import LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.messages import NONCE_BYTES, Message

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from dataclasses import dataclass
 
 from liftlog.client.aio.link import Link
 from liftlog.client.buffers import BufferPool
@@ -19,28 +17,16 @@ from liftlog.client.reconnecting import (
     is_interruption,
     may_pass,
     may_repeat,
+    never_greeted,
     undecided,
+    unreachable,
 )
-from liftlog.client.requests import never_greeted, unreachable
-from liftlog.client.target import Address
+from liftlog.client.target import Target
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message
-from liftlog.protocol.proofs import Credentials
 
 logger = logging.getLogger("liftlog.client")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where to connect and how. Times in seconds; `reconnect_for` None: for ever, 0: never."""
-
-    address: Address
-    credentials: Credentials
-    context: ssl.SSLContext | None
-    connect_timeout: float
-    request_timeout: float
-    reconnect_for: float | None
 
 
 class Session:

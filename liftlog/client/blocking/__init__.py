@@ -1,7 +1,5 @@
 """The blocking client, without threads.
 
-client    `SyncClient`: reading, and the consumer that it opens
-consumer  `SyncConsumer`: a stream read from a stored checkpoint on
-session   the way to the daemon: one connection, and another one when it is lost
-link      one connection, over a socket of its own
+client, calls, consumer    made from those of `liftlog.client.aio` by `make blocking`
+session, link              by hand: the way to the daemon, and one connection
 """

@@ -1,104 +1,39 @@
-"""The blocking client: the same methods over a session that blocks. No threads."""
+# Made from liftlog/client/aio/client.py by `make blocking`: edit that one.
+"""The blocking client: reading, over a `SyncSession` that sees to the connection."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
-from liftlog.client.aio.calls import SyncAdministration
-from liftlog.client.aio.session import Target
 from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.batches import FetchAnswer
+from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
-from liftlog.client.blocking.session import SyncSession
-from liftlog.client.checkpoints import SyncCheckpoints
 from liftlog.client.consuming import ConsumerSettings
-from liftlog.client.credentials import NkeyFile, credentials_of
-from liftlog.client.dialing import context_for
-from liftlog.client.pass_watch import PassWatch
-from liftlog.client.positions import Start, Until
 from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
 from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.read_options import ReadOptions
-from liftlog.client.reconnecting import RECONNECT_FOR_SECONDS
-from liftlog.client.record_reader import SyncRecordReader
-from liftlog.client.requests import (
-    CONNECT_TIMEOUT_SECONDS,
-    REQUEST_TIMEOUT_SECONDS,
-    Answer,
-    create_request,
-    fetch_answer,
-    fetch_request,
-    result_of,
-)
+from liftlog.client.read_options import ReadOptions, Start, Until
+from liftlog.client.requests import fetch_answer, fetch_request
 from liftlog.client.selecting import Column, Filter
-from liftlog.client.target import DEFAULT_ADDRESS, Address
-from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.messages import (
-    CompactStream,
-    DeleteStream,
-    DescribeStream,
-    Done,
-    ListStreams,
-    Message,
-    Ping,
-    Pong,
-    StreamAnswer,
-    StreamInfo,
-    StreamsAnswer,
-    Welcome,
-)
-from liftlog.tls.contexts import ClientTls
+from liftlog.records.decode import Record, RecordBatch
 
 
-class SyncClient(SyncAdministration, SyncCheckpoints):
-    """A daemon, as its callers see it, blocking: the methods of `Client`. Made by `connect_sync`.
+class SyncClient(SyncCalls):
+    """A daemon, as its callers see it. Made by `connect_sync`.
 
-    Not thread-safe: one thread at a time. Connects again, and raises errors, as the async client.
+    Not thread-safe: one thread at a time may use it. An exception that the handler of a signal
+    raises ends the call that is waiting, and leaves the client usable.
+
+    A lost connection is made again by the next call or read that needs it: reads continue after the
+    last batch that they returned, and calls are repeated where doing them twice does no harm.
+
+    Methods raise the typed errors of `liftlog.errors`. Every call may raise RequestTimeout when no
+    answer came in `request_timeout` seconds, ConnectionLost when there was no connection for
+    `reconnect_for` seconds (its `undecided` says that the call may have taken effect), Forbidden,
+    and StreamUnavailable when the storage of the stream failed.
     """
-
-    def __init__(self, session: SyncSession) -> None:
-        self.address = session.target.address.text
-        self.request_timeout = session.target.request_timeout
-        self._session = session
-
-    # --- the public methods; the async client has the same ---
-
-    @property
-    def server(self) -> Welcome:
-        """As `Client.server`."""
-        return self._session.link.connection.welcome
-
-    def ping(self) -> None:
-        """As `Client.ping`."""
-        self._call(Ping(), Pong)
-
-    def create_stream(self, name: str, subject: str | None = None, **settings: Any) -> StreamInfo:
-        """As `Client.create_stream`."""
-        return self._call(create_request(name, subject, settings), StreamAnswer).info
-
-    def describe_stream(self, name: str) -> StreamInfo:
-        """As `Client.describe_stream`."""
-        return self._call(DescribeStream(name), StreamAnswer).info
-
-    def list_streams(self) -> list[StreamInfo]:
-        """As `Client.list_streams`."""
-        return self._call(ListStreams(), StreamsAnswer).infos
-
-    def delete_stream(self, name: str) -> None:
-        """As `Client.delete_stream`."""
-        self._call(DeleteStream(name), Done)
-
-    def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
-        """As `Client.compact_stream`."""
-        info = self._call(CompactStream(name), StreamAnswer).info
-        watch = PassWatch(info)
-        while wait and not watch.is_over(info):
-            time.sleep(watch.seconds)
-            info = self.describe_stream(name)
-        return info
 
     def fetch(
         self,
@@ -114,7 +49,26 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         filter: Filter | None = None,
         columns: Sequence[Column] | None = None,
     ) -> FetchAnswer:
-        """As `Client.fetch`."""
+        """One fetch of the protocol: record batches from `start` on. Most programs want `read`.
+
+        - `start`: an offset, "earliest", "latest", or a `datetime` (the first record stamped then
+          or later).
+        - `max_bytes`, `max_records`: where to end the answer. At least one whole batch comes,
+          however large. None: the daemon's limit.
+        - `min_bytes`: with less than that to read, the daemon waits for more.
+        - `max_wait_ms`: how long it waits, in milliseconds; it then answers with what there is,
+          which may be no batch. The call may take that much longer than `request_timeout`.
+        - `incarnation`, `epoch`: those of the stream when `start` was stored; a stream that was
+          deleted and created again, or has lost its end, is an error instead of other records.
+        - `filter`: which records to send; `columns`: what of each record. The daemon then scans a
+          bounded part of the stream, and may find nothing before the end: fetch again at
+          `next_offset` of the answer.
+
+        Raises StreamNotFound, OffsetOutOfRange (below the log start or beyond the log end),
+        StaleIncarnation, Diverged, InvalidArgument, and UnsupportedVersion from a daemon that is
+        too old for `filter` and `columns`. Damaged records raise CorruptRange from `batches()` of
+        the answer.
+        """
         request = fetch_request(
             stream,
             start,
@@ -127,8 +81,8 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
             filter=filter,
             columns=columns,
         )
-        exchange = self._exchange(request, self.request_timeout + max_wait_ms / 1000)
-        return fetch_answer(request, exchange)
+        seconds = self.request_timeout + max_wait_ms / 1000
+        return fetch_answer(request, self._session.ask(request, seconds))
 
     def read_batches(
         self,
@@ -137,15 +91,16 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> SyncBatchReader:
-        """As `Client.read_batches`."""
-        ahead = ReadAhead(
-            self._session,
-            stream,
-            start,
-            until,
-            **options,
+        """Record batches from `start` to `until` (exclusive; None: for ever), with their checksums
+        verified.
+
+        `ReadOptions` describes the options: `filter`, `columns`, and what to do about damaged
+        records and about a position that is gone. Raises InvalidArgument. The iteration raises what
+        `fetch` raises, and ConnectionLost after `reconnect_for` seconds without a connection.
+        """
+        return SyncBatchReader(
+            self._session, ReadAhead(self._session, stream, start, until, **options)
         )
-        return SyncBatchReader(self._session, ahead)
 
     def read(
         self,
@@ -154,7 +109,7 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         until: Until = None,
         **options: Unpack[ReadOptions],
     ) -> SyncRecordReader:
-        """As `Client.read`."""
+        """Like `read_batches`, record by record. Raises the same errors."""
         return SyncRecordReader(self.read_batches(stream, start, until, **options))
 
     def consumer(
@@ -170,7 +125,17 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
         metadata: str = "",
         **options: Unpack[ReadOptions],
     ) -> SyncConsumer:
-        """As `Client.consumer`."""
+        """The records of `stream` from the checkpoint of the consumer `name` on, at least once.
+
+        Without a checkpoint it begins at `start`. A checkpoint is stored after `checkpoint_every`
+        records (None: not by number) or `checkpoint_interval` seconds (None: not by time), on
+        request, and at the end. `metadata` is stored with each. With `exclusive` the iteration ends
+        with CheckpointMoved when another process has stored a checkpoint under this name.
+
+        `ReadOptions` describes the options; `on_reset` says what to do when the stream can no
+        longer be read from the checkpoint. Raises InvalidArgument. The iteration raises what
+        `fetch`, `fetch_checkpoint` and `commit_checkpoint` raise.
+        """
         settings = ConsumerSettings(
             name,
             stream,
@@ -182,10 +147,10 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
             metadata,
             options,
         )
-        return SyncConsumer(self, settings)
+        return SyncConsumer(self, self.read_batches, settings)
 
     def close(self) -> None:
-        """As `Client.close`."""
+        """Close the connection. Calls and reads that wait for it raise ConnectionLost."""
         self._session.close("closed by this client")
 
     def __enter__(self) -> Self:
@@ -199,28 +164,35 @@ class SyncClient(SyncAdministration, SyncCheckpoints):
     ) -> None:
         self.close()
 
-    # --- requests ---
 
-    def _call(self, message: Message, expected: type[Answer]) -> Answer:
-        return result_of(self._exchange(message, self.request_timeout), expected)
+class SyncRecordReader:
+    """Iterator over records. Leaving the loop early cancels the requests under way.
 
-    def _exchange(self, message: Message, timeout: float) -> Exchange:
-        return self._session.ask(message, timeout)
+    `next` may be called again after it raised ConnectionLost, and after the handler of a signal
+    interrupted it by an exception. If that comes just while a record is returned, the record is
+    lost, as with any iterator: start another read at your own position then, or let the handler
+    only set a flag.
+    """
 
+    # Not a generator, which would end with the first exception that passes through it.
 
-def connect_sync(
-    address: str = DEFAULT_ADDRESS,
-    *,
-    token: str | None = None,
-    nkey: NkeyFile | None = None,
-    tls: ClientTls = None,
-    connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
-    request_timeout: float = REQUEST_TIMEOUT_SECONDS,
-    reconnect_for: float | None = RECONNECT_FOR_SECONDS,
-) -> SyncClient:
-    """Connect to a daemon, blocking; usable in `with`. Arguments and errors as for `connect`."""
-    where = Address.parse(address)
-    context = context_for(where, tls)
-    credentials = credentials_of(token, nkey, where)
-    target = Target(where, credentials, context, connect_timeout, request_timeout, reconnect_for)
-    return SyncClient(SyncSession(target))
+    def __init__(self, batches: SyncBatchReader) -> None:
+        self._batches = batches
+        self._batch: RecordBatch | None = None  # arrived, its records are not made yet
+        self._records: Iterator[Record] = iter(())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Record:
+        while True:
+            for record in self._records:
+                return record
+            if self._batch is None:
+                self._batch = next(self._batches)
+            self._records, self._batch = iter(self._batch.records()), None
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._records, self._batch = iter(()), None
+        self._batches.close()

@@ -1,34 +1,46 @@
-"""Consumers of the blocking client: a stream read from a stored checkpoint on."""
+# Made from liftlog/client/aio/consumer.py by `make blocking`: edit that one.
+"""The blocking client's consumer: a stream read from a stored checkpoint on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from liftlog.client.batch_reader import SyncBatchReader
+from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.consuming import ConsumerSettings, ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch
 
-if TYPE_CHECKING:
-    from liftlog.client.blocking.client import SyncClient
-
 
 class SyncConsumer(ConsumerState):
-    """As `Consumer`, blocking. Made by `SyncClient.consumer`.
+    """Records from the stored checkpoint on, at least once. Made by `SyncClient.consumer`.
 
-    Belongs to one thread. An exception of a signal handler may interrupt its waits; it can go on
-    after. One that comes just while records are handed out takes them along, as with any iterator:
-    then open another consumer, or let the handler only set a flag.
+    A record counts as processed when the next one is asked for; `checkpoint()` counts the last one
+    too. Checkpoints are stored by number and by time when a record is asked for and while none
+    comes, on request, at the end of the read, and by `close`, which `with` calls. When one
+    cannot be stored for now (no connection, a full disk), the log has a warning and the next one
+    makes up for it. CheckpointMoved, when another process commits under this name, ends the
+    iteration.
+
+    Belongs to one thread. An iteration that the handler of a signal interrupted by an exception can
+    be continued. If that comes just while records are returned, they are lost, as with any
+    iterator: open another consumer then, or let the handler only set a flag.
     """
 
     _reader: SyncBatchReader | None
 
-    def __init__(self, client: SyncClient, settings: ConsumerSettings) -> None:
+    def __init__(
+        self,
+        calls: SyncCalls,
+        read_batches: Callable[..., SyncBatchReader],
+        settings: ConsumerSettings,
+    ) -> None:
         super().__init__(settings)
-        self._client = client
+        self._calls = calls
+        self._read_batches = read_batches
 
     # --- reading ---
 
@@ -50,8 +62,11 @@ class SyncConsumer(ConsumerState):
         return record
 
     def batches(self) -> Iterator[RecordBatch]:
-        """As `Consumer.batches`."""
-        return _SyncBatches(self)
+        """The same, batch by batch: all records of a batch count when the next one is asked for.
+
+        When single records of a batch were returned before, the rest of it comes first.
+        """
+        return _Batches(self)
 
     def _take_batch(self) -> RecordBatch:
         batch = self._rest_of_batch()
@@ -61,7 +76,7 @@ class SyncConsumer(ConsumerState):
         return batch
 
     def _arrived_batch(self) -> RecordBatch:
-        """The next one. It counts as handed out only once it is not `_arrived` any more."""
+        """The next one. It counts as returned only once it is no longer `_arrived`."""
         if self._arrived is None:
             self._batch = None
             self._arrived = self._next_batch()
@@ -89,16 +104,19 @@ class SyncConsumer(ConsumerState):
         if self._closed:
             raise StopIteration
         if self._reader is None:
-            client, until = self._client, self._settings.until
-            found = client.fetch_checkpoint(self.name, self.stream, check=False)
+            found = self._calls.fetch_checkpoint(self.name, self.stream, check=False)
             start, options = self._begin(found, time.monotonic())
-            self._reader = client.read_batches(self.stream, start, until, **options)
+            self._reader = self._read_batches(self.stream, start, self._settings.until, **options)
         return self._reader
 
     # --- checkpoints ---
 
     def checkpoint(self) -> int | None:
-        """As `Consumer.checkpoint`."""
+        """Count all records returned so far as processed, and store that. Durable on return.
+
+        Returns the stored offset, None when there is nothing to store. Raises what
+        `commit_checkpoint` raises.
+        """
         self._count_in_hand()
         self._commit()
         return self.committed or None
@@ -114,14 +132,14 @@ class SyncConsumer(ConsumerState):
         progress.start_commit(time.monotonic())
         while (offset := progress.next_commit()) is not None:
             try:
-                self._client.commit_checkpoint(
+                self._calls.commit_checkpoint(
                     self.name, self.stream, offset, **self._commit_options()
                 )
             except LiftlogError as error:
                 if not progress.refused(offset, error):
                     raise
             except BaseException:
-                progress.in_doubt(offset)  # a signal's handler raised
+                progress.in_doubt(offset)  # the daemon may have stored it
                 raise
             else:
                 progress.confirmed(offset)
@@ -129,7 +147,12 @@ class SyncConsumer(ConsumerState):
     # --- the end ---
 
     def close(self) -> None:
-        """As `Consumer.close`."""
+        """Stop reading and store the checkpoint. Raises what `commit_checkpoint` raises; calling it
+        again then tries again.
+
+        The record or batch that was returned last does not count, unless `checkpoint` was called
+        after it.
+        """
         self._let_go()
         if self._reader is not None:
             self._reader.close()
@@ -151,11 +174,11 @@ class SyncConsumer(ConsumerState):
         except LiftlogError as failure:
             if error is None:
                 raise
-            self._log_failure(failure)  # it does not take the place of what ended the work
+            self._log_failure(failure)  # the exception that ended the work is raised instead
 
 
-class _SyncBatches:
-    """As `Consumer.batches`: a generator would be over once an exception passed through it."""
+class _Batches:
+    """What `SyncConsumer.batches` returns. Not a generator, which would end with an exception."""
 
     def __init__(self, consumer: SyncConsumer) -> None:
         self._consumer = consumer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-from liftlog.client.aio.session import Target
 from liftlog.client.blocking.link import SyncLink
 from liftlog.client.buffers import BufferPool
 from liftlog.client.dialing import dial_sync
@@ -18,9 +17,11 @@ from liftlog.client.reconnecting import (
     is_interruption,
     may_pass,
     may_repeat,
+    never_greeted,
     undecided,
+    unreachable,
 )
-from liftlog.client.requests import never_greeted, unreachable
+from liftlog.client.target import Target
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message

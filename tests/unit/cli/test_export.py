@@ -122,13 +122,13 @@ def test_the_checkpoint(streams: ExportedStreams, lake: str) -> None:
 def test_a_checkpoint_that_cannot_be_stored_is_only_told(
     streams: ExportedStreams, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from liftlog.client.checkpoints import SyncCheckpoints
+    from liftlog.client.blocking.calls import SyncCalls
     from liftlog.errors import Forbidden
 
     def refuse(*arguments: object, **named: object) -> None:
         raise Forbidden("bob may not commit")
 
-    monkeypatch.setattr(SyncCheckpoints, "commit_checkpoint", refuse)
+    monkeypatch.setattr(SyncCalls, "commit_checkpoint", refuse)
     streams.put("in", [Put("a", b"1")])
     done = run(streams, lake)
     assert done.exit_code == ExitCode.OK

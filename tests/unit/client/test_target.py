@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from liftlog.client.credentials import credentials_of
-from liftlog.client.target import Address
+from liftlog.client.target import Address, credentials_of
 
 SECRET = "billing.a-secret-that-is-long-enough"
 

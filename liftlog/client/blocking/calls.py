@@ -1,0 +1,318 @@
+# Made from liftlog/client/aio/calls.py by `make blocking`: edit that one.
+"""The calls of the blocking client that are one request and one answer: streams, leases,
+checkpoints, the daemon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from liftlog.client.blocking.session import SyncSession
+from liftlog.client.requests import (
+    DEFAULT_STEP_BYTES,
+    DEFAULT_TTL_SECONDS,
+    Answer,
+    PassWatch,
+    create_request,
+    milliseconds,
+    renewal_request,
+    result_of,
+    truncate_request,
+    update_request,
+)
+from liftlog.protocol.administration import (
+    AcquireLease,
+    DaemonAnswer,
+    ExtentsAnswer,
+    LeaseAnswer,
+    LeasesAnswer,
+    ListExtents,
+    ListLeases,
+    Metadata,
+    PauseStream,
+    ReleaseLease,
+    ResumeStream,
+    SetReadOnly,
+    StreamExtent,
+    StreamsFor,
+    StreamUpdate,
+    Updated,
+)
+from liftlog.protocol.checkpoints import (
+    Checkpoint,
+    CheckpointAnswer,
+    CheckpointsAnswer,
+    CommitCheckpoint,
+    DeleteCheckpoint,
+    FetchCheckpoint,
+    ListCheckpoints,
+)
+from liftlog.protocol.described import DaemonInfo, LeaseInfo
+from liftlog.protocol.messages import (
+    EARLIEST,
+    CompactStream,
+    DeleteStream,
+    DescribeStream,
+    Done,
+    ListStreams,
+    Message,
+    Ping,
+    Pong,
+    StreamAnswer,
+    StreamsAnswer,
+    Welcome,
+)
+from liftlog.protocol.stream_info import StreamInfo
+
+
+class SyncCalls:
+    """Each call is answered within `request_timeout` seconds or ends with RequestTimeout."""
+
+    def __init__(self, session: SyncSession) -> None:
+        self.address = session.target.address.text
+        self.request_timeout = session.target.request_timeout
+        self._session = session
+
+    def _call(self, message: Message, expected: type[Answer]) -> Answer:
+        return result_of(self._session.ask(message, self.request_timeout), expected)
+
+    # --- the daemon ---
+
+    @property
+    def server(self) -> Welcome:
+        """What the daemon said about itself and its limits on the newest connection."""
+        return self._session.link.connection.welcome
+
+    def ping(self) -> None:
+        """Return when the daemon has answered. Raises what every call may raise."""
+        self._call(Ping(), Pong)
+
+    def metadata(self) -> DaemonInfo:
+        """What the daemon says about itself. Raises what every call may raise."""
+        return (self._call(Metadata(), DaemonAnswer)).info
+
+    # --- streams ---
+
+    def create_stream(self, name: str, subject: str | None = None, **settings: Any) -> StreamInfo:
+        """Create a stream; settings have the keys of the YAML file. A stream that exists with the
+        same settings is no error.
+
+        Returns once NATS has confirmed the subscription. Raises Conflict when the stream exists
+        with other settings (`details["differences"]`), InvalidArgument for a name or setting,
+        NatsRefused (then there is no stream), and NatsUnavailable (then the stream exists and
+        subscribes as soon as possible).
+        """
+        return (self._call(create_request(name, subject, settings), StreamAnswer)).info
+
+    def describe_stream(self, name: str) -> StreamInfo:
+        """One stream as it is now. Raises StreamNotFound."""
+        return (self._call(DescribeStream(name), StreamAnswer)).info
+
+    def list_streams(self) -> list[StreamInfo]:
+        """The streams that the principal may read. Raises what every call may raise."""
+        return (self._call(ListStreams(), StreamsAnswer)).infos
+
+    def streams_for(self, subject: str) -> list[StreamInfo]:
+        """The streams that record `subject`; for a pattern, those that record any part of it.
+        Raises InvalidArgument."""
+        return (self._call(StreamsFor(subject), StreamsAnswer)).infos
+
+    def delete_stream(self, name: str) -> None:
+        """Delete the stream and its records.
+
+        Raises StreamNotFound, Conflict for a stream of the configuration file, and
+        StreamUnavailable when its disk does not answer.
+        """
+        self._call(DeleteStream(name), Done)
+
+    def compact_stream(self, name: str, *, wait: bool = False) -> StreamInfo:
+        """Ask for a compaction pass now, whatever the dirty ratio; the active segment is rolled
+        first. With `wait` it returns once the pass is over, however long that takes.
+
+        Raises StreamNotFound, InvalidArgument when the stream has no compaction, and with `wait`
+        StreamUnavailable when the pass failed.
+        """
+        info = (self._call(CompactStream(name), StreamAnswer)).info
+        watch = PassWatch(info)
+        while wait and not watch.is_over(info):
+            time.sleep(watch.seconds)
+            info = self.describe_stream(name)
+        return info
+
+    def update_stream(
+        self,
+        name: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        dry_run: bool = False,
+        allow_deletion: bool = False,
+        **more: Any,
+    ) -> StreamUpdate:
+        """Change the named settings of a stream, given as a mapping or as keywords with the keys
+        of the YAML file. Other settings stay. Durable on return.
+
+        With `dry_run` nothing changes; the answer says what would. Raises StreamNotFound,
+        InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for a
+        stream of the configuration file. Raises Conflict, too, when the new limits would remove
+        more than a tenth of the stream and `allow_deletion` is false (`details["removal"]`).
+        """
+        request = update_request(
+            name, settings, more, dry_run=dry_run, allow_deletion=allow_deletion
+        )
+        return StreamUpdate.from_answer(self._call(request, Updated))
+
+    def pause_stream(self, name: str) -> StreamInfo:
+        """Have the stream refuse new messages until it is resumed, also after a restart; publishers
+        that ask for an ack get a refusal.
+
+        On return all messages that it received before are committed. Raises StreamNotFound, and
+        StreamUnavailable when the disk does not answer.
+        """
+        return (self._call(PauseStream(name), StreamAnswer)).info
+
+    def resume_stream(self, name: str) -> StreamInfo:
+        """The opposite of `pause_stream`. Raises StreamNotFound."""
+        return (self._call(ResumeStream(name), StreamAnswer)).info
+
+    def set_read_only(self, name: str, read_only: bool = True) -> StreamInfo:
+        """Like pausing, but publishers are told not to try again; with False, accept messages
+        again. Raises StreamNotFound, and StreamUnavailable when the disk does not answer."""
+        return (self._call(SetReadOnly(name, read_only), StreamAnswer)).info
+
+    def truncate_prefix(
+        self, name: str, offset: int, *, incarnation: str | None = None
+    ) -> StreamInfo:
+        """Make `offset` the log start: all records below it are gone for ever. Durable on return.
+
+        Raises StreamNotFound, OffsetOutOfRange above the high watermark, Conflict while a lease
+        holds records below `offset`, StaleIncarnation when the stream is not the one of
+        `incarnation`, and InvalidArgument.
+        """
+        request = truncate_request(name, offset, incarnation)
+        return (self._call(request, StreamAnswer)).info
+
+    def stream_extents(
+        self, stream: str, start: int = 0, *, step_bytes: int = DEFAULT_STEP_BYTES
+    ) -> list[StreamExtent]:
+        """How the bytes of the stream are spread over its offsets, from the segment of offset
+        `start` to the high watermark. For readers that divide a stream by size.
+
+        Each piece has about `step_bytes`, or more where there would be more than 4096 pieces.
+        Sizes are those on disk, after compression. Raises StreamNotFound, and UnknownRequest from
+        an older daemon.
+        """
+        request = ListExtents(stream, start, step_bytes)
+        return (self._call(request, ExtentsAnswer)).extents
+
+    # --- leases ---
+
+    def acquire_lease(
+        self,
+        stream: str,
+        start: int | str = EARLIEST,
+        *,
+        ttl: float = DEFAULT_TTL_SECONDS,
+        holder: str = "",
+        incarnation: str | None = None,
+    ) -> LeaseInfo:
+        """Hold the stream from `start` to its present high watermark for `ttl` seconds: the records
+        in [`low`, `high`) of the answer stay as they are. Durable on return.
+
+        "earliest" is where retention wants the log to start. That is above the log start while
+        another lease holds retention up.
+
+        Renew the lease well before `ttl` has passed. It ends early only when the disk is full.
+        Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many leases),
+        and InvalidArgument (a lease lasts at most an hour).
+        """
+        request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation)
+        return (self._call(request, LeaseAnswer)).info
+
+    def renew_lease(
+        self,
+        stream: str,
+        lease_id: str,
+        *,
+        ttl: float = DEFAULT_TTL_SECONDS,
+        low: int | None = None,
+        finished: tuple[int, int] | None = None,
+    ) -> LeaseInfo:
+        """Let a lease last `ttl` seconds from now. With `low` it holds the records from there on;
+        give it once what lies below has been read.
+
+        For a read that several clients share: `finished=(part, parts)` says that one of `parts`
+        parts, counted from 0, has been read. The lease ends when each of them was named once.
+
+        Raises LeaseGone (the records that it held may have changed since), StreamNotFound, and
+        InvalidArgument.
+        """
+        request = renewal_request(stream, lease_id, ttl, low, finished)
+        return (self._call(request, LeaseAnswer)).info
+
+    def release_lease(self, stream: str, lease_id: str) -> None:
+        """Give a lease back. One that has ended already is no error. Raises StreamNotFound."""
+        self._call(ReleaseLease(stream, lease_id), Done)
+
+    def list_leases(self, stream: str) -> list[LeaseInfo]:
+        """The leases on a stream. Their ids are shown only to principals that may administer it.
+        Raises StreamNotFound."""
+        return (self._call(ListLeases(stream), LeasesAnswer)).infos
+
+    # --- checkpoints ---
+
+    def commit_checkpoint(
+        self,
+        consumer: str,
+        stream: str,
+        offset: int,
+        expected: int | None = None,
+        *,
+        metadata: str = "",
+        incarnation: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Store `offset` as the next one that `consumer` reads in `stream`. Durable on return.
+
+        With `expected` it is stored only if that offset is stored now; 0 means none. `incarnation`
+        and `epoch` of the records that were read make sure that it is still the same stream: give
+        both if you can. `metadata` is text of your own.
+
+        Raises CheckpointMoved (`details["offset"]` is what is stored), StreamNotFound,
+        OffsetOutOfRange beyond the log end, StaleIncarnation, Diverged, InvalidArgument, and
+        LimitExceeded while too many commits wait for the disk.
+        """
+        request = CommitCheckpoint(stream, consumer, offset, expected, metadata, incarnation, epoch)
+        self._call(request, Done)
+
+    def fetch_checkpoint(
+        self, consumer: str, stream: str, *, check: bool = True
+    ) -> Checkpoint | None:
+        """The stored checkpoint; None if there is none.
+
+        Raises an error for a checkpoint from which the stream can no longer be read:
+        StreamNotFound, StaleIncarnation, OffsetOutOfRange (below the log start or beyond the log
+        end), Diverged. Raises CheckpointUncertain when there is none, but damage may have destroyed
+        it. With `check=False` the checkpoint is returned as it is, with its `problem`.
+        """
+        request = FetchCheckpoint(stream, consumer, not check)
+        return (self._call(request, CheckpointAnswer)).info
+
+    def list_checkpoints(
+        self, *, consumer: str | None = None, stream: str | None = None
+    ) -> list[Checkpoint]:
+        """Checkpoints of the streams that the principal may read, with their lag, sorted by
+        consumer and stream. Raises what every call may raise."""
+        found: list[Checkpoint] = []
+        after: str | None = None
+        while True:
+            page = self._call(ListCheckpoints(stream, consumer, after), CheckpointsAnswer)
+            found += page.infos
+            after = page.after
+            if after is None:
+                return found
+
+    def delete_checkpoint(self, consumer: str, stream: str, expected: int | None = None) -> None:
+        """Forget a checkpoint, durably. A missing one is no error. Raises CheckpointMoved when
+        `expected` is given and is not what is stored."""
+        self._call(DeleteCheckpoint(stream, consumer, expected), Done)

@@ -1,0 +1,178 @@
+"""The shell of the blocking client, made from the one for asyncio: `make blocking` writes it.
+
+    python -m tools.blocking_client            write the modules
+    python -m tools.blocking_client --check    fail when one of them is not what this makes
+
+`await` and `async` are taken out, names and phrases are replaced by the tables below, and ruff
+sorts the imports and formats the rest. Whatever the tables do not cover is an error here: a name of
+asyncio without a counterpart, and a phrase that no source contains any more. Sessions, links and
+readers wait in different ways, so both kinds of them are written by hand.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "liftlog/client/aio"
+TARGET = ROOT / "liftlog/client/blocking"
+MODULES = ("calls.py", "client.py", "consumer.py")
+
+NAMES = {
+    "aio": "blocking",
+    "Calls": "SyncCalls",
+    "Client": "SyncClient",
+    "Consumer": "SyncConsumer",
+    "Session": "SyncSession",
+    "BatchReader": "SyncBatchReader",
+    "RecordReader": "SyncRecordReader",
+    "AsyncIterator": "Iterator",
+    "StopAsyncIteration": "StopIteration",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "anext": "next",
+    "aclose": "close",
+}
+ASYNCIO = {"sleep": "time.sleep", "CancelledError": "BaseException"}
+"""What stands for the names of asyncio. A wait of asyncio is cancelled where a blocking one is
+interrupted by the handler of a signal, which may raise anything."""
+
+PHRASES = {
+    "asyncio client": "blocking client",
+    "Async iterator": "Iterator",
+    "async with": "with",
+    "Made by `connect`": "Made by `connect_sync`",
+    """\
+    Belongs to one event loop and is not thread-safe; any number of its tasks may use it at the
+    same time. Cancelling a call cancels the request and leaves the client usable.
+""": """\
+    Not thread-safe: one thread at a time may use it. An exception that the handler of a signal
+    raises ends the call that is waiting, and leaves the client usable.
+""",
+    """\
+    `anext` may be cancelled and called again, and called again after it raised ConnectionLost.
+""": """\
+    `next` may be called again after it raised ConnectionLost, and after the handler of a signal
+    interrupted it by an exception. If that comes just while a record is returned, the record is
+    lost, as with any iterator: start another read at your own position then, or let the handler
+    only set a flag.
+""",
+    """\
+    Belongs to one task. An iteration that was cancelled can be continued.
+""": """\
+    Belongs to one thread. An iteration that the handler of a signal interrupted by an exception can
+    be continued. If that comes just while records are returned, they are lost, as with any
+    iterator: open another consumer then, or let the handler only set a flag.
+""",
+}
+"""In docstrings and comments. A phrase may run over several lines of one of them."""
+
+_NAMES_IN_TEXT = re.compile(rf"`({'|'.join(NAMES)})\b")
+
+
+class NotCovered(Exception):
+    """The tables of this script do not say what becomes of something in a source."""
+
+
+def render(module: str, used: set[str] | None = None) -> str:
+    """The blocking counterpart of a module. Adds to `used` the phrases that it contains."""
+    source = (SOURCE / module).read_text()
+    text = _blocking(source, set() if used is None else used)
+    origin = (SOURCE / module).relative_to(ROOT)
+    head = f"# Made from {origin} by `make blocking`: edit that one.\n"
+    return _formatted(head + text, TARGET / module)
+
+
+def render_all() -> dict[Path, str]:
+    """What each module is to hold. Raises NotCovered."""
+    used: set[str] = set()
+    rendered = {TARGET / module: render(module, used) for module in MODULES}
+    unused = PHRASES.keys() - used
+    if unused:
+        raise NotCovered(f"no source contains: {sorted(unused)}")
+    return rendered
+
+
+def _blocking(source: str, used: set[str]) -> str:
+    lines = source.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    pieces, position = [], 0
+    for first, last, text in _replacements(source):
+        begin = starts[first[0] - 1] + first[1]
+        pieces += [source[position:begin], text]
+        position = starts[last[0] - 1] + last[1]
+    text = "".join(pieces) + source[position:]
+    for phrase, other in PHRASES.items():
+        if phrase in text:
+            used.add(phrase)
+            text = text.replace(phrase, other)
+    return _NAMES_IN_TEXT.sub(lambda found: f"`{NAMES[found[1]]}", text)
+
+
+Place = tuple[int, int]
+"""Line, from 1, and column."""
+
+
+def _replacements(source: str) -> Iterator[tuple[Place, Place, str]]:
+    """What to replace in the code, from where to where."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    knows_time = any(one.line.strip() == "import time" for one in tokens)
+    for i, token in enumerate(tokens):
+        if token.type != tokenize.NAME:
+            continue
+        if token.string in ("async", "await"):
+            yield token.start, tokens[i + 1].start, ""
+        elif token.string in NAMES:
+            yield token.start, token.end, NAMES[token.string]
+        elif token.string == "asyncio" and tokens[i - 1].string == "import":
+            yield tokens[i - 1].start, token.end, "" if knows_time else "import time"
+        elif token.string == "asyncio":
+            name = tokens[i + 2]
+            if name.string not in ASYNCIO:
+                where = f"line {token.start[0]}"
+                raise NotCovered(f"asyncio.{name.string} has no blocking counterpart ({where})")
+            yield token.start, name.end, ASYNCIO[name.string]
+
+
+def _formatted(text: str, path: Path) -> str:
+    for command in (
+        ("check", "--quiet", "--fix", "--select", "I"),
+        ("format", "--quiet"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        if done.returncode:
+            raise NotCovered(f"ruff {command[0]} refuses {path.name}: {done.stdout}{done.stderr}")
+        text = done.stdout
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    rendered = render_all()
+    stale = [path for path, text in rendered.items() if path.read_text() != text]
+    if arguments == ["--check"]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not what its source makes: run `make blocking`")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(rendered[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
