@@ -1,4 +1,4 @@
-"""Changing streams while they run, holding them, and telling what this daemon is.
+"""Changes of streams while they run, leases on them, and questions about this daemon.
 
 Runs on the event loop; what touches a log runs in a writer thread while no commit of that stream
 is in flight (`StreamHost.exclusively`). A change of a stream is durable before it holds.
@@ -53,11 +53,11 @@ logger = logging.getLogger("liftlog.server")
 _MS_NS = 1_000_000
 _DRAIN_SECONDS = 30.0
 _CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
-"""A job under way was planned by these."""
+"""Settings by which a cleaning job is planned: when one changes, the job under way is void."""
 
 
 class StreamDirectory(Protocol):
-    """The streams of the daemon, and what else is said of it."""
+    """What is needed of the broker: its streams, and what it knows of the daemon."""
 
     settings: Settings
     server_id: str
@@ -86,18 +86,18 @@ class StreamDirectory(Protocol):
         ...
 
     def stream_names(self) -> list[str]:
-        """Also of those that could not be opened; without the system's own."""
+        """With those that could not be opened, without the system streams."""
         ...
 
     def describe(self, host: StreamHost) -> StreamInfo: ...
     def streams_changed(self) -> None:
-        """Settings differ from before."""
+        """Call it when settings of a stream have changed."""
         ...
 
 
 class Administration:
-    """Belongs to the event loop. Errors are LiftlogErrors; a call that is cancelled has had either
-    all of its effect or none when it ends, unless the disk stalls."""
+    """Belongs to the event loop. Errors are LiftlogErrors. A call that is cancelled has had all of
+    its effect or none when it ends, unless the disk stalls."""
 
     def __init__(self, streams: StreamDirectory) -> None:
         self._streams = streams
@@ -123,11 +123,13 @@ class Administration:
         dry_run: bool = False,
         allow_deletion: bool = False,
     ) -> StreamUpdate:
-        """Change the settings that are named; others stay. They hold, durably, on return.
+        """Change the settings that are given; the others stay. The change is durable and in effect
+        on return.
 
-        Raises InvalidArgument for a bad value or one that cannot be changed, Conflict for a stream
-        of the configuration file, and, without `allow_deletion`, when retention would then remove
-        more than a tenth of the stream. With `dry_run` nothing changes, and the same is raised.
+        Raises InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for
+        a stream of the configuration file. Without `allow_deletion` it also raises Conflict when
+        retention would then remove more than a tenth of the stream. With `dry_run` nothing changes,
+        and all but the last is raised as well.
         """
         host = self._changeable(name)
         async with self._lock_of(host):
@@ -152,15 +154,15 @@ class Administration:
             )
 
     async def pause(self, name: str) -> StreamInfo:
-        """Refuse new messages, also after a restart, until `resume`. On return everything that was
-        received before is committed and answered."""
+        """Refuse new messages until `resume`, also after a restart. On return everything received
+        before is committed and answered."""
         return await self._switch(name, "paused", on=True)
 
     async def resume(self, name: str) -> StreamInfo:
         return await self._switch(name, "paused", on=False)
 
     async def set_read_only(self, name: str, on: bool) -> StreamInfo:
-        """Like `pause` and `resume`, with a refusal that says that it is for good."""
+        """Like `pause` and `resume`, but the refusal says that it is permanent."""
         return await self._switch(name, "read_only", on=on)
 
     async def _switch(self, name: str, switch: str, *, on: bool) -> StreamInfo:
@@ -179,13 +181,13 @@ class Administration:
             await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
         except TimeoutError:
             raise StreamUnavailable(
-                f"stream {host.name} takes no more messages, but what it had received is not "
-                "committed yet: its disk does not answer"
+                f"stream {host.name} takes no more messages, but those that it had received are "
+                "not committed yet: its disk does not answer"
             ) from None
 
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
-        """What the limits ask for, also when a lease or a clock that jumped puts it off: nobody is
-        asked again when it happens."""
+        """What the limits ask for, even if a lease or a clock that jumped delays it: the user is
+        not asked again when it happens."""
         now_ns = self._streams.now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True
@@ -201,13 +203,19 @@ class Administration:
     async def _adopt(
         self, host: StreamHost, wanted: StreamSettings, found: list[Difference]
     ) -> None:
-        """Store the settings, then go by them."""
+        """Store the settings, then put them into effect.
+
+        `store` and `adopt` are the two halves of one exclusive call. If `store` fails, the manifest
+        says what it said before, and nothing changes in memory. If the daemon is killed between
+        them, the next start reads the new settings; no one was told that the change failed. Once
+        `store` has succeeded, `adopt` runs even if the caller is cancelled.
+        """
         streams, log = self._streams, host.log
         switches = _switched(host, found) if host.origin == "config" else host.switches
 
         def store() -> None:
             if wanted.durability != host.settings.durability:
-                log.sync()  # what the old durability still owed, or had promised early
+                log.sync()  # what was acked early, or would have been synced by the old rule
             log.set_metadata(host.metadata(wanted, switches))
 
         def adopt() -> None:
@@ -230,16 +238,16 @@ class Administration:
     async def truncate_prefix(
         self, name: str, offset: int, *, incarnation: str | None = None
     ) -> StreamInfo:
-        """Make `offset` the log start, durably on return; at or below the log start nothing
-        happens. Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds
-        what would go, StaleIncarnation."""
+        """Make `offset` the log start, durably on return; at or below the present one it does
+        nothing. Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds
+        records below `offset`, StaleIncarnation."""
         host = self._changeable(name)
         check_incarnation(name, host.log.incarnation, incarnation)
         before = host.log.log_start_offset
 
         def truncate() -> int:
             now_ns = self._streams.now_ns()
-            # A compaction pass reads old files and would begin anew if they went each time.
+            # A compaction pass reads old files, and would start over each time they are deleted.
             files = not host.rewriting
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
@@ -268,7 +276,7 @@ class Administration:
         ]
 
     def daemon_info(self, may_read: Callable[[str], bool] = lambda name: True) -> DaemonInfo:
-        """`may_read` tells which streams are counted; they are those that `stream ls` lists."""
+        """Counts the streams for which `may_read` is true: those that `stream ls` lists."""
         streams = self._streams
         pull = streams.settings.pull
         return DaemonInfo(
@@ -308,7 +316,9 @@ class Administration:
     def _changeable(self, name: str) -> StreamHost:
         host = self._running(name)
         if name.startswith("_"):
-            raise Forbidden(f"stream {name} belongs to the daemon", hint="it is left as it is")
+            raise Forbidden(
+                f"stream {name} belongs to the daemon", hint="system streams cannot be changed"
+            )
         return host
 
     def _lock_of(self, host: StreamHost) -> asyncio.Lock:
@@ -317,11 +327,11 @@ class Administration:
 
 
 def _switched(host: StreamHost, found: list[Difference]) -> dict[str, list[bool]]:
-    """What was set over the API on top of the file: [what the file says, what holds]."""
+    """The switches of the API on top of the file, after this change; see `Switches`."""
     switches = dict(host.switches)
     for path, old, new in found:
-        said = switches.get(path, [old])[0]
-        switches[path] = [said, new]
+        in_file = switches.get(path, [old])[0]
+        switches[path] = [in_file, new]
     return {path: pair for path, pair in switches.items() if pair[0] != pair[1]}
 
 
@@ -343,7 +353,6 @@ def _refuse_large_removal(host: StreamHost, decision: RetentionDecision) -> None
         raise Conflict(
             f"that would remove up to {removal.records:,} records of stream {host.name} at once, "
             "more than a tenth of it",
-            hint="look with a dry run, and say that records may be deleted if that is what you "
-            "want",
+            hint="look at it with a dry run, and allow the deletion if it is what you want",
             removal=removal.to_wire(),
         )

@@ -33,10 +33,10 @@ class RefusedSubject:
 
 
 class Attachments:
-    """Belongs to the event loop. Before there is a link nothing is attached."""
+    """Belongs to the event loop. Nothing is attached before there is a link."""
 
     def __init__(self, hosts: Mapping[str, StreamHost], intake: Intake, note_gap: GapNoter) -> None:
-        """`note_gap` is told of each event in which messages may have passed a stream by."""
+        """`note_gap` is called for each event in which a stream may have missed messages."""
         self._hosts = hosts
         self._intake = intake
         self._note_gap = note_gap
@@ -48,8 +48,8 @@ class Attachments:
     # --- attaching ---
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
-        """Attach a stream of the system's own. Call it before `set_link`. Unless it `is_required`,
-        the daemon is ready also when NATS refuses the subscription."""
+        """Attach a system stream, whose messages `receive` gets. Call it before `set_link`. Unless
+        it `is_required`, the daemon is ready even when NATS refuses the subscription."""
         self._own_receivers[name] = receive
         if not is_required:
             self._optional.add(name)
@@ -74,36 +74,36 @@ class Attachments:
         )
 
     async def attach(self, host: StreamHost) -> None:
-        """Returns when NATS has confirmed what is wanted. Raises NatsUnavailable, and
-        NatsRefused when NATS does not allow it."""
+        """Returns when NATS has confirmed the subscription. Raises NatsUnavailable, and NatsRefused
+        when NATS does not allow it."""
         wanted = self._subscriptions.get(host.name)
         if self._link is not None and wanted is not None:
             await self._link.attach(wanted)
 
     async def detach(self, host: StreamHost) -> None:
-        """Returns when nothing more comes."""
+        """Unsubscribe. Returns when no more messages can arrive."""
         wanted = self._subscriptions.pop(host.name, None)
         if self._link is not None and wanted is not None:
             await self._link.unwant(wanted)
 
     async def drain(self) -> None:
-        """Detach everything; what NATS had sent has been received on return."""
+        """Detach everything. On return all that NATS had sent has been received."""
         if self._link is not None:
             await self._link.drain()
 
-    # --- how it stands ---
+    # --- state ---
 
     def is_attachable(self, host: StreamHost) -> bool:
-        """Whether it is to receive messages: what the system has for itself may get none."""
+        """Whether it receives messages from NATS at all; a system stream may not."""
         return host.origin != SYSTEM or host.name in self._own_receivers
 
     def is_attached(self, host: StreamHost) -> bool:
-        """Whether NATS delivers to the stream, for all that is known."""
+        """Whether NATS delivers to the stream, as far as is known."""
         return self.connected and self._is_confirmed(host)
 
     @property
     def all_confirmed(self) -> bool:
-        """Every stream's subscription is confirmed, except those that need not be."""
+        """Whether every subscription that the daemon needs is confirmed."""
         return all(
             self._is_confirmed(host) or self._is_optional_and_refused(host)
             for host in self._hosts.values()
@@ -111,7 +111,7 @@ class Attachments:
         )
 
     def refused(self) -> list[RefusedSubject]:
-        """What NATS refuses, in the order of the streams' names."""
+        """The subscriptions that NATS refuses, ordered by stream."""
         return [
             RefusedSubject(name, wanted.subject, wanted.problem, name not in self._optional)
             for name, wanted in sorted(self._subscriptions.items())
@@ -119,7 +119,7 @@ class Attachments:
         ]
 
     def jetstream_warnings(self, host: StreamHost) -> list[str]:
-        """Streams of JetStream that ack the same messages."""
+        """A warning if streams of JetStream ack the same messages."""
         wanted = self._subscriptions.get(host.name)
         if wanted is None or not wanted.jetstream_streams or host.settings.acks != "on":
             return []
@@ -154,14 +154,15 @@ class Attachments:
 
 
 class PossibleLosses:
-    """Belongs to the event loop. Notes are saved in the background: they hold nobody up."""
+    """Events in which a stream may have missed messages. Belongs to the event loop. They are stored
+    in the background, so they delay nothing."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._saving: set[asyncio.Task[None]] = set()
 
     def note(self, host: StreamHost, reason: str) -> None:
-        """With the offset that the next message gets."""
+        """Note such an event for `host`, at the offset that its next message gets."""
         offset = host.note_possible_loss(reason, self._clock.now_ns())
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
         task = asyncio.get_running_loop().create_task(save_metadata(host))
@@ -169,7 +170,7 @@ class PossibleLosses:
         task.add_done_callback(self._saving.discard)
 
     async def close(self) -> None:
-        """Give up what is not saved yet."""
+        """Give up what is not stored yet."""
         saving = list(self._saving)
         for task in saving:
             task.cancel()

@@ -1,5 +1,5 @@
-"""The streams of the daemon: find, create, describe, attach to NATS, delete; all of them at the
-start and at the end.
+"""The streams of the daemon: find, create, describe, attach to NATS and delete one; open and close
+all of them.
 
 Everything runs on the event loop; blocking work goes to the writer pool or to threads.
 """
@@ -51,11 +51,11 @@ logger = logging.getLogger("liftlog.server")
 _DRAIN_SECONDS = 30.0
 _MAX_NAMED = 20
 _TURN_SECONDS = 0.002
-"""The event loop is held for about so long at a time by a list of all streams."""
+"""A list of all streams holds the event loop for about so long at a time."""
 
 
 class Broker:
-    """Implements the pull server's Broker."""
+    """Belongs to the event loop. Implements the pull server's Broker."""
 
     def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
         self.settings = settings
@@ -63,7 +63,7 @@ class Broker:
         self.hosts: dict[str, StreamHost] = {}
         self.intake = Intake(settings.commit, settings.ingest.max_pending_bytes, clock, self.hosts)
         self.broken: dict[str, str] = {}
-        """Those that are not served, and why."""
+        """Why a stream on disk is not served, by name."""
         self._data_dir = data_dir
         self.reserve = DiskReserve(data_dir.path)
         self.changes = asyncio.Lock()
@@ -87,10 +87,11 @@ class Broker:
         self._checkpoints: Checkpoints | None = None
         self._closing = False
         self._deleting: set[str] = set()
-        """Whoever waits for records of these must not take them for failed."""
+        """These are in `broken` while their files go, but to clients they no longer exist: a reader
+        that waits for records must not report a failed stream."""
 
     def now_ns(self) -> int:
-        """For judging ages, see ClockGuard."""
+        """The time by which ages are judged; see ClockGuard."""
         return self.clock_guard.now_ns()
 
     # --- start ---
@@ -101,7 +102,7 @@ class Broker:
         """Open every stream on disk and apply the configuration.
 
         A stream that cannot be opened is left alone and shown as failed; the others are served.
-        Once `is_stopping`, the rest stays as it lies on disk.
+        Once `is_stopping`, no further stream is opened.
         Raises ConfigError when the configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.reserve.release)
@@ -109,15 +110,15 @@ class Broker:
         self.streams_changed()
 
     async def keep_disk_reserve(self) -> None:
-        """Set room aside for the day when the disk is full. Call it before messages come in, and
-        after everything that a start must write."""
+        """Reserve disk space for the case that the disk is full. Call it after everything that a
+        start must write, and before messages come in."""
         await asyncio.to_thread(self.reserve.keep)
 
-    # --- the system's own streams ---
+    # --- system streams ---
 
     async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost:
-        """A stream that the daemon writes itself; made if there is none. Call it behind
-        `open_streams`. Raises StreamUnavailable when it is there and could not be opened."""
+        """A stream that the daemon writes itself; created if it does not exist. Call it after
+        `open_streams`. Raises StreamUnavailable when it exists and could not be opened."""
         if name in self.broken:
             raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
         host = self.hosts.get(name)
@@ -130,7 +131,7 @@ class Broker:
         return host
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
-        """Attach a stream of the system's own. Call it before `set_link`."""
+        """Attach a system stream. Call it before `set_link`."""
         self._attachments.receive_for(name, receive, is_required=is_required)
 
     @property
@@ -138,7 +139,7 @@ class Broker:
         return self._neighbours.ack_subjects
 
     def send(self, commands: bytes) -> None:
-        """NATS commands."""
+        """Send NATS commands."""
         self.intake.send(commands)
 
     @property
@@ -156,7 +157,7 @@ class Broker:
         return self._checkpoints is not None
 
     def serve_checkpoints(self, checkpoints: Checkpoints) -> None:
-        """From now on these are the checkpoints."""
+        """Use these checkpoints from now on."""
         self._checkpoints = checkpoints
 
     # --- NATS ---
@@ -171,11 +172,11 @@ class Broker:
 
     @property
     def attached(self) -> bool:
-        """Every stream's subscription is confirmed, except those that need not be."""
+        """Whether every subscription that the daemon needs is confirmed."""
         return self._attachments.all_confirmed
 
     def jetstream_rivals(self) -> list[str]:
-        """Streams whose messages JetStream acks as well."""
+        """Streams whose messages are acked by JetStream as well."""
         return [
             host.name for host in self.hosts.values() if self._attachments.jetstream_warnings(host)
         ]
@@ -185,17 +186,17 @@ class Broker:
         return self._attachments.refused()
 
     def streams_changed(self) -> None:
-        """Subjects that acks must not go to, and who is a neighbour of whom."""
+        """Call it when streams have come or gone, or settings of one have changed."""
         self._neighbours.changed()
 
     # --- the pull server's Broker ---
 
     async def create_stream(self, name: str, settings: Mapping[str, object]) -> StreamInfo:
-        """Make a stream and attach it; returns after NATS confirmed the subscription.
+        """Create a stream and attach it. Returns after NATS has confirmed the subscription.
 
         Idempotent for equal settings. Raises Conflict with the differences, InvalidArgument,
-        NatsUnavailable (the stream then exists, detached, and is attached as soon as possible),
-        NatsRefused (a stream that was not there before is not there then either).
+        NatsUnavailable (the stream exists then, detached, and is attached as soon as possible),
+        NatsRefused (a stream that is new has been removed again).
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -225,8 +226,8 @@ class Broker:
         return self.describe(host)
 
     async def _undo_creation(self, host: StreamHost) -> None:
-        """NATS does not let us have its messages, and the caller is told so: leave nothing behind
-        that would be asked for again and again."""
+        """NATS refuses the subscription, and the caller gets that error: leave nothing behind that
+        would be subscribed again and again."""
         async with self.changes:
             if self.hosts.get(host.name) is not host or self._closing:
                 return
@@ -243,8 +244,8 @@ class Broker:
         return self.describe(self._host(name))
 
     async def list_streams(self) -> list[StreamInfo]:
-        """Without the system's own. Other work gets its turn in between, so each is described as it
-        is at its own moment."""
+        """Without the system streams. The event loop does other work in between, so each
+        description is of its own moment."""
         found = []
         turn_began = time.perf_counter()
         for name in self.stream_names():
@@ -256,16 +257,18 @@ class Broker:
         return found
 
     def stream_names(self) -> list[str]:
-        """In order, without the system's own."""
+        """In order, without the system streams."""
         return sorted(filter(is_stream_name, {*self.hosts, *self.broken}))
 
     async def delete_stream(self, name: str) -> None:
-        """Detach, commit and ack what arrived, remove the files; also of a stream that could not
-        be opened. When the files will not go, the stream is shown as failed and can be deleted
-        again."""
+        """Detach, commit and ack what has arrived, remove the files. Works for a stream that could
+        not be opened, too. When the files cannot be removed, the stream is shown as failed and can
+        be deleted again."""
         async with self.changes:
             if not is_stream_name(name):
-                raise Forbidden(f"stream {name} belongs to the daemon", hint="it is left as it is")
+                raise Forbidden(
+                    f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
+                )
             host = None if name in self.broken else self._host(name)
             if name in self.settings.streams:
                 raise Conflict(
@@ -299,15 +302,16 @@ class Broker:
         await asyncio.to_thread(host.log.close)
 
     async def compact_stream(self, name: str) -> StreamInfo:
-        """Ask for a pass as soon as possible; describe the stream with the request noted."""
+        """Request a compaction pass as soon as possible; returns a description that shows the
+        request."""
         host = self.stream(name)
         if self.compactor is None:
-            raise ShuttingDown("nothing is compacted at the moment")
+            raise ShuttingDown("no stream is compacted at the moment")
         self.compactor.request(host)
         return self.describe(host)
 
     def compaction_history(self, name: str) -> list[dict[str, Any]]:
-        """What the last passes since the start did, the newest first."""
+        """What the last passes since the start have done, newest first."""
         return [] if self.compactor is None else self.compactor.history(self._host(name))
 
     def stream(self, name: str) -> StreamHost:
@@ -341,11 +345,11 @@ class Broker:
         return "paused" if host.settings.paused else "attached"
 
     def is_attached(self, host: StreamHost) -> bool:
-        """Whether NATS delivers to the stream, for all that is known."""
+        """Whether NATS delivers to the stream, as far as is known."""
         return self._attachments.is_attached(host)
 
     def failed_streams(self) -> list[str]:
-        """Those that cannot be written, or could not be opened."""
+        """Streams that cannot be written, or could not be opened."""
         return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
 
     def troubles(self, may_read: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
@@ -354,7 +358,7 @@ class Broker:
         return stream_troubles(self.hosts, failures, may_read)
 
     def stalled_streams(self, seconds: float) -> list[str]:
-        """Those whose disk has not answered for so long."""
+        """Streams whose disk has not responded for so long."""
         return [name for name, host in self.hosts.items() if host.turns.taken_seconds > seconds]
 
     @property
@@ -363,8 +367,8 @@ class Broker:
 
     @property
     def nats_problem(self) -> str:
-        """Why the daemon does not get what is published, as far as NATS has to do with it: no
-        connection, or a subject that it refuses. Empty when all is well."""
+        """Why messages do not reach the daemon, as far as NATS is the cause: no connection, or a
+        subject that NATS refuses. Empty when all is well."""
         if not self.nats_connected:
             return f"not connected to NATS: {self._attachments.problem}"
         refused = [
@@ -376,13 +380,13 @@ class Broker:
 
     @property
     def nats_version(self) -> str:
-        """Of the server; empty without a connection."""
+        """Version of the NATS server; empty without a connection."""
         return self._attachments.server_version
 
     # --- stop ---
 
     async def drain(self) -> None:
-        """Take no more messages; commit and answer everything that was received."""
+        """Accept no more messages; commit and answer everything that was received."""
         self._closing = True
         await self._attachments.drain()
         for host in self.hosts.values():
@@ -390,7 +394,7 @@ class Broker:
         await asyncio.gather(*(host.drained() for host in self.hosts.values()))
 
     async def close(self) -> None:
-        """Close every log; a clean marker is written when all of them closed well."""
+        """Close every log, and mark the data directory clean with those that closed well."""
         await self._losses.close()
         for host in self.hosts.values():
             host.close()

@@ -1,5 +1,5 @@
-"""The message ids that a stream remembers, when it is opened: from the snapshot of a clean stop, or
-from the log. Blocking."""
+"""The message ids that a stream remembers, restored when it is opened: from the snapshot of a clean
+stop, or from the log. Blocking."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCAN_BYTES = 4 * 1024 * 1024
 
 
 def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
-    """Fill an empty window with what it would hold, had it been there all the time."""
+    """Fill an empty window with the ids that it would hold if the daemon had never stopped."""
     if not dedupe.window_ns:
         return
     if not _restore_snapshot(log, dedupe):
@@ -33,8 +33,8 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
 
 
 def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
-    """Learn the message ids of the window from the log alone, also those that retention has put
-    out of the readers' reach. What cannot be read costs the ids that lie in it."""
+    """Learn the message ids of the window from the log alone, including records below the log start
+    whose files are still there. The ids of records that cannot be read are lost."""
     recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
     offset = recent[0].base_offset if recent else log.high_watermark
     while offset < log.high_watermark:
@@ -47,14 +47,14 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
                 place = Place(found.first_offset, found.next_offset)
                 reached = _learn(log.name, found.pread(), offset, place, dedupe, since_ns)
         except CorruptRange as error:
-            with suppress(StorageError):  # whoever reads it next tries again
+            with suppress(StorageError):  # the next reader tries again
                 quarantine_found(log, error)
             reached, problem = error.next_offset, str(error)
         except (StorageError, OSError) as error:
             problem = str(error)
         if problem or reached == offset:
             _note_loss(log.name, offset, problem or "a damaged batch header")
-        if reached == offset:  # nobody knows how far it goes: on with the next segment
+        if reached == offset:  # the end of the damage is unknown: go on with the next segment
             ends = [segment.next_offset for segment in log.segments]
             reached = min([end for end in ends if end > offset], default=log.high_watermark)
         offset = reached
@@ -67,10 +67,10 @@ def _note_loss(name: str, offset: int, error: object) -> None:
 def _learn(
     name: str, raw: bytes, offset: int, place: Place, dedupe: DedupeWindow, since_ns: int
 ) -> int:
-    """Add the ids of the batches in `raw` from `offset` on; returns the offset to read on at.
+    """Add the ids of the batches in `raw` from `offset` on; returns the offset to go on at.
 
-    A damaged body costs its batch. At a damaged header this stops: reading on from there tells
-    how far the damage goes.
+    A damaged body costs the ids of its batch. At a damaged header it stops: the next read, from
+    there, finds out how far the damage reaches.
     """
     reached, position = offset, 0
     while position < len(raw):
@@ -90,7 +90,7 @@ def _learn(
 
 
 def last_message_id(log: Log) -> bytes:
-    """Of the newest record; b"" if it has none, or cannot be read."""
+    """The id of the newest record; b"" if it has none, or cannot be read."""
     last = log.high_watermark - 1
     try:
         found = log.read_stored(last, 1)
@@ -112,8 +112,8 @@ def last_message_id(log: Log) -> bytes:
 def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0) -> None:
     """Save the window so that the next start need not scan for it. Raises OSError.
 
-    `stepped_ns` is how far the wall clock has stepped since the start: the next start measures ages
-    by it from there on, and each id keeps its age.
+    `stepped_ns` is how far the wall clock has stepped since the start. The next start measures ages
+    by that clock, so each stamp is moved by it and each id keeps its age.
     """
     if not len(dedupe) or len(dedupe) > _SNAPSHOT_MAX_IDS:
         return
@@ -130,7 +130,7 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
 
 
 def _restore_snapshot(log: Log, dedupe: DedupeWindow) -> bool:
-    """True when there was a snapshot of exactly this state of the log."""
+    """Whether there was a snapshot of exactly this state of the log."""
     try:
         content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (

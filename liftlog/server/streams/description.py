@@ -1,4 +1,4 @@
-"""What is said of streams: their descriptions, and what is wrong with them."""
+"""Descriptions of streams, and what is wrong with those that are served."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe_broken(name: str, reason: str) -> StreamInfo:
     return StreamInfo(name=name, subject="", state="failed", warnings=[reason])
 
 
-# --- what is wrong with streams that are served all the same ---
+# --- what is wrong ---
 
 
 def stream_troubles(
@@ -73,7 +73,7 @@ def stream_troubles(
 
 
 def _lost(log: Log) -> str:
-    """Of what the stream still reaches back to."""
+    """Lost records at or above the log start, in words."""
     start = log.log_start_offset
     ranges = sorted(
         (max(start, bad.first_offset), bad.next_offset, bad.reason)

@@ -1,4 +1,5 @@
-"""What every stream needs from time to time: rolls, retention, recovery points."""
+"""What every stream needs from time to time: rolls, retention, recovery points. A few streams are
+served at once, and one whose disk stalls does not delay the others."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Housekeeping:
         self._broker = broker
         self._data_dir = data_dir
         self._reserve = reserve
-        # Threads of its own: a decision may read from a disk that stalls.
+        # Threads of its own, as a decision may read from a disk that stalls.
         self._deciders = ThreadPoolExecutor(_DECIDERS, "liftlog-retention")
         self._retention = SideBySide("retention")
         self._recovery_points = SideBySide("recovery-point")
@@ -45,7 +46,7 @@ class Housekeeping:
     # --- retention ---
 
     async def apply_retention(self, *, by_time: bool) -> None:
-        """Roll idle segments that are too old, then delete what the limits say."""
+        """Roll idle segments that are too old, then delete what exceeds the limits."""
         hosts = [host for host in self._broker.hosts.values() if _may_be_due(host)]
         await self._retention.run(hosts, partial(self._retain_or_make_room, by_time=by_time))
 
@@ -56,12 +57,13 @@ class Housekeeping:
             await asyncio.get_running_loop().run_in_executor(
                 self._deciders, host.log.leases.void, "the disk is full"
             )
-            # Deleting needs a little room first, for the new manifest.
+            # Deleting first needs a little space, for the new manifest.
             async with self._reserve.lent():
                 await self._retain(host, by_time=by_time, at_once=True)
 
     async def _retain(self, host: StreamHost, *, by_time: bool, at_once: bool = False) -> None:
-        """With `at_once` files go also from under a compaction pass, which then begins anew."""
+        """With `at_once` files are deleted even while a compaction pass reads them; it then starts
+        over."""
         if host.log.is_roll_due():
             await host.run_exclusive(host.log.roll_if_due)
         settings = host.settings
@@ -71,15 +73,15 @@ class Housekeeping:
         )
         if decision is None:
             return
-        # A pass takes long, and were its sources deleted each time, it would never end.
+        # A pass takes long. If its sources were deleted each time, it would never end.
         count = 0 if host.rewriting and not at_once else decision.delete_segments
         if not count and decision.log_start_offset <= host.log.log_start_offset:
             return
 
         def remove() -> int | None:
-            # As the writer of the moment: no update comes in between.
+            # Settings change only in exclusive calls, so they cannot change while this one runs.
             if host.settings is not settings:
-                return None  # others hold by now, and the next round goes by them
+                return None  # decided by old settings; the next round uses the new ones
             return remove_decided(host.log, decision, self._broker.now_ns(), delete_segments=count)
 
         freed = await host.run_exclusive(remove)
@@ -96,7 +98,8 @@ class Housekeeping:
     def _decide(
         self, host: StreamHost, settings: StreamSettings, *, by_time: bool
     ) -> RetentionDecision | None:
-        """In a thread. No reader may keep publishers waiting for room."""
+        """In a thread. On a full disk leases are void: a reader must not keep publishers from
+        writing."""
         if self._reserve.is_disk_full():
             host.log.leases.void("the disk is full")
         return decide_retention(host.log, settings, self._broker.now_ns(), by_time=by_time)
@@ -104,12 +107,12 @@ class Housekeeping:
     # --- recovery points ---
 
     async def save_recovery_points(self) -> None:
-        """Remember how far each stream is durable, so that recovery scans little."""
+        """Store how far each stream is durable, so that recovery has little to scan."""
         changed = [
             host for host in self._broker.hosts.values() if not host.failure and host.has_moved
         ]
         await self._recovery_points.run(changed, self._take_recovery_point)
-        # Also those of streams that stalled in an earlier round.
+        # With those of streams that stalled in an earlier round.
         states, self._states = self._states, {}
         if states:
             try:
@@ -133,26 +136,26 @@ class Housekeeping:
 
 
 def _may_be_due(host: StreamHost) -> bool:
-    """Whether a look at this stream can lead to anything: idle streams should cost nothing."""
+    """Whether there may be something to do for this stream; idle streams should cost nothing."""
     if host.failure:
         return False
     log, limits = host.log, host.settings.retention
     if limits.max_age_seconds or limits.max_bytes or limits.max_messages:
         return True
-    if not log.leases.are_known:  # a look reads them, without which nothing is compacted either
+    if not log.leases.are_known:  # retention reads them, and compaction waits for that
         return True
-    # Files that the log start has passed may wait for the end of the dedupe window or a lease.
+    # Files below the log start may be waiting for the end of the dedupe window or of a lease.
     return log.is_roll_due() or log.segments[0].next_offset <= log.log_start_offset
 
 
-# --- many streams ---
+# --- a few streams at a time ---
 
 
 class SideBySide:
-    """Does one kind of work for streams, at most once at a time for each of them.
+    """Does one kind of work for many streams, for each of them at most once at a time.
 
-    At most `at_once` streams have a place; one that takes longer than `patience_seconds` loses it
-    to the next, goes on by itself, and is left out of later rounds until it is done.
+    At most `at_once` streams have a place. One that takes longer than `patience_seconds` gives its
+    place to the next stream, continues, and is left out of later rounds until it is done.
     """
 
     def __init__(self, what: str, *, at_once: int = 2, patience_seconds: float = 1.0) -> None:
@@ -163,7 +166,7 @@ class SideBySide:
 
     @property
     def stalled(self) -> int:
-        """How many streams have such work under way, between rounds."""
+        """Between two rounds: for how many streams the work is still under way."""
         return len(self._running)
 
     async def run(
@@ -198,7 +201,7 @@ class SideBySide:
             del self._running[host]
 
     async def close(self) -> None:
-        """Give up what is under way. Log calls that a thread has begun run to their end."""
+        """Cancel what is under way. Log calls that a thread has begun run to their end."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

@@ -1,5 +1,5 @@
-"""What the streams share on the way in: writers, the inline budget, acks out, and the bound on what
-waits for the disk."""
+"""What the streams share on the way in: writer threads, the inline budget, the way out for acks,
+and the bound on what waits for the disk."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class Intake:
         return self._start_ns + self._clock.monotonic_ns()
 
     def mark_dirty(self, host: StreamHost) -> None:
-        """Commit this stream soon, when it is not a chunk that brought the messages."""
+        """Commit this stream soon, although no chunk from NATS is being parsed."""
         self.dirty[host] = None
         if not self._kick_scheduled:
             self._kick_scheduled = True
             asyncio.get_running_loop().call_soon(self._kick_dirty)
 
     def chunk_ended(self) -> None:
-        """Commit what a chunk from NATS has brought."""
+        """A chunk from NATS is parsed: commit its messages."""
         self._chunks += 1
         self._kick_dirty()
 
@@ -85,11 +85,11 @@ class Intake:
     # --- how much may wait ---
 
     def ingested(self) -> Ingested:
-        """All that has come from NATS so far."""
+        """All that NATS has sent so far."""
         return Ingested(self._chunks, self._size_bytes)
 
     def receiver(self, host: StreamHost) -> Callable[[MessageRun], None]:
-        """What the subscription of `host` hands its messages to."""
+        """The callback for messages of the subscription of `host`."""
 
         def receive(run: MessageRun) -> None:
             self._pending_estimate += run.memory_bytes
@@ -105,14 +105,14 @@ class Intake:
         self._room.set()
 
     def reading_is_held(self) -> bool:
-        """Whether more waits for the disk than may wait while we go on reading from NATS."""
+        """Whether too much waits for the disk to go on reading from NATS."""
         return bool(self._crowded) or self._pending_estimate > self._max_pending_bytes
 
     async def wait_until_ready_to_read(self) -> None:
         """Returns at once unless too much waits for the disk.
 
-        Reading stops for all streams, but only while the crowded one makes progress: a stream
-        whose disk stalls must not hold up the others, and refuses alone beyond its own bound.
+        Reading stops for all streams, but only while the crowded one makes progress. A stream whose
+        disk stalls must not delay the others: beyond its own bound it refuses messages instead.
         """
         while self.reading_is_held():
             self._crowded = {host for host in self._crowded if host.is_crowded()}

@@ -1,7 +1,7 @@
-"""Leases: who holds which part of a stream, and for how long.
+"""Leases: which part of a stream is held back from retention for a reader, and for how long.
 
-They are granted and renewed in a writer thread while no commit of the stream is in flight, so no
-retention comes between the look and the promise.
+They are granted and renewed by exclusive calls, as retention is applied: what a lease promises is
+still there when it is granted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MAX_PARTS = 1_000_000
 
 
 class LeaseKeeping:
-    """Belongs to the event loop. `stream` finds a running stream or raises, `now_ns` is for judging
-    ages, `clock_is_trusted` tells whether retention by time is applied. A full disk refuses leases,
-    but not that they are given back."""
+    """Belongs to the event loop. `stream` finds a running stream or raises, `now_ns` is the time
+    for judging ages, `clock_is_trusted` says whether retention by time is applied. On a full disk
+    leases are refused, but can be released."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class LeaseKeeping:
         self._now_ns = now_ns
         self._reserve = reserve
         self._clock_is_trusted = clock_is_trusted
-        # Of each live lease that several readers share, the parts that have been read. Not stored:
-        # after a restart of the daemon such a lease ends by time.
+        # The parts that have been read, of each live lease that several readers share. They are not
+        # stored: after a restart of the daemon such a lease ends by time.
         self._finished: WeakKeyDictionary[StreamHost, dict[str, set[int]]] = WeakKeyDictionary()
 
     async def acquire(
@@ -56,9 +56,9 @@ class LeaseKeeping:
     ) -> LeaseInfo:
         """A lease from `start` to the high watermark; durable on return.
 
-        "earliest" is where retention wants the log to start: other leases may hold the log start
-        below that, and if each new lease began there, readers that follow each other would hold it
-        for ever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation.
+        "earliest" is where retention wants the log to start. Other leases may hold the log start
+        below that; if each new lease began there, readers that follow each other would hold it
+        forever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation.
         """
         host = self._stream(name)
         check_incarnation(name, host.log.incarnation, incarnation)
@@ -88,15 +88,16 @@ class LeaseKeeping:
         low: int | None = None,
         finished: tuple[int, int] | None = None,
     ) -> LeaseInfo:
-        """`finished` is one of several parts of the read, and how many there are: after the last of
-        them the lease is given back. Raises LeaseGone, InvalidArgument."""
+        """`finished` is (part, number of parts) of a read that several readers share: once every
+        part is finished, the lease is released. Raises LeaseGone, InvalidArgument."""
         if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
             raise InvalidArgument(
-                f"part {finished[0]} of {finished[1]} is none of a read of up to {_MAX_PARTS} parts"
+                f"there is no part {finished[0]} of {finished[1]}: parts count from 0, and a read "
+                f"has at most {_MAX_PARTS}"
             )
         host = self._stream(name)
-        # As the writer of the moment: between the look whether it lives and its renewal nothing of
-        # what it holds may go.
+        # In an exclusive call: between the check that the lease is live and its renewal, retention
+        # must not delete what it holds.
         renewed = await host.exclusively(
             lambda: host.log.leases.renew(
                 lease_id, duration_ns=ttl_ms * _MS_NS, now_ns=self._now_ns(), low=low
@@ -107,7 +108,7 @@ class LeaseKeeping:
         return self._info(host, renewed)
 
     def _is_last(self, host: StreamHost, lease_id: str, part: int, parts: int) -> bool:
-        """Note the part, and tell whether all have been read by now."""
+        """Note the part as read; returns whether all of them are."""
         live = {lease.lease_id for lease in host.log.leases.live(self._now_ns())}
         known = self._finished.get(host, {})
         known = {name: found for name, found in known.items() if name in live}
@@ -117,7 +118,7 @@ class LeaseKeeping:
         return len(found) >= parts
 
     async def release(self, name: str, lease_id: str) -> None:
-        """One that is gone is no error."""
+        """Does nothing if the lease has ended."""
         host = self._stream(name)
         await host.exclusively(
             lambda: host.log.leases.release(lease_id, now_ns=self._now_ns()),
@@ -125,7 +126,7 @@ class LeaseKeeping:
         )
 
     def live(self, name: str) -> list[LeaseInfo]:
-        """The oldest first."""
+        """The live leases, oldest first."""
         host = self._stream(name)
         return [self._info(host, lease) for lease in host.log.leases.live(self._now_ns())]
 

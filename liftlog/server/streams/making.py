@@ -1,4 +1,4 @@
-"""Streams come to life: those that are on disk at the start, those of the configuration, new ones.
+"""How streams come to life: those on disk, those of the configuration, new ones.
 
 Everything runs on the event loop; files are touched in threads.
 """
@@ -36,7 +36,7 @@ _DEFAULTS = StreamSettings.model_construct()
 
 
 class StreamMaker:
-    """Adds to the broker's `hosts` and `broken`, and to nothing else of it."""
+    """Adds to the broker's `hosts` and `broken`; changes nothing else of it."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class StreamMaker:
             self._losses.note(host, "the daemon was not running")
 
     def _leave_alone(self, name: str, error: LiftlogError) -> None:
-        """It is not served, and said to have failed."""
+        """The stream is not served, and is shown as failed."""
         self._broken[name] = str(error)
         logger.error("stream-not-opened stream=%s error=%s", name, error)
 
@@ -136,9 +136,9 @@ class StreamMaker:
     # --- one stream ---
 
     async def create(self, name: str, settings: StreamSettings, *, origin: str) -> StreamHost:
-        """A new, empty stream; its neighbours are not told yet."""
+        """A new, empty stream. The caller reports the change to the neighbours."""
         if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
-            # Put there since the start: a new stream would overwrite it.
+            # They were put there after the start; a new stream would overwrite them.
             raise StreamUnavailable(
                 f"there are files of a stream {name} which this daemon has not opened",
                 hint="restart it to serve them, or move them away",
@@ -154,7 +154,7 @@ class StreamMaker:
             )
             host = await self._make_host(name, settings, log, origin)
         except Exception:
-            # Nobody was told that it exists: it must not be there after the next start.
+            # The caller gets an error, so the stream must not exist after the next start.
             if log is not None:
                 await asyncio.to_thread(log.close)
             with contextlib.suppress(LiftlogError):
@@ -184,38 +184,38 @@ class StreamMaker:
         return host
 
     async def remove_files(self, name: str) -> None:
-        """Of a stream that is not served any more. When they stay, it is shown as failed; raises
-        StorageError."""
+        """Remove the files of a stream that is no longer served. Raises StorageError when they
+        cannot be removed, and the stream is then shown as failed."""
         try:
             await asyncio.to_thread(self._data_dir.delete_log, name)
         except LiftlogError as error:
             if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
                 self._broken[name] = f"its deletion failed: {error}"
                 raise
-            # Under its new name it is no stream any more; the next start removes the rest.
+            # It was renamed, so it is no longer a stream; the next start removes the rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self._broken.pop(name, None)
 
 
-# --- from files to what a StreamHost is made of; blocking ---
+# --- reading the files: the parts of a StreamHost. Blocking ---
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedStream:
-    """What `load_stream` found."""
+    """A log that is open, and what its manifest says."""
 
     log: Log
     report: RecoveryReport
     settings: StreamSettings
     origin: str
     switches: dict[str, list[bool]]
-    """See `stream_settings.with_switches`."""
+    """See `with_switches`."""
 
 
 def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None) -> LoadedStream:
-    """Open the log of a stream and read what its manifest says beside; `configured` is what the
-    configuration file says. Raises LiftlogError, and leaves the files as they are then:
-    UnsupportedFormat when the package that its compression needs is not installed."""
+    """Open the log of a stream and read its settings; `configured` are those of the configuration
+    file. Raises LiftlogError and leaves the files as they are, for example UnsupportedFormat when
+    the package that the stream's compression needs is not installed."""
     log, report = data_dir.open_log(name, log_config(configured or _DEFAULTS))
     try:
         switches: dict[str, list[bool]] = {}
@@ -238,7 +238,7 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
 def make_sequencer(
     name: str, settings: StreamSettings, log: Log, ack_subjects: AckSubjects, now_ns: int
 ) -> Sequencer:
-    """A sequencer that goes on where the log ends."""
+    """A sequencer that continues where the log ends. Reads the log when there is no snapshot."""
     dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
     restore_dedupe(log, dedupe, now_ns)
     sequencer = Sequencer(

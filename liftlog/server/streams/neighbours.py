@@ -1,4 +1,4 @@
-"""What streams have to know of each other."""
+"""What streams have to know of each other: where acks must not go, and who else acks a message."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from liftlog.stream import AckSubjects
 
 
 class Neighbours:
-    """Of the streams in `hosts`. Belongs to the event loop."""
+    """Belongs to the event loop."""
 
     def __init__(self, hosts: Mapping[str, StreamHost], ack_subjects: Sequence[str]) -> None:
-        """`ack_subjects`: where the operator lets acks go."""
+        """`ack_subjects` are those to which the operator allows acks."""
         self._chosen = tuple(ack_subjects)
         self.ack_subjects = AckSubjects(chosen=self._chosen)
-        """Where acks may go."""
+        """The subjects to which acks may be sent."""
         self._hosts = hosts
         self._warnings: dict[str, list[str]] = {}
 
     def changed(self) -> None:
-        """Streams have come or gone, or their settings are others: tell every stream which subjects
-        acks must not go to, and who its neighbours are."""
+        """Call it when streams have come or gone, or settings of one have changed: gives every
+        stream the subjects to which it must send no acks, and its neighbours."""
         hosts = list(self._hosts.values())
         self._warnings.clear()
         self.ack_subjects = AckSubjects(
@@ -31,8 +31,8 @@ class Neighbours:
             [host.settings.subject for host in hosts if host.settings.acks == "off"],
             self._chosen,
         )
-        # One map for all who have the same neighbours: a thousand streams with a map each would
-        # stop the event loop for a second.
+        # Streams with the same neighbours share a map: a thousand streams with one map each would
+        # block the event loop for a second.
         siblings: dict[str | None, dict[bytes, str]] = {}
         for host in hosts:
             group = host.settings.queue_group
@@ -45,7 +45,7 @@ class Neighbours:
             host.set_neighbours(self.ack_subjects, siblings[group])
 
     def warnings(self, host: StreamHost) -> list[str]:
-        """Looked at once per change: each stream is compared with every other."""
+        """Computed once per change, as it compares the stream with every other."""
         found = self._warnings.get(host.name)
         if found is None:
             others = {other.name: other.settings for other in self._hosts.values()}

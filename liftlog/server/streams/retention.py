@@ -1,8 +1,9 @@
-"""Retention of one stream: its settings and its segments in, the decision out; and leases, which
-hold it up for a while.
+"""Retention of one stream: its settings and segments in, the decision out; and leases, which delay
+it.
 
-Decisions read and may be made beside appends. What changes a log (`remove_decided`, `grant_lease`)
-is called by its writer of the moment, so that neither comes between the halves of the other.
+A decision only reads, and may be made beside appends. What changes a log (`remove_decided`,
+`truncate_before`, `grant_lease`) runs in an exclusive call, so that no lease is granted between the
+check of the leases and the deletion.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def decide_retention(
     by_time: bool = True,
     after_leases: bool = False,
 ) -> RetentionDecision | None:
-    """What to remove now, or None when nothing is to be done. May read batch headers, and leases
-    that could not be read so far. `after_leases`: what will go when the last of them has ended.
+    """What to remove now, or None when there is nothing to remove. May read batch headers, and
+    leases that could not be read so far. `after_leases`: what will be removed once all of them have
+    ended.
 
-    Raises StorageError when the leases cannot be read: what they hold must not go for that.
+    Raises StorageError when the leases cannot be read: nothing they may hold is deleted then.
     """
     log.leases.load()
     retention = settings.retention
@@ -65,7 +67,7 @@ def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
     try:
         return log.offset_of_record(segment, number)
     except StorageError as error:
-        # The file may be gone by now, or the disk is ill: keep a few too many, and go on.
+        # The file may have been deleted, or the disk fails: keep a few records too many.
         logger.warning("records-not-counted segment=%s error=%s", segment.path, error)
         return segment.base_offset + number
 
@@ -73,8 +75,9 @@ def _offset_of_record(log: Log, segment: Segment, number: int) -> int:
 def remove_decided(
     log: Log, decision: RetentionDecision, now_ns: int, *, delete_segments: int | None = None
 ) -> int:
-    """Carry out a decision, or what a lease that was granted since leaves of it; returns the bytes
-    freed. Fewer files may be deleted than was decided. Raises StorageError, DiskFull."""
+    """Carry out a decision, as far as leases granted since then allow it; returns the bytes freed.
+    With `delete_segments` fewer files are deleted than was decided. Raises StorageError,
+    DiskFull."""
     count = decision.delete_segments if delete_segments is None else delete_segments
     start, held_from = decision.log_start_offset, log.leases.low_bound(now_ns)
     if held_from is not None and held_from < start:
@@ -109,17 +112,17 @@ def grant_lease(
 
 
 def removes_too_much(log: Log, settings: StreamSettings, now_ns: int) -> bool:
-    """Whether retention would at once remove more than a tenth of what can be read, be it that
-    leases put it off."""
+    """Whether retention would remove more than a tenth of the readable records, now or when the
+    leases have ended."""
     try:
         decision = decide_retention(log, settings, now_ns, after_leases=True)
-    except StorageError:  # then nothing will be removed
+    except StorageError:  # then retention does not run either
         return False
     return decision is not None and is_large(log, decision)
 
 
 def is_large(log: Log, decision: RetentionDecision) -> bool:
-    """Whether it removes more than a tenth of what can be read."""
+    """Whether it removes more than a tenth of the readable records."""
     readable = log.high_watermark - log.log_start_offset
     return readable > 0 and (decision.log_start_offset - log.log_start_offset) * 10 > readable
 
@@ -129,9 +132,9 @@ def truncate_before(
 ) -> int:
     """Make `offset` the log start; returns the bytes freed. Durable on return.
 
-    Files that are still needed to recognise duplicates stay for as long, and all of them without
-    `delete_files`: retention removes them later. Up to the log start it does nothing. Raises
-    OffsetOutOfRange above the high watermark, Conflict while a lease holds what would go,
+    Files that are still needed to recognise duplicates stay until retention removes them; without
+    `delete_files` all of them do. At or below the present log start it does nothing. Raises
+    OffsetOutOfRange above the high watermark, Conflict while a lease holds records below `offset`,
     StorageError, DiskFull.
     """
     if offset <= log.log_start_offset:
@@ -140,7 +143,7 @@ def truncate_before(
         raise OffsetOutOfRange(
             f"offset {offset} is above the high watermark {log.high_watermark} of stream "
             f"{log.name}",
-            hint="cut off at the high watermark to delete everything",
+            hint="truncate at the high watermark to delete everything",
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
         )
@@ -155,7 +158,7 @@ def truncate_before(
             low=min(lease.low for lease in holding),
         )
     if offset == log.log_end_offset:
-        log.roll()  # or the file of records that nobody can read would stay
+        log.roll()  # or the active file, none of whose records can be read now, would stay
     decision = decide(
         log.segments,
         RetentionPolicy(protect_newer_than_ns=window_ns(settings)),

@@ -1,4 +1,4 @@
-"""Comparing the settings of streams: what differs, and which streams get in each other's way."""
+"""Settings of streams: how two of them differ, what may be changed, what the manifest says."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Difference = tuple[str, Any, Any]
 """(dotted setting, existing value, requested value)"""
 
 SWITCHES = ("paused", "read_only")
-"""Thrown while a stream runs, also one of the configuration file."""
+"""Settings that the API may also change for a stream of the configuration file."""
 
 _FIXED = {
     "subject": "what is recorded belongs to the identity of a stream",
     "queue_group": "what is recorded belongs to the identity of a stream",
-    "initial_offset": "the first offset was given away when the stream was created",
+    "initial_offset": "the first offset was assigned when the stream was created",
     "replicas": "replication is reserved",
     "min_isr": "replication is reserved",
 }
@@ -57,7 +57,8 @@ def differences(have: StreamSettings, want: StreamSettings) -> list[Difference]:
 def check_same(name: str, origin: str, have: StreamSettings, want: StreamSettings) -> None:
     """Creating a stream again is idempotent; with other settings it raises Conflict.
 
-    Whoever creates a stream does not ask for it not to be paused: that is for its operator.
+    A stream that an operator has paused or set read-only may be created again without these
+    settings: an application that creates its streams does not ask to resume them.
     """
     found = [
         (path, old, new)
@@ -81,11 +82,11 @@ def check_same(name: str, origin: str, have: StreamSettings, want: StreamSetting
     )
 
 
-# --- other settings for a stream that is there ---
+# --- changes of a stream that exists ---
 
 
 def merged_settings(have: StreamSettings, changes: Mapping[str, Any]) -> StreamSettings:
-    """`have` with `changes` on top: a mapping changes the keys in it, anything else replaces.
+    """`have` with `changes` merged into it: mappings are merged key by key, other values replaced.
 
     Raises InvalidArgument with every finding.
     """
@@ -112,7 +113,7 @@ def check_changeable(name: str, found: Sequence[Difference]) -> None:
         reasons = dict.fromkeys(_FIXED[path] for path in fixed)
         raise InvalidArgument(
             f"{' and '.join(fixed)} of stream {name} cannot be changed: {'; '.join(reasons)}",
-            hint="create another stream, on the same subject if need be",
+            hint="create another stream, on the same subject if necessary",
             settings=fixed,
         )
 
@@ -120,14 +121,16 @@ def check_changeable(name: str, found: Sequence[Difference]) -> None:
 def with_switches(
     configured: StreamSettings, stored: object
 ) -> tuple[StreamSettings, dict[str, list[bool]]]:
-    """The settings of the file, with what was switched over the API while the file said the same
-    as now; and those switches. `stored` comes from the manifest."""
+    """The settings of the file with the switches of the API on top, and those switches. A switch
+    that was set while the file said something else is dropped: the file was changed since. `stored`
+    comes from the manifest; anything else in there is ignored."""
     kept: dict[str, list[bool]] = {}
     for name, pair in stored.items() if isinstance(stored, Mapping) else ():
         if name in SWITCHES and isinstance(pair, list) and len(pair) == 2:
-            said, holds = pair
-            if said is getattr(configured, name) and isinstance(holds, bool) and holds != said:
-                kept[name] = [said, holds]
+            in_file, set_to = pair
+            unchanged = in_file is getattr(configured, name)
+            if unchanged and isinstance(set_to, bool) and set_to != in_file:
+                kept[name] = [in_file, set_to]
     return configured.model_copy(update={name: pair[1] for name, pair in kept.items()}), kept
 
 
@@ -144,7 +147,7 @@ async def save_metadata(host: StreamHost) -> None:
 
 
 def stored_settings(name: str, log: Log) -> StreamSettings:
-    """Those in the manifest. Raises StreamUnavailable, InvalidArgument."""
+    """The settings in the manifest. Raises StreamUnavailable, InvalidArgument."""
     try:
         return parse_stream_settings(log.metadata["settings"], exists=True)
     except (KeyError, TypeError) as error:
@@ -152,8 +155,8 @@ def stored_settings(name: str, log: Log) -> StreamSettings:
 
 
 def has_new_settings(host: StreamHost) -> bool:
-    """Whether its settings are others than those that it was last served with. Those of another
-    version of liftlog need not be understood: then nobody knows."""
+    """Whether its settings differ from those that it was last served with. True also when these
+    cannot be parsed, as another version of liftlog may have written them."""
     try:
         return host.settings != stored_settings(host.name, host.log)
     except LiftlogError:
@@ -161,6 +164,6 @@ def has_new_settings(host: StreamHost) -> bool:
 
 
 def check_incarnation(name: str, present: str, wanted: str | None) -> None:
-    """Raises StaleIncarnation when the stream is not the one that is meant; None: whichever."""
+    """Raises StaleIncarnation when `wanted` is not the `present` one; None means any."""
     if wanted is not None and wanted != present:
-        raise StaleIncarnation(f"stream {name} was created anew since", incarnation=present)
+        raise StaleIncarnation(f"stream {name} was deleted and created again", incarnation=present)
