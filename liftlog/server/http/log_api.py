@@ -36,7 +36,7 @@ from liftlog.server.http.bodies import Message
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying
 from liftlog.server.http.one_record import check_readable, read_record
-from liftlog.server.http.turns import Turns
+from liftlog.server.http.spread_work import Turns
 from liftlog.server.pull.seams import ReadableStream
 
 _PREFIX = "/api/v1/streams/{stream}"

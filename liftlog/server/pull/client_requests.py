@@ -17,9 +17,9 @@ from liftlog.protocol.messages import Cancel, Done, Fetch, FetchHeader, Message,
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.limits import ENCODED_UNSENT_BYTES
-from liftlog.server.pull.outbox import Outbox
 from liftlog.server.pull.requests import QUESTIONS, STARTERS, Caller, Starter, perform, start
 from liftlog.server.pull.seams import LogSlice, ReadableStream
+from liftlog.server.pull.send_queue import Outbox
 from liftlog.server.pull.tailing import MAX_TAIL_BYTES, TailGroup
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from liftlog.server.pull.limits import (
     LINGERING_CLOSE_BYTES,
     LINGERING_CLOSE_SECONDS,
 )
-from liftlog.server.pull.outbox import Outbox
+from liftlog.server.pull.send_queue import Outbox
 from liftlog.server.pull.transport import Transport
 from liftlog.tls.contexts import problem
 

@@ -24,15 +24,15 @@ from liftlog.server.access.gate import Gate
 from liftlog.server.access.origins import origin_of
 from liftlog.server.pull.connection import PrincipalUse, PullConnection
 from liftlog.server.pull.counters import PullCounters
+from liftlog.server.pull.fair_input import Rounds
+from liftlog.server.pull.fair_threads import Turns
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
-from liftlog.server.pull.outbox import UnsentMemory
 from liftlog.server.pull.read_share import ReadShare, ThreadUsage
-from liftlog.server.pull.rounds import Rounds
 from liftlog.server.pull.seams import Broker, ReadableStream
+from liftlog.server.pull.send_queue import UnsentMemory
 from liftlog.server.pull.tailing import TailGroup
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
-from liftlog.server.pull.turns import Turns
 from liftlog.server.streams.intake import Ingested
 from liftlog.tls.contexts import own_certificate
 

@@ -14,7 +14,7 @@ from liftlog.errors import InvalidArgument, ShuttingDown
 from liftlog.server.access.gate import Gate
 from liftlog.server.http.access import peer_of
 from liftlog.server.http.server import Health
-from liftlog.server.http.turns import Turns
+from liftlog.server.http.spread_work import Turns
 from liftlog.server.web.descriptions import Descriptions
 from liftlog.server.web.rates import Rates
 from liftlog.server.web.seams import Door, ShownBroker

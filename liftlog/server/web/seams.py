@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from liftlog.protocol.described import DaemonInfo, LeaseInfo
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.http.access import Doorkeeper
+from liftlog.server.pull.fair_threads import Turns
 from liftlog.server.pull.seams import Checkpoints, ReadableLog
-from liftlog.server.pull.turns import Turns
 
 
 class ShownSegment(Protocol):

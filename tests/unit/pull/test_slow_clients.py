@@ -192,8 +192,8 @@ async def test_cold_pages_are_read_by_a_thread_first(
         warmed.append((position, length))
         return holes
 
-    monkeypatch.setattr("liftlog.server.pull.outbox.is_resident", cold)
-    monkeypatch.setattr("liftlog.server.pull.outbox.make_resident", make_resident)
+    monkeypatch.setattr("liftlog.server.pull.send_queue.is_resident", cold)
+    monkeypatch.setattr("liftlog.server.pull.send_queue.make_resident", make_resident)
     async with pull_server(broker) as (server, address), await RawPull.connect(address) as peer:
         peer.send({"k": "fetch", "i": 1, "s": "orders", "o": 101, "m": 4 * MIB})
         await started.wait()

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from liftlog.server.pull.rounds import Rounds
+from liftlog.server.pull.fair_input import Rounds
 
 
 def spend(seconds: float) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from liftlog.server.pull.turns import Turns
+from liftlog.server.pull.fair_threads import Turns
 
 
 class Bench:
