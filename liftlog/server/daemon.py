@@ -24,8 +24,8 @@ from liftlog.log.filesystem import storage_errors
 from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
-from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.server import HttpCounters
 from liftlog.server.http_port import make_http_server
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam

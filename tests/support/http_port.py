@@ -6,17 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from liftlog.server.http.access import Access
+from liftlog.server.http.callers import Callers
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi
 from liftlog.server.http.server import HttpServer
 from liftlog.server.metrics.text_format import CONTENT_TYPE
 from liftlog.server.pull import PullServer
 from liftlog.server.web.asking import Parts
-from liftlog.server.web.descriptions import Descriptions
-from liftlog.server.web.rates import Rates
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.site import WebSite
+from liftlog.server.web.watching import Descriptions, Rates
 
 
 class Healthy:
@@ -52,8 +51,10 @@ class NoAppender:
 
 def make_parts(pull: PullServer) -> Parts:
     """Of the web page, on top of the broker of a test."""
-    broker: Any = pull.broker
-    return Parts(broker, Healthy(), pull, Rates(lambda: ()), Descriptions(broker), Sessions())
+    shared = pull.services
+    broker, rates, descriptions = shared.broker, Rates(lambda: ()), Descriptions(shared.broker)
+    health, sessions = Healthy(), Sessions()
+    return Parts(broker, health, shared.gate, shared.scanners, rates, descriptions, sessions)
 
 
 @asynccontextmanager
@@ -68,9 +69,15 @@ async def http_port(
 
     appender = NoAppender()
     appender.asked = changed
-    access = Access(pull, failure_delay_seconds=failure_delay_seconds)
-    api = LogApi(pull.broker, truncate, appender, access)  # type: ignore[arg-type]
-    site = WebSite(make_parts(pull), access)
+    shared = pull.services
+    callers = Callers(
+        shared.gate,
+        shared.authenticator,
+        shared.audit,
+        failure_delay_seconds=failure_delay_seconds,
+    )
+    api = LogApi(shared.broker, truncate, appender, callers)  # type: ignore[arg-type]
+    site = WebSite(make_parts(pull), callers)
     server = HttpServer(Healthy(), NoMetrics(), mounted=(api, site), guard=guard)
     address = await server.start("127.0.0.1:0")
     try:

@@ -1,4 +1,4 @@
-"""Real logs behind the pull server's seam, without NATS: for tests of server and clients."""
+"""Real logs behind the pull server, without NATS: for tests of server and clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from pathlib import Path
 
 from acl.policy import Policy
 from liftlog.errors import Conflict, StreamNotFound
-from liftlog.log import EncodedBatch, Log, LogConfig, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.log import (
+    EncodedBatch,
+    Log,
+    LogConfig,
+    LogEnvironment,
+    LogSlice,
+    OsFileSystem,
+    SystemClock,
+)
 from liftlog.log.leases import Lease
 from liftlog.protocol.described import LeaseInfo
 from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
-from liftlog.server.pull import LogSlice, PullLimits, PullServer
+from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.streams.retention import grant_lease
 from liftlog.server.streams.settings import check_incarnation
 
@@ -207,7 +215,7 @@ class LogAdministration:
 
 
 class LogBroker:
-    """Conforms to `liftlog.server.pull.Broker`."""
+    """Stands in for `liftlog.server.streams.broker.Broker`."""
 
     server_id = "0123456789abcdef"
 

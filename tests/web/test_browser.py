@@ -256,8 +256,8 @@ def test_it_lives(daemon: Daemon, server: NatsServer, window: NewWindow) -> None
 
 def test_the_script_writes_numbers_as_the_daemon_does(daemon: Daemon, window: NewWindow) -> None:
     from liftlog.server.web import formats
-    from liftlog.server.web.picture import spark_points
-    from liftlog.server.web.rates import KEPT
+    from liftlog.server.web.formats import spark_points
+    from liftlog.server.web.watching import KEPT
 
     numbers = [0, 0.04, 0.05, 0.25, 1.25, 9.95, 9.99, 10, 59.96, 99.94, 99.95, 512, 1023, 1023.5,
                1280, 1536, 102_348, 1_048_575, 1_234_567, 90_061, 3_600, 5e9, 7.3e13,

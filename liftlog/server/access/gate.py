@@ -22,13 +22,23 @@ PRIVILEGED = frozenset({"create", "delete", "admin"})
 
 
 class Gate:
-    """`policy` None means that no ACL is configured: everyone is anonymous and may do all."""
+    """`policy` None means that no ACL is configured: everyone is anonymous and may do everything.
+
+    One gate serves the pull port and the HTTP port. It belongs to the event loop, and a reload of
+    the ACL changes its policy: a decision holds until the next await.
+    """
 
     def __init__(self, policy: Policy | None, audit: Audit | None = None) -> None:
         self.policy = policy
         self._audit = audit or Audit()
         self._kept: dict[tuple[str, Operation, str], Decision] = {}
         self._kept_reads: dict[tuple[str, str], ReadDecision] = {}
+
+    def set_policy(self, policy: Policy | None) -> None:
+        """Judge by `policy` from now on."""
+        self.policy = policy
+        self._kept.clear()
+        self._kept_reads.clear()
 
     def authorize(
         self,
@@ -40,10 +50,10 @@ class Gate:
         subject: str | None = None,
     ) -> None:
         """Raises InvalidArgument for a bad name, then Forbidden, before anything is looked up.
-        `peer` is told to the audit.
+        The audit names `peer`.
 
-        For `read` this is about the stream itself: its description, offsets, leases, checkpoints.
-        Whoever hands out records asks `readable_subjects`.
+        For `read` this covers the stream itself: its description, offsets, leases, checkpoints.
+        Code that hands out records asks `readable_subjects` as well.
         """
         if operation == "read":
             self.readable_subjects(principal, stream, peer=peer)
@@ -75,7 +85,7 @@ class Gate:
         return decision.subjects
 
     def may(self, principal: str | None, operation: Operation, stream: str) -> bool:
-        """Whether it is allowed, for answers that only show what the principal may see."""
+        """Whether it is allowed; for answers that show only what the principal may see."""
         if self.policy is None:
             return True
         if operation == "read":
@@ -99,7 +109,7 @@ class Gate:
         return decision
 
     def _decide_read(self, policy: Policy, principal: str, stream: str) -> ReadDecision:
-        """Kept, since every fetch asks, each time that it is looked at."""
+        """Kept, since every fetch asks each time that it is looked at."""
         decision = self._kept_reads.get((principal, stream))
         if decision is None:
             decision = policy.decide_read(principal, stream)
@@ -109,7 +119,7 @@ class Gate:
 
 def _keep(kept: dict[Key, Kept], key: Key, decision: Kept) -> None:
     if len(kept) >= _MAX_KEPT:
-        kept.clear()  # whoever asks for names that are none must not fill the memory
+        kept.clear()  # a client that asks for invented names must not fill the memory
     kept[key] = decision
 
 

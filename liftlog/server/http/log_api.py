@@ -1,4 +1,4 @@
-"""`/api/v1/streams/...`: a log over HTTP, for what has no client library at hand.
+"""`/api/v1/streams/...`: a log over HTTP, for programs without a client library.
 
     GET    /api/v1/streams/{stream}/bounds
     GET    /api/v1/streams/{stream}/records/{offset}   ?format=json|raw  ?encoding=auto|utf-8|base64
@@ -15,12 +15,11 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 from aiohttp import web
 
 from acl.rules import Operation
-from liftlog.client.publishing.results import Ack
 from liftlog.errors import (
     BadRequest,
     InvalidArgument,
@@ -28,16 +27,15 @@ from liftlog.errors import (
     RequestTimeout,
 )
 from liftlog.protocol.messages import ANONYMOUS
-from liftlog.protocol.stream_info import StreamInfo
 from liftlog.records.json_form import Encoding
 from liftlog.server.http import bodies
-from liftlog.server.http.access import Access, peer_of
-from liftlog.server.http.bodies import Message
+from liftlog.server.http.appending import Appender
+from liftlog.server.http.callers import Callers, peer_of
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying
 from liftlog.server.http.one_record import check_readable, read_record
-from liftlog.server.http.spread_work import Turns
-from liftlog.server.pull.seams import ReadableStream
+from liftlog.server.http.spread_work import SpreadWork
+from liftlog.server.streams.broker import Broker
 
 _PREFIX = "/api/v1/streams/{stream}"
 _JSON = "application/json"
@@ -45,36 +43,17 @@ _RAW = "application/octet-stream"
 _READERS = 2
 
 
-class LogBroker(Protocol):
-    """What is asked of the daemon. Errors are `LiftlogError`s."""
-
-    async def describe_stream(self, name: str) -> StreamInfo: ...
-    def stream(self, name: str) -> ReadableStream: ...
-
-
-class Appending(Protocol):
-    async def append(self, stream: StreamInfo, message: Message) -> Ack: ...
-    async def close(self) -> None: ...
-
-
 TruncatePrefix = Callable[[str, int], Awaitable[Any]]
-"""Stream and offset: everything below goes. Durable on return."""
+"""Deletes the records of a stream below an offset. Durable on return."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogApiLimits:
-    """`max_requests` at the same time, each of which may hold `max_body_bytes` or one batch."""
+    """At most `max_requests` at once; each may hold `max_body_bytes` or one batch in memory."""
 
     max_body_bytes: int = 2 * 2**20
     body_timeout_seconds: float = 30.0
     max_requests: int = 16
-
-
-class Caller(NamedTuple):
-    """Who asks, and from where."""
-
-    principal: str | None
-    peer: str
 
 
 class LogApi:
@@ -82,19 +61,19 @@ class LogApi:
 
     def __init__(
         self,
-        broker: LogBroker,
+        broker: Broker,
         truncate_prefix: TruncatePrefix,
-        appender: Appending,
-        access: Access,
+        appender: Appender,
+        callers: Callers,
         limits: LogApiLimits | None = None,
     ) -> None:
         self._broker = broker
         self._truncate_prefix = truncate_prefix
         self._appender = appender
-        self._access = access
+        self._callers = callers
         self._limits = limits or LogApiLimits()
         self._under_way = 0
-        self._turns = Turns()
+        self._spread = SpreadWork()
         self._readers = ThreadPoolExecutor(_READERS, "liftlog-http-read")
 
     def routes(self) -> list[web.RouteDef]:
@@ -110,15 +89,15 @@ class LogApi:
         await asyncio.to_thread(self._readers.shutdown, cancel_futures=True)
 
     def _guarded(
-        self, serve: Callable[[web.Request, Caller], Awaitable[web.Response]]
+        self, serve: Callable[[web.Request, str | None], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Bounded in number, the caller known, and every error worded."""
+        """Bound the number of requests, identify the caller, and answer every error."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                # First: whoever is nobody takes no place from those who are known.
+                # First, so that unknown callers take no place from known ones.
                 with identifying(request):
-                    principal = await self._access.principal(request)
+                    principal = await self._callers.principal(request)
             except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
                 return failure(error)
             if principal not in (None, ANONYMOUS):
@@ -127,7 +106,7 @@ class LogApi:
                 return failure(LimitExceeded("too many requests at once", hint="try again"))
             self._under_way += 1
             try:
-                return await serve(request, Caller(principal, peer_of(request)))
+                return await serve(request, principal)
             except web.HTTPException:
                 raise
             except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
@@ -137,18 +116,18 @@ class LogApi:
 
         return handle
 
-    def _authorize(self, request: web.Request, caller: Caller, operation: Operation) -> str:
-        """Returns the stream, which `caller` may do that to."""
+    def _authorize(self, request: web.Request, principal: str | None, operation: Operation) -> str:
+        """Returns the stream of the request. Raises Forbidden, InvalidArgument."""
         stream = request.match_info["stream"]
-        self._access.gate.authorize(caller.principal, operation, stream, peer=caller.peer)
+        self._callers.gate.authorize(principal, operation, stream, peer=peer_of(request))
         if operation != "read" and stream.startswith("_"):
-            raise InvalidArgument(f"the stream {stream} is the system's own")
+            raise InvalidArgument(f"the stream {stream} belongs to the daemon")
         return stream
 
     # --- reading ---
 
-    async def _bounds(self, request: web.Request, caller: Caller) -> web.Response:
-        stream = self._authorize(request, caller, "read")
+    async def _bounds(self, request: web.Request, principal: str | None) -> web.Response:
+        stream = self._authorize(request, principal, "read")
         log = self._broker.stream(stream).log
         return _json(
             {
@@ -161,34 +140,34 @@ class LogApi:
             }
         )
 
-    async def _read(self, request: web.Request, caller: Caller) -> web.Response:
-        stream = self._authorize(request, caller, "read")
+    async def _read(self, request: web.Request, principal: str | None) -> web.Response:
+        stream = self._authorize(request, principal, "read")
         form = _choice(request, "format", ("json", "raw"))
         encoding = _choice(request, "encoding", ("auto", "utf-8", "base64"))
         offset = bodies.parse_offset(request.match_info["offset"])
         log = self._broker.stream(stream).log
         loop = asyncio.get_running_loop()
         record, block = await loop.run_in_executor(self._readers, read_record, log, offset)
-        # Asked behind the last wait: what held before it may not hold any more.
-        check_readable(self._access.gate, record, caller.principal, stream, peer=caller.peer)
+        # Checked after the last await: the ACL may have changed since the first check.
+        check_readable(self._callers.gate, record, principal, stream, peer=peer_of(request))
         if form == "json":
             pieces = bodies.record_json(stream, record, cast(Encoding, encoding))
             return _json_text(await self._joined(pieces))
         head = bodies.record_head(record, block)
-        # Whatever was published stays data: no browser takes it for a page of this site.
+        # A browser must never take a published value for a page of this site.
         head.append(("Content-Disposition", f'attachment; filename="{stream}-{offset}"'))
         return web.Response(body=record.value or b"", headers=dict(head), content_type=_RAW)
 
     async def _joined(self, pieces: Iterator[str]) -> str:
         found = []
-        while (piece := await self._turns.take(next, pieces, None)) is not None:
+        while (piece := await self._spread.run(next, pieces, None)) is not None:
             found.append(piece)
         return "".join(found)
 
     # --- writing ---
 
-    async def _append(self, request: web.Request, caller: Caller) -> web.Response:
-        stream = self._authorize(request, caller, "admin")
+    async def _append(self, request: web.Request, principal: str | None) -> web.Response:
+        stream = self._authorize(request, principal, "admin")
         info = await self._broker.describe_stream(stream)
         media = request.content_type
         if "Content-Type" not in request.headers or media not in (_JSON, _RAW):
@@ -232,8 +211,8 @@ class LogApi:
             raise BadRequest(f"the body ended early or is broken: {error}"[:200]) from None
         return bytes(found)
 
-    async def _truncate(self, request: web.Request, caller: Caller) -> web.Response:
-        stream = self._authorize(request, caller, "admin")
+    async def _truncate(self, request: web.Request, principal: str | None) -> web.Response:
+        stream = self._authorize(request, principal, "admin")
         if "before" not in request.query:
             raise InvalidArgument("before=OFFSET is missing", hint="records below it are deleted")
         offset = bodies.parse_offset(request.query["before"])
@@ -250,7 +229,7 @@ class LogApi:
 
 
 def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
-    """A query parameter; the first of `known` when it is not there."""
+    """A query parameter; the first of `known` when it is missing."""
     value = request.query.get(name, known[0])
     if value not in known:
         raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")

@@ -12,20 +12,19 @@ from liftlog.errors import (
     StreamUnavailable,
     UnsupportedFormat,
 )
+from liftlog.log import Log
 from liftlog.records.decode import Record, decode_batch
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.damage import quarantine_damage
 from liftlog.server.http.failures import NoRecord
-from liftlog.server.pull.seams import ReadableLog
 
 logger = logging.getLogger("liftlog.server.http")
 
 
-def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
-    """The record at `offset`, and its header block verbatim. Waits for the disk.
+def read_record(log: Log, offset: int) -> tuple[Record, bytes]:
+    """The record at `offset`, and its header block verbatim. Blocking.
 
-    Raises NoRecord, OffsetOutOfRange, CorruptRange, StreamUnavailable when the disk does not give
-    the file.
+    Raises NoRecord, OffsetOutOfRange, CorruptRange; StreamUnavailable when the file cannot be read.
     """
     first = following = offset
     try:
@@ -68,12 +67,12 @@ def read_record(log: ReadableLog, offset: int) -> tuple[Record, bytes]:
     )
 
 
-def _quarantine(log: ReadableLog, first_offset: int, next_offset: int) -> None:
+def _quarantine(log: Log, first_offset: int, next_offset: int) -> None:
     try:
         quarantine_damage(log, first_offset, next_offset)
     except StorageError as error:
         raise StreamUnavailable(
-            f"the records [{first_offset}, {next_offset}) are damaged, and that cannot be noted: "
+            f"the records [{first_offset}, {next_offset}) are damaged, which cannot be recorded: "
             f"{error.message}"
         ) from error
 

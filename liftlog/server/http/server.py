@@ -1,10 +1,11 @@
-"""The HTTP port: is it alive, is it ready, how is it doing, and what else is mounted on it."""
+"""The HTTP port: liveness, readiness, metrics, and the parts that are mounted on it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,14 +14,20 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
-from liftlog.server.http.counters import HttpCounters
+from liftlog.server.http.callers import HostNames
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import ConnectionGuard
-from liftlog.server.http.hosts import HostNames
+from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
+
+NO_ROUTE = "none"
+"""The label of requests for a path that no route has: labels contain nothing of that path."""
+CUT_OFF = "cut off"
+"""Instead of a status: the request ended before its answer, to make room for others or because the
+daemon stopped."""
 
 
 class Health(Protocol):
-    """How the daemon is, as JSON."""
+    """How the daemon is, as JSON. Implemented in the room `life`, which lies above this one."""
 
     @property
     def is_serving(self) -> bool:
@@ -34,6 +41,8 @@ class Health(Protocol):
 
 
 class Metrics(Protocol):
+    """Implemented in the room `metrics`, which lies above this one."""
+
     @property
     def content_type(self) -> str: ...
     async def render(self) -> bytes:
@@ -41,20 +50,20 @@ class Metrics(Protocol):
         ...
 
 
-# aiohttp asks nobody what the header `Server` is to say, least of all where it answers what is no
-# HTTP; by itself it tells everybody its own version and Python's.
+# By default aiohttp tells every client its own version and Python's in the header `Server`. It has
+# no setting for this, and answers to input that is not HTTP pass by the middlewares.
 web_response.SERVER_SOFTWARE = "liftlog"  # type: ignore[attr-defined]
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
-"""How long the rest of a body that nobody wants is read and dropped, so that its sender sees the
-answer rather than a reset."""
+"""How long the rest of an unwanted body is read and dropped, so that its sender sees the answer
+rather than a reset."""
 
 
 class _ClientErrors(logging.Filter):
-    """Whatever a client sends that is no HTTP is a warning, without a traceback and without its
-    bytes; aiohttp would log it like a defect of ours."""
+    """Logs input that is not HTTP as a warning, without a traceback and without its bytes; aiohttp
+    would log it like a defect of the daemon."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -73,9 +82,9 @@ def _protocol_logger() -> logging.Logger:
 
 
 class SharedReadiness:
-    """Anybody may ask for the readiness, and it takes longer the more streams there are. So an
-    answer serves all who ask in about ten times the time that it took: whoever asks without pause
-    gets a tenth of the event loop for it."""
+    """Anyone may ask for the readiness, and with more streams it takes longer to find out. So one
+    answer serves all requests for about ten times as long as it took: even requests without pause
+    take no more than a tenth of the event loop."""
 
     _SHARE = 10.0
     _MAX_AGE_SECONDS = 0.25
@@ -97,8 +106,45 @@ class SharedReadiness:
             return self._answer
 
 
+class HttpCounters:
+    """What the HTTP port counts; the metrics page reads it. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.requests_total: Counter[tuple[str, str]] = Counter()
+        """By route, such as `/ui/streams/{stream}`, and status."""
+        self.seconds: dict[str, Histogram] = {}
+        """By route, until the answer was made; sending it takes the client's time."""
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        began, code = time.perf_counter(), CUT_OFF
+        try:
+            response = await handler(request)
+            code = str(response.status)
+            return response
+        except web.HTTPException as refusal:
+            code = str(refusal.status)
+            raise
+        except Exception:
+            code = "500"  # which aiohttp makes of it
+            raise
+        finally:
+            self._count(_route_of(request), code, time.perf_counter() - began)
+
+    def _count(self, route: str, code: str, seconds: float) -> None:
+        self.requests_total[route, code] += 1
+        if route not in self.seconds:
+            self.seconds[route] = Histogram(LATENCY_BOUNDS)
+        self.seconds[route].observe(seconds)
+
+
+def _route_of(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return NO_ROUTE if resource is None else resource.canonical
+
+
 class Mounted(Protocol):
-    """Routes of another part, closed with the port."""
+    """A part with routes of its own: the log API, the web page. Closed with the port."""
 
     def routes(self) -> list[web.RouteDef]: ...
     async def close(self) -> None: ...
@@ -192,14 +238,15 @@ class HttpServer:
 
     @web.middleware
     async def _when_serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """While the streams are opened, one that is not open yet must not look like one that does
+        """While the streams are being opened, one that is not open yet must not look as if it did
         not exist."""
         if request.path.startswith("/api/") and not self._health.is_serving:
             return failure(StreamUnavailable("the daemon is starting", hint="try again"))
         return await handler(request)
 
     # --- without credentials ---
-    # A probe is answered under any name, but names nothing there: another site's page may ask.
+    # A probe is answered under any host name, but under a strange one only with the verdict: it may
+    # be another site's page that asks.
 
     async def _livez(self, request: web.Request) -> web.Response:
         body = self._health.liveness()

@@ -1,8 +1,9 @@
-"""Work on what others sent, on the event loop, a small piece at a time.
+"""Long work on the event loop, done in small pieces over many turns of the loop.
 
-Such work belongs neither into one long call, which would delay every ack, nor into a thread, where
-pure Python takes the interpreter from the commits for as long as it runs. Its pieces are bounded
-where they are made; here they are spread over the turns of the loop.
+Formatting what others sent belongs neither in one long call, which would delay every ack, nor in a
+thread, where pure Python takes the interpreter from the commits for as long as it runs. The callers
+bound the pieces; this module spreads them over the turns of the loop. Requests are served in the
+order in which they ask: unlike `pull.fair_threads` and `pull.fair_input` it knows no principals.
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class Turns:
-    """Shared by all requests of a port, so that many of them cost a turn no more than one.
-
-    Belongs to one event loop.
-    """
+class SpreadWork:
+    """Belongs to one event loop. All requests of a port share one, so that together they take no
+    more of a turn than one alone."""
 
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Lock()
         self._turn_began = 0.0
 
-    async def take(
+    async def run(
         self, piece: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Run `piece`, then let the others run if this turn of the loop has taken long."""
+        """Run `piece`; end this turn of the loop if it has taken long."""
         async with self._one_at_a_time:
             result = piece(*args, **kwargs)
             if time.perf_counter() - self._turn_began > _TURN_SECONDS:

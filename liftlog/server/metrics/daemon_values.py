@@ -15,8 +15,8 @@ from acl.rules import OPERATIONS
 from liftlog import __version__
 from liftlog.server.access.audit import LOGIN
 from liftlog.server.cleaning.cleaner import Cleaner
-from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.server import HttpCounters
 from liftlog.server.ingest.endings import Cause
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
@@ -60,7 +60,7 @@ async def daemon_values(sources: Sources) -> dict[str, float]:
         **_link_values(sources.link),
         **_pull_values(sources.pull),
         **_http_values(sources.http),
-        "liftlog_web_sessions": sources.sessions.count(sources.pull.gate.policy),
+        "liftlog_web_sessions": sources.sessions.count(sources.pull.services.gate.policy),
         **_disk_values(sources.disk),
         "liftlog_last_reload_successful": int(sources.reloads.last_succeeded),
         **process_values(),
@@ -94,10 +94,12 @@ def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]
         "liftlog_nats_disconnects_by_cause_total": {
             (cause.value,): sources.link.counters.disconnects_by_cause[cause] for cause in Cause
         },
-        "liftlog_pull_refusals_total": _by_error(sources.pull.counters.refusals_total),
+        "liftlog_pull_refusals_total": _by_error(sources.pull.services.counters.refusals_total),
         "liftlog_checkpoint_refusals_total": _by_error(refused),
         "liftlog_http_requests_total": dict(sources.requests.requests_total.items()),
-        "liftlog_denied_total": dict((_DENIABLE | sources.pull.audit.denied_total).items()),
+        "liftlog_denied_total": dict(
+            (_DENIABLE | sources.pull.services.audit.denied_total).items()
+        ),
     }
 
 
@@ -138,7 +140,7 @@ def _link_values(link: NatsLink) -> dict[str, float]:
 
 
 def _pull_values(pull: PullServer) -> dict[str, float]:
-    counters = pull.counters
+    counters = pull.services.counters
     return {
         "liftlog_pull_connections": pull.connection_count,
         "liftlog_pull_connections_accepted_total": counters.connections_total,
@@ -146,8 +148,8 @@ def _pull_values(pull: PullServer) -> dict[str, float]:
         "liftlog_pull_fetches_total": counters.fetches_total,
         "liftlog_pull_records_total": counters.records_total,
         "liftlog_pull_body_bytes_total": counters.body_bytes_total,
-        "liftlog_pull_unsent_bytes": pull.memory.used_bytes,
-        "liftlog_pull_held_back_seconds_total": pull.read_share.held_back_seconds,
+        "liftlog_pull_unsent_bytes": pull.services.memory.used_bytes,
+        "liftlog_pull_held_back_seconds_total": pull.services.read_share.held_back_seconds,
     }
 
 

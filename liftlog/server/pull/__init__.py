@@ -1,35 +1,35 @@
 """The pull API's server: sockets in front of the streams.
 
-server           `PullServer`: accepts, and keeps the connections
-connection       one connected client: its socket, its login, its end
-client_requests  its requests, from the frame to the answer
+Imports run one way, downwards in this list; `make lint` checks that.
 
-seams            what is needed of the daemon: Broker, ReadableStream
-limits           bounds
-counters         what is counted
+server           `PullServer`: accepts, and keeps the connections within their bounds
 listener         addresses, listening sockets
-transport        one connected non-blocking socket
 certificates     the daemon's own, for TLS
-rounds           what clients send is handled for a bounded time in each turn of the loop
-outbox           what waits to be sent on a connection: frames and slices of log files
-page_cache       whether sending a slice would wait for the disk
+connection       one connected client: its socket, its login, its end
+client_requests  its requests, each handed to the code that answers it
 
 fetches          the fetches of one connection on one stream, in order, with long poll
-positions        where a fetch begins, and whether it means this stream
-tailing          those who wait at the end of a stream: woken together
-turns            the thread for filtered answers, in which everybody has a turn
-filtering        the answer to a fetch with a filter or a choice of columns
-building         ... and the batches made for it
-read_share       what all of them may cost the event loop
+handlers         the code that answers each other request
+requests         what each of those needs of the ACL
+answers          what one client is sent
+services         what all connections share: made by the server, handed down
 
-requests         what each other request needs of the ACL, and what answers it
-administration_requests, checkpoint_requests   more of them
+send_queue       what waits to be sent on a connection: frames and slices of log files
+tailing          the consumers that wait at the end of a stream: woken together
+filtering        the answer to a fetch with a filter or a choice of columns
+
+fair_input       the time that reading from clients takes in a turn of the loop, shared fairly
+fair_threads     the thread for filtered answers, shared fairly
+read_share       what all consumers together may take of the event loop
+
+transport        one connected non-blocking socket
+page_cache       whether sending a slice would wait for the disk
+limits           bounds
 """
 
 from __future__ import annotations
 
 from liftlog.server.pull.limits import PullLimits
-from liftlog.server.pull.seams import Broker, LogSlice, ReadableLog, ReadableStream
 from liftlog.server.pull.server import PullServer
 
-__all__ = ["Broker", "LogSlice", "PullLimits", "PullServer", "ReadableLog", "ReadableStream"]
+__all__ = ["PullLimits", "PullServer"]

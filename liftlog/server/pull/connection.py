@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import liftlog
 from liftlog.errors import (
@@ -21,6 +21,7 @@ from liftlog.protocol.server_connection import InFlight, ServerConnection
 from liftlog.protocol.states import State
 from liftlog.server.access.authentication import NOBODY, Identity
 from liftlog.server.access.origins import Origin
+from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.client_requests import ClientRequests
 from liftlog.server.pull.limits import (
     HELD_FRAMES_BYTES,
@@ -28,63 +29,69 @@ from liftlog.server.pull.limits import (
     LINGERING_CLOSE_BYTES,
     LINGERING_CLOSE_SECONDS,
 )
-from liftlog.server.pull.send_queue import Outbox
+from liftlog.server.pull.requests import Caller
+from liftlog.server.pull.send_queue import SendQueue
+from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.transport import Transport
 from liftlog.tls.contexts import problem
-
-if TYPE_CHECKING:
-    from liftlog.server.pull.server import PullServer
 
 logger = logging.getLogger("liftlog.server.pull")
 
 _SOFTWARE = f"liftlog/{liftlog.__version__}"
 
 
-class PrincipalUse:
-    """What the connections of one principal have in use together."""
-
-    __slots__ = ("connections", "in_flight")
-
-    def __init__(self, in_flight: InFlight) -> None:
-        self.connections: set[PullConnection] = set()
-        self.in_flight = in_flight
-
-
 class PullConnection:
-    """Belongs to the loop's thread. Ends in `_close`, which releases everything it holds."""
+    """Belongs to the loop's thread. Ends in `_close`, which releases everything it holds.
 
-    def __init__(self, server: PullServer, transport: Transport, origin: Origin) -> None:
-        self.loop = server.loop
+    `on_login` admits the identity, or raises Unauthenticated or LimitExceeded; it returns the count
+    of requests in flight that the connections of this principal share. `on_memory_short` runs when
+    all connections together take too much memory, and may end this one. `on_end` runs once.
+    """
+
+    def __init__(
+        self,
+        services: PullServices,
+        transport: Transport,
+        origin: Origin,
+        *,
+        on_login: Callable[[PullConnection, Identity], InFlight],
+        on_memory_short: Callable[[], None],
+        on_end: Callable[[PullConnection], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
         self.peer = origin.name
         self._origin = origin
         self._identity = NOBODY
         self.principal: str | None = None
-        self._server = server
+        self._services = services
+        self._on_login = on_login
+        self._on_memory_short = on_memory_short
+        self._on_end = on_end
         self._transport = transport
-        self._limits = server.limits
+        limits = self._limits = services.limits
         self._protocol = ServerConnection(
-            server.limits.wire,
-            max_hello_bytes=server.limits.max_hello_bytes,
-            max_held_bytes=server.limits.max_request_memory_bytes,
+            limits.wire,
+            max_hello_bytes=limits.max_hello_bytes,
+            max_held_bytes=limits.max_request_memory_bytes,
         )
-        self._counted_bytes = 0  # of what its requests take, counted in the server's memory
-        self._outbox = Outbox(
-            self.loop,
+        self._counted_bytes = 0  # of what its requests take, counted in the memory of all
+        self._queue = SendQueue(
+            self._loop,
             transport,
-            server.cold_readers,
+            services.cold_readers,
             self._on_progress,
             self._on_send_failure,
-            server.memory,
-            server.read_share,
+            services.memory,
+            services.read_share,
         )
-        self._requests = ClientRequests(server, self, self._protocol, self._outbox)
+        self._answers = Answers(services, self._protocol, self._queue, self.peer, self.settle)
+        self._requests: ClientRequests | None = None  # until the client has logged in
         self._reading = False
         self._closed = False
-        self._last_words = False  # nothing but what is in the outbox will be sent
-        self.takes_answers = True  # neither of both
+        self._last_words = False  # only what is in the queue will still be sent
         self._lingering_bytes_left = LINGERING_CLOSE_BYTES
-        self._request_since = 0.0  # when the request that is still arriving began; 0: none is
-        self._timer: asyncio.TimerHandle | None = self.loop.call_later(
+        self._request_since = 0.0  # when the request that is arriving began; 0: between requests
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(
             self._limits.hello_timeout_seconds, self._hello_timed_out
         )
         self._start_reading()
@@ -94,9 +101,9 @@ class PullConnection:
     def _start_reading(self) -> None:
         if not self._reading and not self._closed:
             self._reading = True
-            self.loop.add_reader(self._transport.fileno(), self._on_readable)
+            self._loop.add_reader(self._transport.fileno(), self._on_readable)
             if self._transport.has_input:
-                self.loop.call_soon(self._read_again)
+                self._loop.call_soon(self._read_again)
 
     def _read_again(self) -> None:
         """TLS has more of what was received already: the loop would not call for that."""
@@ -106,14 +113,14 @@ class PullConnection:
     def _stop_reading(self) -> None:
         if self._reading:
             self._reading = False
-            self.loop.remove_reader(self._transport.fileno())
+            self._loop.remove_reader(self._transport.fileno())
 
     def _on_readable(self) -> None:
-        self._server.rounds.run(self.principal or self, self._receive)
+        self._services.fair_input.run(self.principal or self, self._receive)
 
     def _receive(self) -> None:
         if not self._reading:
-            return  # stopped or closed since its turn was asked for
+            return  # stopped or closed since it asked for its turn
         if self._last_words:
             self._drop_input()
             return
@@ -129,77 +136,78 @@ class PullConnection:
         if received == 0:
             self._close("closed by the client")
             return
-        with self._server.read_share:
+        with self._services.read_share:
             self._protocol.buffer_updated(received)
             if self._transport.has_input:
-                self.loop.call_soon(self._read_again)
+                self._loop.call_soon(self._read_again)
             self.settle()
 
     def settle(self) -> None:
-        """Handle requests received so far, within the bounds, and send what there is to send."""
+        """Handle the requests received so far, within the bounds, and send what is ready."""
         if self._closed:
             return
         self._take_requests()
-        self._outbox.flush()
-        if self.takes_answers:
+        self._queue.flush()
+        if self._answers.is_open:
             if self._held_back:
                 self._request_since = 0.0  # from now on it is not the client that is slow
                 self._stop_reading()
             else:
                 self._start_reading()
-        memory = self._server.memory
+        memory = self._services.memory
         held_bytes = self._protocol.held_bytes
         memory.used_bytes += held_bytes - self._counted_bytes
         self._counted_bytes = held_bytes
         if memory.used_bytes > self._limits.max_unsent_memory_bytes:
-            self._server.relieve()
+            self._on_memory_short()
 
     @property
     def _held_back(self) -> bool:
         return (
             self._protocol.saturated
-            or not self._requests.may_produce
-            or self._outbox.memory_bytes >= HELD_FRAMES_BYTES
+            or not self._answers.may_produce
+            or self._queue.memory_bytes >= HELD_FRAMES_BYTES
         )
 
     @property
     def is_opening(self) -> bool:
-        """Whether it has yet to say who it is."""
+        """Whether the client has yet to log in."""
         return self._protocol.state is not State.READY and not self._last_words
 
     @property
     def memory_bytes(self) -> int:
         """What its unsent answers, and its requests without an answer, take in memory."""
-        return self._outbox.memory_bytes + self._counted_bytes
+        return self._queue.memory_bytes + self._counted_bytes
 
     def _take_requests(self) -> None:
         try:
-            while not self._held_back and self.takes_answers:
+            while not self._held_back and self._answers.is_open:
                 event = self._protocol.next_event()
                 if event is None:
                     if not self._request_since and self._protocol.mid_frame:
-                        self._request_since = self.loop.time()
+                        self._request_since = self._loop.time()
                     return
                 self._request_since = 0.0
                 request_id, message = event
                 if not isinstance(message, Message):
-                    self._requests.refuse(request_id, message)
+                    self._answers.refuse(request_id, message)
+                elif self._requests is not None:
+                    self._requests.begin(request_id, message)
                 elif isinstance(message, Hello):
                     self._greet(request_id)
                 elif isinstance(message, Auth):
-                    self._server.spawn(self._authenticate(request_id, message))
-                else:
-                    self._requests.begin(request_id, message)
+                    self._services.spawn(self._authenticate(request_id, message))
         except LiftlogError as error:
             self._end_with(error)
 
     def _on_progress(self) -> None:
         if self._last_words:
-            if not self._outbox.unsent_bytes:
+            if not self._queue.unsent_bytes:
                 self._finish_sending()
             return
-        if self._requests.may_produce:
-            self._requests.pump()
+        if self._answers.may_produce:
+            if self._requests is not None:
+                self._requests.pump()
             self.settle()
 
     def _on_send_failure(self, error: Exception) -> None:
@@ -209,18 +217,18 @@ class PullConnection:
 
     def _greet(self, request_id: int) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        policy = self._server.gate.policy
+        policy = self._services.gate.policy
         names = self._transport.peer_names
-        methods = self._server.authenticator.methods(policy, self._origin, names)
-        server_id = self._server.broker.server_id
-        self._outbox.put(self._protocol.challenge(request_id, server_id, nonce, methods))
+        methods = self._services.authenticator.methods(policy, self._origin, names)
+        server_id = self._services.broker.server_id
+        self._queue.put(self._protocol.challenge(request_id, server_id, nonce, methods))
 
     async def _authenticate(self, request_id: int, proof: Auth) -> None:
         refusal: LiftlogError
-        began = self.loop.time()
+        began = self._loop.time()
         try:
-            identity = await self._server.authenticator.identify(
-                self._server.gate.policy,
+            identity = await self._services.authenticator.identify(
+                self._services.gate.policy,
                 self._origin,
                 self._transport.peer_names,
                 proof,
@@ -234,43 +242,47 @@ class PullConnection:
             refusal = InternalError("the daemon failed to check the token")
         else:
             return
-        # At a time that does not tell what was wrong, nor how long it took to find out.
-        await asyncio.sleep(began + self._limits.auth_failure_delay_seconds - self.loop.time())
+        # At a time that tells neither what was wrong nor how long it took to find out.
+        await asyncio.sleep(began + self._limits.auth_failure_delay_seconds - self._loop.time())
         if not self._closed:
             self._end_with(refusal, request_id)
 
     def _admit(self, identity: Identity) -> None:
         """Raises Unauthenticated, LimitExceeded."""
-        if not self.takes_answers:
+        if not self._answers.is_open:
             return
-        use = self._server.enter(self, identity)
-        self._protocol.shared = use.in_flight
+        self._protocol.shared = self._on_login(self, identity)
         self._identity, self.principal = identity, identity.principal
+        services = self._services
+        caller = Caller(self.principal, services.gate, services.broker, self.peer)
+        self._requests = ClientRequests(services, caller, self._answers)
         self._cancel_timer()
-        self._outbox.put(self._protocol.welcome(self.principal, _SOFTWARE))
+        self._queue.put(self._protocol.welcome(self.principal, _SOFTWARE))
         self.settle()
 
     def check_identity(self) -> None:
-        """After the ACL has changed: whoever would not be let in any more has to go."""
+        """After the ACL has changed: end the connection if its login would now be refused."""
         if self._protocol.state is not State.READY or self._last_words:
             return
-        if self._identity.holds_in(self._server.gate.policy):
+        services = self._services
+        if self._identity.holds_in(services.gate.policy):
             return
         if self.principal is not None:
-            self._server.audit.withdrawn(self.principal, self.peer, self._identity.method)
-        self._end_with(Unauthenticated("what you have authenticated with is valid no more"))
+            services.audit.withdrawn(self.principal, self.peer, self._identity.method)
+        self._end_with(Unauthenticated("the credential of this connection is no longer valid"))
 
     # --- the end ---
 
     def shut_down(self) -> None:
-        """Refuse what waits, send what is there, then close."""
+        """Refuse waiting requests, send the answers that are ready, then close."""
         error = ShuttingDown("the daemon is shutting down")
-        self._requests.close(error)
+        if self._requests is not None:
+            self._requests.close(error)
         self._end_with(error)
 
     def check_stalled(self, now: float) -> None:
-        waited = now - self._outbox.progress_at
-        if self._outbox.unsent_bytes and waited > self._limits.write_stall_seconds:
+        waited = now - self._queue.progress_at
+        if self._queue.unsent_bytes and waited > self._limits.write_stall_seconds:
             self._close("the client takes nothing")
             return
         began = self._request_since
@@ -282,9 +294,9 @@ class PullConnection:
         self._close("the daemon closed it")
 
     def make_room(self, reason: str) -> None:
-        """End it for the sake of the others."""
+        """End it, because others need what it takes."""
         logger.warning("connection-cut-off peer=%s reason=%s", self.peer, reason)
-        self._server.counters.refusals_total[LimitExceeded.name] += 1
+        self._services.counters.refusals_total[LimitExceeded.name] += 1
         self._close(reason)
 
     def _hello_timed_out(self) -> None:
@@ -293,8 +305,8 @@ class PullConnection:
         self._end_with(RequestTimeout(f"no complete hello and auth within {seconds:g} s"))
 
     def _end_with(self, error: LiftlogError, request_id: int = 0) -> None:
-        """Tell the client why, and close once it was sent."""
-        if not self.takes_answers:
+        """Tell the client why, and close once that was sent."""
+        if not self._answers.is_open:
             return
         if not isinstance(error, ShuttingDown | Unauthenticated):
             logger.warning(
@@ -303,30 +315,30 @@ class PullConnection:
                 error.name,
                 error.message,
             )
-        self._server.counters.refusal(error)
+        self._services.counters.refusal(error)
         if not self._transport.established:
             self._close("its TLS handshake was not complete")
             return
-        self._requests.close()
-        self._outbox.put(self._protocol.error(request_id, error))
+        if self._requests is not None:
+            self._requests.close()
+        self._answers.end_with(error, request_id)
         self._last_words = True
-        self.takes_answers = False
         self._cancel_timer()
-        self._timer = self.loop.call_later(
+        self._timer = self._loop.call_later(
             LAST_WORDS_SECONDS, self._close, "its last answer was not taken"
         )
         self._start_reading()
-        self._outbox.flush()
+        self._queue.flush()
 
     def _finish_sending(self) -> None:
-        """All was sent: end our side and wait a moment for the client to have read it."""
+        """All was sent: end our side, and give the client a moment to read it."""
         self._cancel_timer()
         try:
             self._transport.end_sending()
         except OSError:
             self._close("gone")
             return
-        self._timer = self.loop.call_later(LINGERING_CLOSE_SECONDS, self._close, "ended")
+        self._timer = self._loop.call_later(LINGERING_CLOSE_SECONDS, self._close, "ended")
 
     def _drop_input(self) -> None:
         try:
@@ -348,16 +360,17 @@ class PullConnection:
         if self._closed:
             return
         self._closed = True
-        self.takes_answers = False
+        self._answers.is_open = False
         level = logging.ERROR if unexpected else logging.DEBUG
         logger.log(level, "connection-closed peer=%s reason=%s", self.peer, reason)
         self._cancel_timer()
         self._stop_reading()
-        self._requests.close()
-        self._outbox.close()
+        if self._requests is not None:
+            self._requests.close()
+        self._queue.close()
         if self._protocol.state is not State.CLOSED:
             self._protocol.close()
-        self._server.memory.used_bytes -= self._counted_bytes
+        self._services.memory.used_bytes -= self._counted_bytes
         self._counted_bytes = 0
         self._transport.close()
-        self._server.forget(self)
+        self._on_end(self)

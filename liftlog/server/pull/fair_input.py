@@ -1,8 +1,8 @@
-"""What clients send is handled for a bounded time in each turn of the event loop.
+"""Requests of clients are read and handled for a bounded time in each turn of the event loop.
 
 Reading from one connection costs little, but a thousand connections can be readable at once, and
-between two turns of the loop nothing is stored and no ack leaves. What finds no time in one turn is
-done in the next ones: principals take turns, and so do the connections of each.
+within one turn of the loop no message is stored and no ack leaves. Connections for which a turn has
+no time left are read in the next turns: principals take turns, and so do the connections of each.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from time import perf_counter
 _TURN_SECONDS = 0.005
 
 
-class Rounds:
-    """Belongs to the event loop. Costs two looks at the clock while there is little to do."""
+class FairInput:
+    """Belongs to the event loop. Costs two readings of the clock while there is little to do."""
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self._turn_seconds = turn_seconds
-        self._spent = 0.0  # since the last turn that is known to have begun
+        self._spent = 0.0  # seconds, since the last turn that is known to have begun
         self._is_scheduled = False
         # In the order of their turns; no party is here without work.
         self._waiting: dict[Hashable, dict[Callable[[], None], None]] = {}
 
     def run(self, party: Hashable, work: Callable[[], None]) -> None:
-        """Run `work` now, or in a later turn of the loop; once, however often it is asked for
-        meanwhile."""
+        """Run `work` now, or once in a later turn of the loop, however often this is called until
+        then."""
         if self._waiting or self._spent >= self._turn_seconds:
             self._waiting.setdefault(party, {})[work] = None
         else:
@@ -38,7 +38,7 @@ class Rounds:
             work()
         finally:
             self._spent += perf_counter() - began
-            # Not each time: that would make the loop look at its sockets once more.
+            # Not every time: each scheduled call makes the loop poll its sockets once more.
             if self._spent > self._turn_seconds / 4:
                 self._schedule()
 

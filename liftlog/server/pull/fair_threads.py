@@ -1,7 +1,8 @@
-"""Jobs for few threads, in which everybody has their turn.
+"""A few threads for the scans of all clients, shared fairly.
 
-A thread takes the next job of the party whose turn it is, and of that party the next job of the
-member whose turn it is: who has many jobs, or asks over many connections, delays itself.
+The parties (principals) take turns, and so do the members of each (its connections): a principal
+with many jobs or many connections delays only itself. `fair_input` shares the event loop in the
+same way; `read_share` bounds what all consumers together may take of it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ Result = TypeVar("Result")
 _Job = tuple[Future[Any], Callable[[], Any]]
 
 
-class Turns:
-    """Thread-safe. `of(party, member)` is the executor of one of those who take turns."""
+class FairThreads:
+    """Thread-safe. `of(party, member)` is the executor for one member's jobs."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
-        # In the order of their turns; nobody is here without a job.
+        # In the order of their turns; every party and member here has a job.
         self._waiting: dict[Hashable, dict[Hashable, deque[_Job]]] = {}
 
     def of(self, party: Hashable, member: Hashable = None) -> Executor:
@@ -47,7 +48,7 @@ class Turns:
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As of an executor."""
+        """As `Executor.shutdown`."""
         if cancel_futures:
             while (job := self._take()) is not None:
                 job[0].cancel()
@@ -70,7 +71,7 @@ class Turns:
             return job
 
     def _run_next(self) -> None:
-        """There are as many calls of it as there are jobs, so none is left over."""
+        """Runs once for each job that was submitted, so no job is left over."""
         job = self._take()
         if job is None:
             return
@@ -86,8 +87,8 @@ class Turns:
 
 
 class _Place(Executor):
-    def __init__(self, turns: Turns, party: Hashable, member: Hashable) -> None:
-        self._turns, self._party, self._member = turns, party, member
+    def __init__(self, threads: FairThreads, party: Hashable, member: Hashable) -> None:
+        self._threads, self._party, self._member = threads, party, member
 
     def submit(
         self,
@@ -96,4 +97,4 @@ class _Place(Executor):
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Future[Result]:
-        return self._turns.submit(self._party, self._member, partial(fn, *args, **kwargs))
+        return self._threads.submit(self._party, self._member, partial(fn, *args, **kwargs))

@@ -1,9 +1,9 @@
 """The fetches of one connection on one stream: answered in order, the first may wait.
 
-A fetch that finds too little waits for the high watermark to move or for its time to be up.
-Nothing polls: the group of those who wait at the end of the stream (`tailing`) and one timer wake
-it. One with a filter has a thread look into the records (`filtering`); whether to answer is
-decided here as for the others.
+A fetch that finds too little waits until the high watermark moves or its time is up. Nothing polls:
+the group of consumers at the end of the stream (`tailing`) and one timer wake it. For a fetch with
+a filter a thread looks into the records (`filtering`); whether to answer is decided here, as for
+the others.
 """
 
 from __future__ import annotations
@@ -12,56 +12,28 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from liftlog.errors import Cancelled, CorruptRange, LiftlogError
-from liftlog.protocol.messages import Fetch, FetchHeader
+from liftlog.errors import (
+    BadRequest,
+    Cancelled,
+    CorruptRange,
+    Diverged,
+    LiftlogError,
+    StaleIncarnation,
+)
+from liftlog.log import Log, LogSlice
+from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
 from liftlog.records.selection import Selection, parse_selection
 from liftlog.server.commits.damage import quarantine_found
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
-from liftlog.server.pull.limits import PullLimits
-from liftlog.server.pull.positions import check_identity, known_offset
-from liftlog.server.pull.read_share import ReadShare
-from liftlog.server.pull.seams import LogSlice, ReadableLog, ReadableStream
+from liftlog.server.pull.requests import Caller
+from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.tailing import Tail, TailGroup, Waiter
 
 Result = TypeVar("Result")
-
-
-class FetchHost(Protocol):
-    """What a queue needs of its connection."""
-
-    loop: asyncio.AbstractEventLoop
-    cold_readers: Executor
-    share: ReadShare
-
-    @property
-    def scanners(self) -> Executor: ...
-
-    @property
-    def may_produce(self) -> bool:
-        """False while too many bytes wait to be sent; `pump` is called when that is over."""
-        ...
-
-    @property
-    def may_encode(self) -> bool:
-        """False while answers that lie in memory wait to be sent; `pump` is called likewise."""
-        ...
-
-    def open_stream(self, name: str) -> ReadableStream: ...
-    def readable_subjects(self, name: str) -> tuple[str, ...] | None:
-        """Records of the stream may be handed out on these subjects only (None: on all of them).
-        Asked each time that a fetch is looked at. Raises Forbidden."""
-        ...
-
-    def tail_group(self, stream: ReadableStream) -> TailGroup: ...
-    def answer_fetch(
-        self, request_id: int, header: FetchHeader, body: LogSlice | bytes | None
-    ) -> None: ...
-    def refuse(self, request_id: int, error: Exception) -> None: ...
-    def settle(self) -> None:
-        """Called after answers were given from a callback of the loop."""
-        ...
 
 
 class _Waiting:
@@ -82,27 +54,36 @@ class _Waiting:
     def __init__(self, request_id: int, fetch: Fetch) -> None:
         self.request_id = request_id
         self.fetch = fetch
-        self.deadline: float | None = None  # once it is this fetch's turn
+        self.deadline: float | None = None  # set when it becomes the first in the queue
         self.lingered = False
-        self.examined = False  # a thread looked at what is damaged
+        self.examined = False  # a thread has examined the damage
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
-        """Nothing is known yet; what will be holds in that incarnation of the stream alone, and
-        for whom these subjects are readable."""
+        """Forget what was found out: it holds only for one incarnation of the stream, and for one
+        set of readable subjects."""
         self.incarnation = incarnation
         self.readable = readable
         self.selection: Selection | None = None
         self.offset: int | None = None  # once known
-        self.scan_from: int | None = None  # nothing that is wanted lies between offset and here
-        self.scanned: Scanned | None = None  # to be judged
+        self.scan_from: int | None = None  # no record between `offset` and here is selected
+        self.scanned: Scanned | None = None  # the result of a thread, not yet looked at
 
 
 class FetchQueue:
-    """Belongs to the loop's thread, as everything that it calls; but for jobs in threads."""
+    """Belongs to the loop's thread, as does everything it calls except jobs for threads."""
 
-    def __init__(self, host: FetchHost, stream_name: str, limits: PullLimits) -> None:
-        self._host = host
+    def __init__(
+        self, services: PullServices, caller: Caller, answers: Answers, stream_name: str
+    ) -> None:
+        limits = services.limits
+        self._loop = asyncio.get_running_loop()
+        self._services = services
+        self._share = services.read_share
+        # Without a principal each connection is a party of its own.
+        self._scanners = services.scanners.of(caller.principal or answers, answers)
+        self._caller = caller
+        self._answers = answers
         self._stream_name = stream_name
         self._default_bytes = limits.default_fetch_bytes
         self._max_bytes = limits.wire.max_fetch_bytes
@@ -116,7 +97,7 @@ class FetchQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, and no thread works for what did."""
+        """No fetch waits, and no thread works for one."""
         return not self._queue and self._job is None
 
     def add(self, request_id: int, fetch: Fetch) -> None:
@@ -134,67 +115,73 @@ class FetchQueue:
             self._unpark()
             self._drop_job()
         self._queue.remove(waiting)
-        self._host.refuse(request_id, Cancelled("the fetch was cancelled"))
+        self._answers.refuse(request_id, Cancelled("the fetch was cancelled"))
         self.pump()
         return True
 
     def pump(self) -> None:
-        """Answer what can be answered now."""
+        """Answer the fetches that can be answered now."""
         while self._queue and self._parked is None and self._job is None:
-            if not self._host.may_produce:
+            if not self._answers.may_produce:
                 return
-            if not self._host.share.is_open:
-                self._host.share.wait(self._resume)
+            if not self._share.is_open:
+                self._share.wait(self._resume)
                 return
             waiting = self._queue[0]
             try:
                 if not self._serve(waiting):
                     return
-            except Exception as error:  # noqa: BLE001 - the host tells a defect from a refusal
-                self._host.refuse(waiting.request_id, error)
+            except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
+                self._answers.refuse(waiting.request_id, error)
             self._queue.popleft()
 
     def close(self, error: LiftlogError | None = None) -> None:
-        """Drop everything that waits, or refuse it with `error`."""
+        """Drop all waiting fetches, or refuse them with `error`."""
         self._unpark()
         self._drop_job()
-        self._host.share.leave(self._resume)
+        self._share.leave(self._resume)
         queue, self._queue = self._queue, deque()
         for waiting in queue:
             if error is not None:
-                self._host.refuse(waiting.request_id, error)
+                self._answers.refuse(waiting.request_id, error)
 
     def _serve(self, waiting: _Waiting) -> bool:
         """True when the fetch was answered, False when it has to wait."""
         fetch = waiting.fetch
-        readable = self._host.readable_subjects(self._stream_name)
-        stream = self._host.open_stream(self._stream_name)
+        readable = self._readable_subjects()
+        stream = self._services.broker.stream(self._stream_name)
         log = stream.log
-        check_identity(fetch, log)
+        _check_identity(fetch, log)
         if waiting.incarnation != log.incarnation or waiting.readable != readable:
             waiting.begin(log.incarnation, readable)
         if waiting.deadline is None:
             wait_ms = min(fetch.max_wait_ms, self._max_wait_ms)
-            waiting.deadline = self._host.loop.time() + wait_ms / 1000
+            waiting.deadline = self._loop.time() + wait_ms / 1000
         if waiting.offset is None:
-            waiting.offset = known_offset(fetch, log)
+            waiting.offset = _known_offset(fetch, log)
             if waiting.offset is None:
                 assert fetch.timestamp_ns is not None
                 self._look_up(waiting, log, fetch.timestamp_ns)
                 return False
         if type(fetch.start) is not int and waiting.offset < log.log_start_offset:
-            waiting.offset = log.log_start_offset  # retention moved it meanwhile
+            waiting.offset = log.log_start_offset  # retention has moved it since
         if fetch.selects or readable is not None:
             return self._serve_selected(waiting, stream, waiting.offset)
         return self._serve_whole(waiting, stream, waiting.offset)
 
-    def _serve_whole(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> bool:
+    def _readable_subjects(self) -> tuple[str, ...] | None:
+        """The subjects on which records may be handed out (None: all). Asked each time that a
+        fetch is looked at, since the ACL may have changed while it waited. Raises Forbidden."""
+        caller = self._caller
+        return caller.gate.readable_subjects(caller.principal, self._stream_name, peer=caller.peer)
+
+    def _serve_whole(self, waiting: _Waiting, stream: StreamHost, offset: int) -> bool:
         fetch, log = waiting.fetch, stream.log
         asked_bytes = self._default_bytes if fetch.max_bytes is None else fetch.max_bytes
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
         high_watermark = log.high_watermark  # before reading: what is not found is not there
-        # Who does not wait is not there for the tail: whole slices, straight from the file.
-        group = self._host.tail_group(stream) if fetch.max_wait_ms else None
+        # A fetch that does not wait is not for the tail: it gets slices straight from the file.
+        group = self._services.tail_group(stream) if fetch.max_wait_ms else None
         if group is not None and self._too_soon(waiting, offset < high_watermark):
             self._park(waiting, stream, offset)
             return False
@@ -202,7 +189,7 @@ class FetchQueue:
         question = (offset, max_bytes, fetch.max_records)
         if group is not None and offset >= log.log_start_offset:
             found = group.recall(high_watermark, *question)
-        if found is None and offset != high_watermark:  # there is nothing, and nothing is wrong
+        if found is None and offset != high_watermark:  # at it there is nothing, which is no error
             try:
                 found = log.read(*question)
             except CorruptRange as damage:
@@ -226,25 +213,25 @@ class FetchQueue:
             self._park(waiting, stream, max(offset, high_watermark))
             return False
         if next_offset >= high_watermark:
-            self._tail_answered_at = self._host.loop.time()
+            self._tail_answered_at = self._loop.time()
         if found is None:
-            self._host.answer_fetch(waiting.request_id, _header(log, offset, next_offset), None)
+            self._answers.fetched(waiting.request_id, _header(log, offset, next_offset), None)
             return True
         header = _header(
             log, offset, next_offset, found.first_offset, found.record_count, found.length
         )
         body = found.body if isinstance(found, Tail) else found
-        self._host.answer_fetch(waiting.request_id, header, body)
+        self._answers.fetched(waiting.request_id, header, body)
         return True
 
-    def _serve_selected(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> bool:
+    def _serve_selected(self, waiting: _Waiting, stream: StreamHost, offset: int) -> bool:
         log, scanned = stream.log, waiting.scanned
         waiting.scanned = None
         if scanned is None:
             position = max(offset, waiting.scan_from or 0)
             if self._too_soon(waiting, position < log.high_watermark):
                 self._park(waiting, stream, position)
-            elif self._host.may_encode:
+            elif self._answers.may_encode:
                 self._scan(waiting, log, offset, position)
             return False
         next_offset = scanned.next_offset
@@ -254,15 +241,15 @@ class FetchQueue:
             self._park(waiting, stream, next_offset)
             return False
         if scanned.caught_up:
-            self._tail_answered_at = self._host.loop.time()
+            self._tail_answered_at = self._loop.time()
         first_offset = scanned.first_offset if scanned.record_count else offset
         header = _header(
             log, offset, next_offset, first_offset, scanned.record_count, len(scanned.body), True
         )
-        self._host.answer_fetch(waiting.request_id, header, scanned.body or None)
+        self._answers.fetched(waiting.request_id, header, scanned.body or None)
         return True
 
-    def _scan(self, waiting: _Waiting, log: ReadableLog, offset: int, position: int) -> None:
+    def _scan(self, waiting: _Waiting, log: Log, offset: int, position: int) -> None:
         fetch = waiting.fetch
         if waiting.selection is None:
             waiting.selection = parse_selection(
@@ -279,14 +266,15 @@ class FetchQueue:
         def found(scanned: Scanned) -> None:
             waiting.scanned = scanned
 
-        self._start_job(waiting, found, self._host.scanners, scan_log, log, scan)
+        self._start_job(waiting, found, self._scanners, scan_log, log, scan)
 
     def _may_wait(self, waiting: _Waiting) -> bool:
-        return waiting.deadline is not None and self._host.loop.time() < waiting.deadline
+        return waiting.deadline is not None and self._loop.time() < waiting.deadline
 
     def _too_soon(self, waiting: _Waiting, has_news: bool) -> bool:
-        """Whether little would be answered so soon after the last answer; more comes meanwhile."""
-        now = self._host.loop.time()
+        """Whether so soon after the last answer there would be little in this one: a moment later
+        there is more."""
+        now = self._loop.time()
         return (
             has_news
             and not waiting.lingered
@@ -294,12 +282,12 @@ class FetchQueue:
             and self._may_wait(waiting)
         )
 
-    def _park(self, waiting: _Waiting, stream: ReadableStream, offset: int) -> None:
+    def _park(self, waiting: _Waiting, stream: StreamHost, offset: int) -> None:
         """Wait until the high watermark is above `offset`."""
-        group = self._host.tail_group(stream)
+        group = self._services.tail_group(stream)
         self._parked = group, group.wait(stream, offset, self._woken)
         assert waiting.deadline is not None
-        self._timer = self._host.loop.call_at(waiting.deadline, self._resume)
+        self._timer = self._loop.call_at(waiting.deadline, self._resume)
 
     def _woken(self) -> None:
         self._parked = None
@@ -309,9 +297,9 @@ class FetchQueue:
         self._unpark()
         for waiting in self._queue:
             waiting.lingered = True
-        with self._host.share:
+        with self._share:
             self.pump()
-            self._host.settle()
+            self._answers.settle()
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, None
@@ -322,17 +310,17 @@ class FetchQueue:
         if timer is not None:
             timer.cancel()
 
-    def _look_up(self, waiting: _Waiting, log: ReadableLog, timestamp_ns: int) -> None:
+    def _look_up(self, waiting: _Waiting, log: Log, timestamp_ns: int) -> None:
         def found(offset: int) -> None:
             waiting.offset = offset
 
         self._start_job(
-            waiting, found, self._host.cold_readers, log.offset_for_timestamp, timestamp_ns
+            waiting, found, self._services.cold_readers, log.offset_for_timestamp, timestamp_ns
         )
 
-    def _examine(self, waiting: _Waiting, log: ReadableLog, damage: CorruptRange) -> None:
-        """Damage that is met for the first time: have it quarantined before the client hears of it,
-        so that it is in the books of the daemon as well."""
+    def _examine(self, waiting: _Waiting, log: Log, damage: CorruptRange) -> None:
+        """Have damage that is met for the first time quarantined before the client is told, so that
+        the daemon's metrics and health report it too."""
 
         def found(_: None) -> None:
             waiting.examined = True
@@ -340,7 +328,7 @@ class FetchQueue:
         self._start_job(
             waiting,
             found,
-            self._host.cold_readers,
+            self._services.cold_readers,
             quarantine_found,
             log,
             damage,
@@ -354,34 +342,76 @@ class FetchQueue:
         function: Callable[..., Result],
         *arguments: Any,
     ) -> None:
-        """Have a thread work for the fetch that is the first in the queue; serve it again then."""
+        """Have a thread work for the first fetch in the queue, then serve that fetch again."""
 
         def done(job: asyncio.Future[Result]) -> None:
             self._job = None
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
-                pass  # cancelled or closed meanwhile
+                pass  # it was cancelled or closed in the meantime
             elif isinstance(error, Exception):
                 self._queue.popleft()
-                self._host.refuse(waiting.request_id, error)
+                self._answers.refuse(waiting.request_id, error)
             elif not job.cancelled():
                 found(job.result())
-            with self._host.share:
+            with self._share:
                 self.pump()
-                self._host.settle()
+                self._answers.settle()
 
         self._job = executor.submit(function, *arguments)
-        asyncio.wrap_future(self._job, loop=self._host.loop).add_done_callback(done)
+        asyncio.wrap_future(self._job, loop=self._loop).add_done_callback(done)
 
     def _drop_job(self) -> None:
-        """Nobody wants what it will find. If it runs already it ends soon, and nothing else is
-        begun before: else whoever asks and cancels would have all the threads."""
+        """Its result is no longer wanted. A job that already runs ends soon, and no other begins
+        before: else a client that asks and cancels could occupy all the threads."""
         if self._job is not None:
             self._job.cancel()
 
 
+def _check_identity(fetch: Fetch, log: Log) -> None:
+    """Check that the client means this stream, and that what it has read before is in it. Raises
+    StaleIncarnation, Diverged."""
+    if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
+        raise StaleIncarnation(
+            f"the stream {fetch.stream!r} was deleted and created again since",
+            hint="describe the stream and start over",
+            incarnation=log.incarnation,
+        )
+    if fetch.epoch is None or fetch.epoch == log.leader_epoch:
+        return
+    if fetch.epoch > log.leader_epoch:
+        raise Diverged(
+            f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
+            leader_epoch=log.leader_epoch,
+        )
+    end = log.epoch_end(fetch.epoch)
+    if type(fetch.start) is int and fetch.start > end:
+        raise Diverged(
+            f"epoch {fetch.epoch} ended at offset {end}, before {fetch.start}",
+            hint=f"records read from offset {end} on are no longer in the stream",
+            leader_epoch=log.leader_epoch,
+            epoch_end_offset=end,
+        )
+
+
+def _known_offset(fetch: Fetch, log: Log) -> int | None:
+    """Where to begin, as an offset; None when it has to be looked up by time. Raises BadRequest."""
+    start = fetch.start
+    if (start is None) == (fetch.timestamp_ns is None):
+        raise BadRequest("a fetch states either a start `o` or a timestamp `t`")
+    if start is None:
+        return None
+    if type(start) is int:
+        return start
+    if start == EARLIEST:
+        return log.log_start_offset
+    if start == LATEST:
+        return log.high_watermark
+    raise BadRequest(f"the start must be an offset, {EARLIEST!r} or {LATEST!r}")
+
+
 def _header(
-    log: ReadableLog,
+    log: Log,
     offset: int,
     next_offset: int,
     first_offset: int | None = None,

@@ -1,7 +1,8 @@
-"""The answer to a fetch with a filter or a choice of columns: found, and encoded anew.
+"""The answer to a fetch with a filter or a choice of columns: its records are found in the log and
+encoded in new batches.
 
-Runs in a thread, reads a bounded amount of the log, and checks every byte that it reads: what
-is wrong ends the answer in front of it, and begins the next one as CORRUPT_RANGE.
+Runs in a thread, reads a bounded amount of the log, and checks every byte that it reads: the answer
+ends before damage, and the next fetch is answered with CORRUPT_RANGE.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from liftlog.errors import (
     CorruptBatch,
     CorruptRange,
@@ -17,33 +20,42 @@ from liftlog.errors import (
     StreamUnavailable,
     UnsupportedFormat,
 )
+from liftlog.log import Log, LogSlice
 from liftlog.log.rewrite.chunks import Chunk, chunks_of
 from liftlog.protocol.limits import KIB, MIB
-from liftlog.records.column_set import Columns
+from liftlog.records.column_set import Columns, Offsets, concat
+from liftlog.records.columns import encode_columns
 from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
+from liftlog.records.header import BatchHeader
 from liftlog.records.place import Place
 from liftlog.records.selection import Selection
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
-from liftlog.server.pull.building import AnswerBuilder
-from liftlog.server.pull.seams import LogSlice, ReadableLog
 
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
 
 SCAN_SECONDS = 0.1
-"""Of the processor, for one answer, roughly: synchronous publishers leave batches of one record,
-which cost ten times as much per byte. Other scans wait for their turn."""
+"""Processor time for one answer, roughly: synchronous publishers leave batches of one record, which
+cost ten times as much per byte. Other scans wait for their turn."""
 
 MAX_ANSWER_BYTES = 1 * MIB
-"""Encoded for one answer, at most (or one record). Such answers lie in memory until they are
-sent, other than slices of files."""
+"""Encoded for one answer, at most (or one record). Such answers stay in memory until they are sent,
+unlike slices of files."""
 
 _INFLATED_BYTES = 16 * 1024 * KIB
 _READ_BYTES = 512 * KIB
 
+# Of the batches that are made for an answer:
+_BATCH_BYTES = 256 * KIB
+_BATCH_RECORDS = 4096
+_OVERHEAD_BYTES = 128  # of a batch: header, padding
+_MAX_RANGE = 0xFFFF_FFFF
+
 
 class Scan(NamedTuple):
-    """Where to look, and for what. `stop_offset` is exclusive; None: up to the high watermark."""
+    """Where to look, and for which records. `stop_offset` is exclusive; None: up to the high
+    watermark."""
 
     offset: int
     stop_offset: int | None
@@ -54,7 +66,7 @@ class Scan(NamedTuple):
 class Scanned(NamedTuple):
     """What was found between the scan's offset and `next_offset`.
 
-    `caught_up` says that the high watermark was reached; without it there may be more at once.
+    `caught_up`: the high watermark was reached. Without it more records may be there already.
     """
 
     incarnation: str
@@ -65,15 +77,15 @@ class Scanned(NamedTuple):
     caught_up: bool
 
 
-def scan_log(log: ReadableLog, scan: Scan) -> Scanned:
+def scan_log(log: Log, scan: Scan) -> Scanned:
     """Blocking. Raises OffsetOutOfRange, CorruptRange, StorageError; StreamUnavailable when it
-    cannot decompress what it looks at."""
+    cannot decompress the records."""
     try:
         return _Scanner(log, scan).run()
     except UnsupportedFormat as error:
         raise StreamUnavailable(
             f"the records cannot be looked into: {error.message}",
-            hint="a fetch without filter and columns leaves that to the client",
+            hint="fetch without filter and columns: then the client decompresses",
         ) from error
 
 
@@ -82,10 +94,10 @@ class _Damaged(Exception):
 
 
 class _Scanner:
-    def __init__(self, log: ReadableLog, scan: Scan) -> None:
+    def __init__(self, log: Log, scan: Scan) -> None:
         self._log = log
         self._scan = scan
-        self._builder = AnswerBuilder(scan.max_bytes)
+        self._builder = _AnswerBuilder(scan.max_bytes)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES
         self._deadline = time.thread_time() + SCAN_SECONDS
@@ -106,7 +118,7 @@ class _Scanner:
         )
 
     def _go(self) -> bool:
-        """Look at batch after batch; True when the high watermark was reached."""
+        """Scan batch after batch; True when the high watermark was reached."""
         scan, log = self._scan, self._log
         while self._left > 0 and not self._is_late():
             if scan.stop_offset is not None and self._reached >= scan.stop_offset:
@@ -130,8 +142,8 @@ class _Scanner:
         return False
 
     def _take_one_batch(self) -> None:
-        """The first bytes looked at are wrong. How far that reaches the log knows, which has the
-        index: it names the range, or cuts out the one batch."""
+        """The first bytes are damaged. The log, which has the index, knows how far the damage
+        reaches: it names the range, or cuts out the one batch."""
         piece = self._log.read(self._reached, 1)
         if piece is None:
             return
@@ -148,7 +160,7 @@ class _Scanner:
             ) from damage
 
     def _take(self, piece: LogSlice) -> bool:
-        """Look at these batches; False when the answer is full, or late. Raises _Damaged."""
+        """Scan these batches; False when the answer is full, or late. Raises _Damaged."""
         try:
             self._left -= piece.length
             raw = piece.pread()
@@ -166,7 +178,7 @@ class _Scanner:
         return True
 
     def _is_late(self) -> bool:
-        """Never without progress."""
+        """Whether time is up. Never before there was some progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
     def _take_chunk(self, chunk: Chunk) -> bool:
@@ -187,7 +199,7 @@ class _Scanner:
 
 
 def _chunks(raw: bytes, place: Place) -> Iterator[Chunk]:
-    """What can be looked at in one step each, up to damage. Raises CorruptBatch there."""
+    """The batches in chunks that are scanned in one step each. Raises CorruptBatch at damage."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None
     position = inflated = 0
@@ -201,7 +213,7 @@ def _chunks(raw: bytes, place: Place) -> Iterator[Chunk]:
         whole.append(batch)
         position += batch.header.length
         inflated += len(batch.raw)
-        if inflated >= _INFLATED_BYTES:  # compressed batches become much longer than they lie here
+        if inflated >= _INFLATED_BYTES:  # decompressed batches are much longer than `raw`
             yield from chunks_of(whole)
             whole, inflated = [], 0
     yield from chunks_of(whole)
@@ -217,3 +229,117 @@ def _between(records: Columns, first_offset: int, stop_offset: int | None) -> Co
     if low == 0 and high == len(offsets):
         return records
     return records.part(low, max(low, high))
+
+
+class _AnswerBuilder:
+    """Encodes records, taken in the order of their offsets, up to `max_bytes` or one record.
+
+    Where records are left out the batches have holes, as after compaction; each batch reaches to
+    where the next one begins.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.first_offset: int | None = None  # of the first record
+        self.record_count = 0
+        self._max_bytes = max_bytes
+        self._done: list[bytearray] = []
+        self._done_bytes = 0
+        self._end = 0  # where the last batch in `_done` ends
+        self._parts: list[Columns] = []  # what will be the next batch
+        self._size = 0
+        self._count = 0
+        self._base = 0  # offset of its first record
+        self._header: BatchHeader | None = None  # of the batch that this one came from
+        self._stamps = (0, 0)  # oldest and newest
+
+    def add(self, records: Columns, header: BatchHeader) -> int:
+        """Returns how many of these records were taken: not all when the answer is full."""
+        first, count = 0, len(records)
+        while first < count:
+            rest = records.part(first, count) if first else records
+            joining = self._joining(rest, header)
+            if joining:
+                self._append(rest.part(0, joining), header)
+                first += joining
+            elif not self._parts:
+                return first
+            else:
+                offset = int(rest.offsets[0])
+                self._flush(offset)
+                if self._end < offset:
+                    return first  # so far away that no batch reaches there
+        return count
+
+    def finish(self, end_offset: int) -> int:
+        """Let the last batch reach to `end_offset`, or as far as a batch can; returns where."""
+        if self._parts:
+            self._flush(end_offset)
+        return self._end if self._done else end_offset
+
+    def body(self) -> bytes:
+        return b"".join(self._done)
+
+    def _joining(self, records: Columns, header: BatchHeader) -> int:
+        """How many of these may join the batch under way, or begin one."""
+        left = self._max_bytes - self._done_bytes - self._size - _OVERHEAD_BYTES
+        sizes = records.sizes()
+        count = int(sizes.searchsorted(min(_BATCH_BYTES - self._size, left), "right"))
+        base = self._base
+        if self._header is None:
+            base = int(records.offsets[0])
+            # A record that is larger than a batch should be gets one of its own.
+            count = max(count, 1 if sizes[0] <= left or not self._done else 0)
+        elif self._header.leader_epoch != header.leader_epoch:
+            return 0
+        count = min(count, _BATCH_RECORDS - self._count)
+        count = int(records.offsets[:count].searchsorted(base + _MAX_RANGE))
+        return self._with_fitting_stamps(records.timestamps_ns[:count])
+
+    def _with_fitting_stamps(self, timestamps_ns: Offsets) -> int:
+        """How many of these stamps fit exactly into one batch with those of the batch under way."""
+        if not len(timestamps_ns):
+            return 0
+        oldest, newest = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2
+        since = timestamps_ns - oldest
+        lowest = np.minimum(np.minimum.accumulate(since), 0)
+        highest = np.maximum(np.maximum.accumulate(since), newest - oldest)
+        fits = (since % 1000 == 0) & (highest - lowest <= 1000 * MAX_TIMESTAMP_DELTA_US)
+        return len(fits) if fits.all() else int(fits.argmin())
+
+    def _append(self, records: Columns, header: BatchHeader) -> None:
+        if self._header is None:
+            self._header = header
+            self._base = int(records.offsets[0])
+            if self.first_offset is None:
+                self.first_offset = self._base
+        stamps = int(records.timestamps_ns.min()), int(records.timestamps_ns.max())
+        if self._parts:
+            stamps = min(stamps[0], self._stamps[0]), max(stamps[1], self._stamps[1])
+        self._stamps = stamps
+        self._parts.append(records)
+        self._size += records.size_bytes + _subjects_size(records)
+        self._count += len(records)
+        self.record_count += len(records)
+
+    def _flush(self, end_offset: int) -> None:
+        assert self._header is not None
+        self._end = min(end_offset, self._base + _MAX_RANGE)
+        encoded = encode_columns(
+            concat(self._parts),
+            base_offset=self._base,
+            last_offset=self._end - 1,
+            leader_epoch=self._header.leader_epoch,
+            commit_group=self._header.commit_group,
+        )
+        self._done.append(encoded)
+        self._done_bytes += len(encoded)
+        self._header = None
+        self._parts, self._size, self._count = [], 0, 0
+
+
+def _subjects_size(records: Columns) -> int:
+    """The size of the dictionary entries that these records need."""
+    if records.subject_ids is None:
+        return len(records.subjects[0][0]) if records.subjects else 0
+    used = np.bincount(records.subject_ids, minlength=len(records.subjects))
+    return sum([len(records.subjects[i][0]) for i in np.flatnonzero(used).tolist()])

@@ -2,9 +2,9 @@
 
 `sendfile` on a page that is not in memory blocks the whole event loop for as long as the
 disk takes. Linux can say beforehand: `preadv(RWF_NOWAIT)` of a byte refuses instead of
-waiting. One byte in 64 KiB is asked about, since the kernel reads ahead in larger steps. A
-range that is not there is read once by a thread (the bytes are thrown away), then sent from
-the loop like any other. The thread finds out too which pages the disk does not give.
+waiting. One byte in 64 KiB is sampled, since the kernel reads ahead in larger steps. A range
+that is not in memory is read once by a thread (the bytes are thrown away), then sent from the
+loop like any other. The thread also finds out which pages the disk does not give.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from liftlog.log.unreadable import PAGE_BYTES, add_hole, is_unreadable
 STEP_BYTES = 64 * 1024
 _SCRATCH_BYTES = 256 * 1024
 _SCAN_BYTES = 256 * 1024
-"""Whoever reads so much at once most likely reads on."""
+"""A client that reads so much at once most likely reads on."""
 _AHEAD_BYTES = 16 * 1024 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -37,7 +37,7 @@ def is_resident(fd: int, position: int, length: int) -> bool:
         return False
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            return True  # tmpfs, for one: in memory anyway
+            return True  # such as tmpfs, which is always in memory
         if is_unreadable(error):
             return False  # a thread finds out which pages these are
         raise
@@ -47,9 +47,8 @@ def is_resident(fd: int, position: int, length: int) -> bool:
 def make_resident(fd: int, position: int, length: int) -> list[range]:
     """Read the range and drop it. Blocks: for threads. Raises OSError.
 
-    Returns what the file does not give: pages that the disk cannot read, and what lies behind the
-    end of the file. Of a large range the kernel is asked to read on behind it, while this one is
-    sent.
+    Returns what the file does not give: pages that the disk cannot read, and bytes past the end of
+    the file. After a large range the kernel is asked to read ahead, while this one is sent.
     """
     holes: list[range] = []
     ahead = _AHEAD_BYTES if length >= _SCAN_BYTES else 0

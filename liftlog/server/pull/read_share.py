@@ -1,10 +1,10 @@
-"""What consumers may cost the event loop while messages from NATS wait for it.
+"""How much of the event loop consumers may take while messages from NATS wait for it.
 
-A message that is not taken from NATS in time is lost: nats-server cuts off who is too slow. A
-record that is not sent at once is sent later. So while the processor is short, and more comes from
-NATS than is taken, serving consumers may take as much of the loop's time as everything else takes
-together, and no more: they fall behind then, not the publishers. At any other time nothing is held
-back.
+A message that is not read from NATS in time is lost: nats-server disconnects slow clients. A record
+that is not sent at once is sent later. So while the processor is short, and NATS delivers faster
+than the daemon reads, serving consumers may take as much of the loop's time as everything else
+together, and no more: consumers then fall behind, not publishers. At any other time nothing is held
+back. (Fairness among the consumers is the business of `fair_input` and `fair_threads`.)
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from liftlog.server.streams.intake import Ingested
 
 _TICK_SECONDS = 0.02
 _MEMORY_SECONDS = 0.1
-"""Over about how long measurements are averaged: single time slices tell nothing."""
+"""Measurements are averaged over about this time: single time slices say nothing."""
 
 _SHORT_DELAY = 0.1
-"""The processor is short when the thread is ready to run and does not for this part of the time,"""
+"""The processor is short when the thread waits for it during this part of the time, """
 _SHORT_BUSY = 0.9
-"""or when it runs for this part of it."""
+"""or when the thread runs during this part of it."""
 
 _LARGE_CHUNK_BYTES = 16 * 1024
-"""NATS has more for us than we take when so much is there each time that we look."""
+"""NATS delivers faster than the daemon reads when reads return chunks of this size on average."""
 
 _LEAST_PART = 0.2
-"""Of the time, for consumers, however little the rest of the loop takes."""
+"""The part of the time that consumers get however little the rest of the loop takes."""
 
 _RESUME_SECONDS = 0.002
-"""Those who were held up are resumed for so long before the loop gets to do something else."""
+"""Fetches that were held back are resumed for so long before the loop does something else."""
 
 
 class Usage(NamedTuple):
@@ -48,7 +48,7 @@ class Usage(NamedTuple):
 
 
 class ThreadUsage:
-    """Of the thread that asks first, as the kernel counts; without /proc it never seems to wait."""
+    """Of the thread that calls first, as the kernel counts; without /proc its waiting time is 0."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -71,10 +71,10 @@ class ThreadUsage:
 
 
 class ReadShare:
-    """Of one event loop, the one that runs when it is first used. Costs nothing while nobody reads.
+    """Of one event loop, the one that runs when it is first used. Costs nothing without consumers.
 
-    `with` around everything that is done for consumers counts the time that it takes; it may be
-    nested.
+    Everything that is done for consumers runs inside `with share`, which counts the time that it
+    takes; it may be nested.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ReadShare:
         self._got = Ingested(0, 0)
         self._forget()
         self.held_back_seconds = 0.0
-        """For so long somebody had to wait."""
+        """For so long at least one fetch was held back."""
 
     def _forget(self) -> None:
         self._others = self._busy = self._delay = 0.0  # parts of the time
@@ -125,7 +125,7 @@ class ReadShare:
             self._spend(perf_counter() - self._entered)
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """`resume` runs, once, when there is something left. It has to look again."""
+        """Run `resume` once when time is left again. It must then check `is_open` again."""
         self._waiting[resume] = None
 
     def leave(self, resume: Callable[[], None]) -> None:

@@ -1,48 +1,37 @@
-"""The requests that wait for the daemon: what each needs of the ACL, and what answers it.
+"""Which operation of the ACL each request needs, and what answers it (`handlers`).
 
-Nothing is reached without the gate: a request is only known here together with its operation.
+No request passes by the gate: each is registered together with its operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from acl.rules import Operation
-from liftlog.errors import Conflict, InternalError, LiftlogError
+from liftlog.errors import InternalError, LiftlogError
 from liftlog.protocol.administration import Metadata, StreamsFor
 from liftlog.protocol.checkpoints import ListCheckpoints
-from liftlog.protocol.messages import (
-    CompactStream,
-    CreateStream,
-    DeleteStream,
-    DescribeStream,
-    Done,
-    ListStreams,
-    Message,
-    StreamAnswer,
-    StreamsAnswer,
-)
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.messages import CreateStream, DescribeStream, ListStreams, Message
 from liftlog.server.access.gate import Gate
-from liftlog.server.pull.seams import Broker
+from liftlog.server.streams.broker import Broker
 
 
 class Caller(NamedTuple):
-    """Who asks, and whom."""
+    """The client that asks, and what it asks. `principal` None: no ACL is configured; `peer` names
+    the client in the audit."""
 
     principal: str | None
     gate: Gate
     broker: Broker
-    peer: str = ""
+    peer: str
 
     def may(self, operation: Operation, stream: str) -> bool:
         return self.gate.may(self.principal, operation, stream)
 
 
 QUESTIONS = (ListStreams, DescribeStream, StreamsFor, Metadata, ListCheckpoints)
-"""Answered without waiting for anything, and not at no cost."""
+"""Answered without waiting for anything, but at a cost that grows with the number of streams."""
 
 Asked = TypeVar("Asked", bound=Message)
 Perform = Callable[[Caller, Any], Awaitable[Message]]
@@ -50,7 +39,7 @@ Perform = Callable[[Caller, Any], Awaitable[Message]]
 
 class Handler(NamedTuple):
     operation: Operation | None
-    """Asked of the ACL for the request's `stream`; None when the handler chooses what to show."""
+    """Needed on the request's `stream`; None when the handler itself chooses what to show."""
     perform: Perform
 
 
@@ -62,7 +51,7 @@ def handles(
 ) -> Callable[
     [Callable[[Caller, Asked], Awaitable[Message]]], Callable[[Caller, Asked], Awaitable[Message]]
 ]:
-    """Register what answers the requests of one kind."""
+    """Register the function that answers the requests of one kind."""
 
     def register(
         perform: Callable[[Caller, Asked], Awaitable[Message]],
@@ -74,7 +63,7 @@ def handles(
 
 
 Told = Callable[[LiftlogError | None], None]
-"""None: the request is answered with `done`."""
+"""Called once, later: None answers the request with `done`."""
 
 
 class Starter(NamedTuple):
@@ -83,13 +72,14 @@ class Starter(NamedTuple):
 
 
 STARTERS: dict[type[Message], Starter] = {}
-"""Requests of which so many come that a task for each would be most of what they cost."""
+"""Requests so frequent that a task for each would be most of their cost."""
 
 
 def starts(
     kind: type[Asked], operation: Operation
 ) -> Callable[[Callable[[Caller, Asked, Told], None]], Callable[[Caller, Asked, Told], None]]:
-    """Register what begins the requests of one kind; it returns at once and tells the end later."""
+    """Register the function that begins the requests of one kind: it returns at once and tells the
+    result later."""
 
     def register(
         start: Callable[[Caller, Asked, Told], None],
@@ -101,7 +91,7 @@ def starts(
 
 
 def start(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
-    """Raises as `perform`; `told` is then not called."""
+    """Raises what `perform` raises; `told` is then not called."""
     _authorize(caller, message, starter.operation)
     starter.start(caller, message, told)
 
@@ -127,50 +117,8 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
 
 
 def _subject(message: Message) -> str | None:
-    """What a stream is to be attached to; the daemon says what is wrong with any other value."""
+    """The subject of a stream to be created. The broker reports any value that is not text."""
     if not isinstance(message, CreateStream):
         return None
     subject = message.settings.get("subject")
     return subject if isinstance(subject, str) else None
-
-
-@handles(CreateStream, "create")
-async def _create(caller: Caller, message: CreateStream) -> Message:
-    try:
-        created = await caller.broker.create_stream(message.stream, message.settings)
-    except Conflict:
-        if caller.may("read", message.stream):
-            raise
-        # The differences tell what it records and how: the business of whoever may read it.
-        raise Conflict(
-            f"there is a stream {message.stream!r} already, with other settings",
-            hint="choose another name",
-        ) from None
-    if not caller.may("read", message.stream):
-        # It may have been there before; then the rest is what others recorded.
-        created = StreamInfo(name=created.name, subject=created.subject, state=created.state)
-    return StreamAnswer(created.to_wire())
-
-
-@handles(DescribeStream, "read")
-async def _describe(caller: Caller, message: DescribeStream) -> Message:
-    info = await caller.broker.describe_stream(message.stream)
-    readable = caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer)
-    return StreamAnswer(replace(info, readable_subjects=list(readable or ())).to_wire())
-
-
-@handles(ListStreams, None)
-async def _list(caller: Caller, _: ListStreams) -> Message:
-    infos = await caller.broker.list_streams()
-    return StreamsAnswer([one.to_wire() for one in infos if caller.may("read", one.name)])
-
-
-@handles(DeleteStream, "delete")
-async def _delete(caller: Caller, message: DeleteStream) -> Message:
-    await caller.broker.delete_stream(message.stream)
-    return Done()
-
-
-@handles(CompactStream, "admin")
-async def _compact(caller: Caller, message: CompactStream) -> Message:
-    return StreamAnswer((await caller.broker.compact_stream(message.stream)).to_wire())

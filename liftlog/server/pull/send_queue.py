@@ -1,12 +1,12 @@
 """What waits to be sent on one connection: frames, and slices of log files.
 
-Everything leaves in the order it was put in. A slice is released as soon as its last byte
-was handed to the socket, or when the outbox is closed.
+Everything leaves in the order it was put in. A slice is released as soon as its last byte was
+handed to the socket, or when the queue is closed.
 
-How many bytes of a slice come was told before they are looked at. Those that the file does not give
-are sent as zeros: the checksum of their batch then tells the client, which goes on with the same
-connection and the batches around it. Before that they were quarantined, so what it asks next is
-answered with the exact range.
+The client is told the length of a slice before its bytes are read. Bytes that the file does not
+give are sent as zeros: the checksum of their batch then tells the client, which keeps the
+connection and the batches around the damage. They are quarantined first, so the client's next fetch
+is answered with the exact range.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from liftlog.errors import DiskFull
+from liftlog.log import LogSlice
 from liftlog.log.unreadable import is_unreadable
 from liftlog.server.pull.limits import TURN_BYTES
 from liftlog.server.pull.page_cache import is_resident, make_resident
 from liftlog.server.pull.read_share import ReadShare
-from liftlog.server.pull.seams import LogSlice
 from liftlog.server.pull.transport import Transport
 
 logger = logging.getLogger("liftlog.server.pull")
@@ -32,12 +32,12 @@ _ZEROS = memoryview(bytes(64 * 1024))
 
 
 class ShortFile(Exception):
-    """Bytes that were there a moment ago cannot be sent."""
+    """Bytes that could be read a moment ago cannot be sent."""
 
 
 class _FilePart:
-    """The rest of a slice. `resident_until` is the position below which pages are in memory, but
-    for the `holes`, which the file does not give. `suspect_at`: there the socket got nothing."""
+    """The rest of a slice. Pages below the position `resident_until` are in memory, except the
+    `holes`, which the file does not give. `suspect_at` is where `sendfile` sent nothing."""
 
     __slots__ = ("holes", "position", "remaining", "resident_until", "slice", "suspect_at")
 
@@ -56,13 +56,13 @@ class _FilePart:
         if holes:
             try:
                 self.slice.quarantine()
-            except DiskFull as error:  # the client is told all the same, and others will be
+            except DiskFull as error:  # the zeros tell this client, and later ones too
                 logger.warning("damage-not-quarantined error=%s", error)
         return holes
 
 
 class UnsentMemory:
-    """What the frames in all outboxes of a server take, as against slices, which lie in files."""
+    """What the frames in all queues of a server occupy; slices lie in files and do not count."""
 
     __slots__ = ("used_bytes",)
 
@@ -70,11 +70,11 @@ class UnsentMemory:
         self.used_bytes = 0
 
 
-class Outbox:
+class SendQueue:
     """Not thread-safe: belongs to the loop's thread.
 
-    `on_progress` runs after bytes left; `on_failure` once, with the reason, when sending
-    cannot go on (the owner then closes).
+    `on_progress` runs after bytes were sent; `on_failure` once, with the reason, when no more can
+    be sent (the owner then closes the queue).
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Outbox:
         self._sending = False
         self._memory = memory
         self.memory_bytes = 0
-        """The share of this outbox in the memory of all; what small frames cost beside their bytes
-        counts, since a client may ask for a million of them."""
+        """The part of this queue in the memory of all. The overhead of small frames counts, since
+        a client may ask for a million of them."""
         self.unsent_bytes = 0
         self.sent_bytes = 0
         self.progress_at = loop.time()
@@ -124,13 +124,13 @@ class Outbox:
         self.unsent_bytes += piece.length
 
     def flush(self) -> None:
-        """Send what the socket takes now; the rest goes when it can take more."""
+        """Send what the socket takes now, and the rest when it can take more."""
         if self._writing or self._warming is not None or self._closed:
             return
         self._send()
 
     def close(self) -> None:
-        """Forget what is unsent and release every slice."""
+        """Drop what is unsent and release every slice."""
         if self._closed:
             return
         self._closed = True
@@ -153,7 +153,7 @@ class Outbox:
 
     def _send(self) -> None:
         if self._sending:
-            return  # the owner put more in while we were telling it about progress
+            return  # called by the owner, from `on_progress`
         self._sending = True
         try:
             with self._share:
@@ -230,7 +230,7 @@ class Outbox:
                 raise
             sent = 0
         if sent == 0:
-            # A page that was not asked about, or has left the memory since: a thread looks.
+            # A page that was not sampled, or has left the memory since: a thread looks at it.
             if part.suspect_at == part.position:
                 raise ShortFile(f"the file does not give its bytes at {part.position}")
             part.suspect_at = part.resident_until = part.position

@@ -1,4 +1,4 @@
-"""`PullServer`: listens, accepts, and keeps the connections."""
+"""`PullServer`: listens, accepts, and keeps the connections within their bounds."""
 
 from __future__ import annotations
 
@@ -8,31 +8,21 @@ import logging
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Collection, Sequence
 
 from acl.policy import Policy
 from liftlog.errors import ConfigError, LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
 from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import encode_frame
 from liftlog.protocol.server_connection import InFlight
-from liftlog.server.access.audit import Audit
-from liftlog.server.access.authentication import Authenticator, Identity
-from liftlog.server.access.gate import Gate
+from liftlog.server.access.authentication import Identity
 from liftlog.server.access.origins import origin_of
-from liftlog.server.pull.connection import PrincipalUse, PullConnection
-from liftlog.server.pull.counters import PullCounters
-from liftlog.server.pull.fair_input import Rounds
-from liftlog.server.pull.fair_threads import Turns
+from liftlog.server.pull.connection import PullConnection
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.listener import Listener, open_listener
-from liftlog.server.pull.read_share import ReadShare, ThreadUsage
-from liftlog.server.pull.seams import Broker, ReadableStream
-from liftlog.server.pull.send_queue import UnsentMemory
-from liftlog.server.pull.tailing import TailGroup
+from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
+from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.intake import Ingested
 from liftlog.tls.contexts import own_certificate
 
@@ -40,16 +30,24 @@ logger = logging.getLogger("liftlog.server.pull")
 
 _ACCEPTS_PER_TURN = 32
 _ACCEPT_PAUSE_SECONDS = 0.5
-_COLD_READERS = 4
-_SCANNERS = 1  # more would only take turns with each other, and with the event loop
+
+
+class PrincipalUse:
+    """What the connections of one principal use together."""
+
+    __slots__ = ("connections", "in_flight")
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self.connections: set[PullConnection] = set()
+        self.in_flight = in_flight
 
 
 class PullServer:
     """Serves the streams of `broker`. All methods belong to the loop that called `start`.
 
-    `policy` None means that no ACL is configured; `ingested` says what has come from NATS.
-    `set_policy` swaps the policy for connections and requests to come, `set_tls` the certificates
-    for connections to come.
+    `policy` None means that no ACL is configured; `ingested` returns what has arrived from NATS.
+    The HTTP port lets requests in through the same `services`: one gate, one audit, the same bounds
+    on checking tokens and on scans.
     """
 
     def __init__(
@@ -60,29 +58,17 @@ class PullServer:
         tls: ssl.SSLContext | None = None,
         ingested: Callable[[], Ingested] = lambda: Ingested(0, 0),
     ) -> None:
-        self.broker = broker
-        self._usage = ThreadUsage()
-        self.read_share = ReadShare(self._usage, ingested)
-        self.rounds = Rounds()
-        self.limits = limits or PullLimits()
-        self.audit = Audit()
-        self.gate = Gate(policy, self.audit)
-        self.tls: ssl.SSLContext | None = None
+        self.services = PullServices(broker, limits or PullLimits(), policy, ingested)
+        self._limits = self.services.limits
+        self._counters = self.services.counters
+        self._tls: ssl.SSLContext | None = None
         self._certificate: bytes | None = None
         if tls is not None:
             self.set_tls(tls)
-        self.counters = PullCounters()
-        self.loop: asyncio.AbstractEventLoop
-        self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
-        self.scanners = Turns(_SCANNERS, "liftlog-scan")
-        self._tails: WeakKeyDictionary[ReadableStream, TailGroup] = WeakKeyDictionary()
-        self.authenticator = Authenticator(self.audit, max_pending=self.limits.max_pending_auths)
+        self._loop: asyncio.AbstractEventLoop
         self._uses: dict[str, PrincipalUse] = {}
         self._listeners: list[Listener] = []
-        self.memory = UnsentMemory()
-        self.question = asyncio.Lock()  # one at a time, see ClientRequests._serve
         self._connections: dict[PullConnection, None] = {}  # the oldest first
-        self._jobs: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._closing = False
@@ -92,25 +78,25 @@ class PullServer:
         return len(self._connections)
 
     def set_policy(self, policy: Policy | None) -> None:
-        """Requests to come are judged by it, also those that wait; a connection whose credential
-        is not in it any more is ended."""
-        self.gate = Gate(policy, self.audit)
+        """Judge all further requests by `policy`, also those that wait; end the connections whose
+        credential it no longer contains."""
+        self.services.gate.set_policy(policy)
         for connection in list(self._connections):
             connection.check_identity()
 
     def set_tls(self, context: ssl.SSLContext) -> None:
-        """For handshakes to come. Raises ConfigError for a certificate that is of no use."""
+        """Use `context` for further handshakes. Raises ConfigError for an unusable certificate."""
         self._certificate = own_certificate(context)
-        self.tls = context
+        self._tls = context
 
     async def start(self, listen: Sequence[str]) -> list[str]:
         """Listen on every address or none; returns the real ones. Raises ConfigError."""
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         opened: list[Listener] = []
         try:
             for address in listen:
-                opened.append(open_listener(address, unix_mode=self.limits.unix_mode))
-                if opened[-1].tls and self.tls is None:
+                opened.append(open_listener(address, unix_mode=self._limits.unix_mode))
+                if opened[-1].tls and self._tls is None:
                     raise ConfigError(
                         f"pull.listen: {address} needs pull.tls.cert and pull.tls.key"
                     )
@@ -124,10 +110,10 @@ class PullServer:
         return [listener.address for listener in opened]
 
     async def close(self, grace: float = 5.0) -> None:
-        """Stop listening, refuse what waits, let unsent answers leave for `grace` seconds."""
+        """Stop listening, refuse waiting requests, and give unsent answers `grace` seconds."""
         self._closing = True
         for listener in self._listeners:
-            self.loop.remove_reader(listener.sock.fileno())
+            self._loop.remove_reader(listener.sock.fileno())
             listener.close()
         self._listeners.clear()
         for connection in list(self._connections):
@@ -140,76 +126,51 @@ class PullServer:
                 logger.warning("connections-cut-off count=%d", len(self._connections))
         for connection in list(self._connections):
             connection.close()
-        for job in list(self._jobs):
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await self.services.cancel_jobs()
         if self._sweep is not None:
             self._sweep.cancel()
-        for pool in (self.cold_readers, self.scanners):
-            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
-        await self.authenticator.close()
-        self._usage.close()
+        await self.services.close()
 
-    # --- for the connections ---
+    # --- what connections tell ---
 
-    def tail_group(self, stream: ReadableStream) -> TailGroup:
-        """Of those who wait at the end of this stream."""
-        group = self._tails.get(stream)
-        if group is None:
-            group = self._tails[stream] = TailGroup(
-                self.loop, self.limits.linger_seconds, self.read_share
-            )
-        return group
-
-    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(job)
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
-
-    def forget(self, connection: PullConnection) -> None:
-        self._connections.pop(connection, None)
-        self.leave(connection)
-        if self._idle is not None and not self._connections:
-            self._idle.set()
-
-    def enter(self, connection: PullConnection, identity: Identity) -> PrincipalUse:
-        """It is of this principal from now on. Raises Unauthenticated, LimitExceeded."""
-        if not identity.holds_in(self.gate.policy):
+    def _logged_in(self, connection: PullConnection, identity: Identity) -> InFlight:
+        """Count the connection among those of its principal. Raises Unauthenticated,
+        LimitExceeded."""
+        if not identity.holds_in(self.services.gate.policy):
             raise Unauthenticated("the ACL has changed meanwhile")
         name = identity.principal
-        use = self._uses.get(name) if name is not None else None
+        if name is None:
+            return InFlight(sys.maxsize)
+        limits, use = self._limits, self._uses.get(name)
         if use is None:
-            limits = self.limits
-            if name is None:
-                use = PrincipalUse(InFlight(sys.maxsize))
-            else:
-                use = PrincipalUse(
-                    InFlight(
-                        limits.max_in_flight_per_principal,
-                        limits.max_request_memory_per_principal_bytes,
-                    )
+            use = PrincipalUse(
+                InFlight(
+                    limits.max_in_flight_per_principal,
+                    limits.max_request_memory_per_principal_bytes,
                 )
-        most = self.limits.max_connections_per_principal
-        if name is not None and len(use.connections) >= most:
+            )
+        most = limits.max_connections_per_principal
+        if len(use.connections) >= most:
             raise LimitExceeded(f"{name} has {most} connections already, as many as it may have")
         use.connections.add(connection)
-        if name is not None:
-            self._uses[name] = use
-        return use
+        self._uses[name] = use
+        return use.in_flight
 
-    def leave(self, connection: PullConnection) -> None:
-        """It is gone."""
+    def _ended(self, connection: PullConnection) -> None:
+        self._connections.pop(connection, None)
         name = connection.principal
         use = None if name is None else self._uses.get(name)
         if name is not None and use is not None:
             use.connections.discard(connection)
             if not use.connections:
                 del self._uses[name]
+        if self._idle is not None and not self._connections:
+            self._idle.set()
 
     # --- accepting ---
 
     def _listen(self, listener: Listener) -> None:
-        self.loop.add_reader(listener.sock.fileno(), self._accept, listener)
+        self._loop.add_reader(listener.sock.fileno(), self._accept, listener)
 
     def _accept(self, listener: Listener) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
@@ -223,28 +184,28 @@ class PullServer:
             self._admit(sock, where, listener)
 
     def _pause_accepting(self, listener: Listener, error: OSError) -> None:
-        """Out of file descriptors, most likely: the same error would come at once again."""
+        """Most likely there are no file descriptors left: the next call would fail likewise."""
         name = errno.errorcode.get(error.errno or 0, "?")
         logger.error("accepting-failed listen=%s error=%s", listener.address, name)
-        self.loop.remove_reader(listener.sock.fileno())
-        self.loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, listener)
+        self._loop.remove_reader(listener.sock.fileno())
+        self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, listener)
 
     def _accept_again(self, listener: Listener) -> None:
         if listener in self._listeners:
             self._listen(listener)
 
     def _admit(self, sock: socket.socket, where: object, listener: Listener) -> None:
-        self.counters.connections_total += 1
-        tls = self.tls if listener.tls else None
+        self._counters.connections_total += 1
+        tls = self._tls if listener.tls else None
         file = None if listener.socket_file is None else listener.socket_file.name
         try:
             origin = origin_of(sock, where, file, None if tls is None else self._certificate)
         except OSError:
             sock.close()  # gone before it was served
             return
-        limit = self.limits.max_connections
+        limit = self._limits.max_connections
         if self._closing or (len(self._connections) >= limit and not self._make_room()):
-            self.counters.connections_refused_total += 1
+            self._counters.connections_refused_total += 1
             refusal: LiftlogError = ShuttingDown("the daemon is shutting down")
             if not self._closing:
                 refusal = LimitExceeded(f"the daemon serves at most {limit} connections")
@@ -252,7 +213,7 @@ class PullServer:
             with sock:
                 sock.setblocking(False)
                 try:
-                    if tls is None:  # else a handshake would have to come first, for nothing
+                    if tls is None:  # with TLS a handshake would have to come first
                         sock.send(encode_frame(answer_for(refusal).to_map(0)))
                 except OSError:
                     pass
@@ -263,29 +224,37 @@ class PullServer:
         except OSError:
             sock.close()  # gone before it was served
             return
-        self._connections[PullConnection(self, transport, origin)] = None
+        connection = PullConnection(
+            self.services,
+            transport,
+            origin,
+            on_login=self._logged_in,
+            on_memory_short=self._free_memory,
+            on_end=self._ended,
+        )
+        self._connections[connection] = None
         if self._sweep is None:
             self._schedule_sweep()
 
     def _make_room(self) -> bool:
-        """Those who have not yet said who they are never keep out the others: of them, the one
-        that has had the most time goes."""
+        """Connections that have not logged in never keep out others: end the oldest of them."""
         for connection in self._connections:
             if connection.is_opening:
-                connection.make_room("others wait for its place, and it has not said who it is")
+                connection.make_room("others wait for its place, and it has not logged in")
                 return True
         return False
 
-    def relieve(self) -> None:
-        """Requests without an answer and answers that clients do not take lie in too much memory:
-        the connection with most of it goes."""
-        while self.memory.used_bytes > self.limits.max_unsent_memory_bytes and self._connections:
+    def _free_memory(self) -> None:
+        """Requests without an answer, and answers that clients do not take, occupy too much memory:
+        end the connection that has most of it, until it is enough."""
+        memory, most_bytes = self.services.memory, self._limits.max_unsent_memory_bytes
+        while memory.used_bytes > most_bytes and self._connections:
             largest = max(self._most_demanding(), key=lambda one: one.memory_bytes)
             largest.make_room("requests and unsent answers take too much memory, most of it here")
 
     def _most_demanding(self) -> Collection[PullConnection]:
-        """The connections of the principal whose answers take most memory: one with many
-        connections is no better off than one with few."""
+        """The connections of the principal whose answers take most memory: having many
+        connections is no advantage."""
         if len(self._uses) < 2:
             return self._connections
         uses = [use.connections for use in self._uses.values()]
@@ -294,14 +263,14 @@ class PullServer:
 
     def _schedule_sweep(self) -> None:
         """Look for stalled clients, only while there are clients."""
-        limits = self.limits
+        limits = self._limits
         seconds = min(limits.write_stall_seconds, limits.request_timeout_seconds) / 4
         seconds = max(seconds, 0.05)
-        self._sweep = self.loop.call_later(seconds, self._sweep_stalled)
+        self._sweep = self._loop.call_later(seconds, self._sweep_stalled)
 
     def _sweep_stalled(self) -> None:
         self._sweep = None
-        now = self.loop.time()
+        now = self._loop.time()
         for connection in list(self._connections):
             connection.check_stalled(now)
         if self._connections:

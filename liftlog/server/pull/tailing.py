@@ -1,11 +1,11 @@
 """The consumers that wait at the end of one stream: woken together, and not too often.
 
 However often a stream commits, there is at most one round of waking per `linger`; after a pause
-the first commit begins one at once. With many consumers the pause grows with what a round takes,
-so that they cannot take more than a part of the event loop, and the commits get the rest.
+the first commit begins one at once. With many consumers the pause grows with the time a round
+takes, so that they get only a part of the event loop and the commits get the rest.
 
-All who are woken in a round read up to the same high watermark, so most of them ask for the same
-bytes the next time too: these are read once and kept for the others.
+The consumers woken in one round read up to the same high watermark, so most of them ask for the
+same bytes next time too: these are read once and kept for the others.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from liftlog.log import LogSlice
 from liftlog.protocol.limits import KIB
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.read_share import ReadShare
-from liftlog.server.pull.seams import LogSlice, ReadableStream
 
 MAX_TAIL_BYTES = 64 * KIB
 _WAKES_PER_TURN = 64
 _KEPT_TAILS = 8
-_REST = 4  # times as long as a round took there is none
+_REST = 4  # the pause after a round, as a multiple of the time that it took
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Waiter:
-    """Somebody in the group. `leave` it when the wait is given up."""
+    """One consumer in the group. `leave` it when the wait is given up."""
 
     __slots__ = ("offset", "wake")
 
@@ -50,11 +51,14 @@ class Tail(NamedTuple):
         return len(self.body)
 
     def release(self) -> None:
-        """Bytes hold on to nothing; slices of files do."""
+        """Does nothing: only slices of files have something to release."""
 
 
 class TailGroup:
-    """Of one stream. Belongs to the loop's thread."""
+    """Of one stream. Belongs to the loop's thread.
+
+    It wakes consumers by the high watermark, below which every record is committed.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, linger_seconds: float, share: ReadShare
@@ -70,7 +74,7 @@ class TailGroup:
         self._kept: dict[tuple[int, int, int | None], Tail] = {}
         self._kept_at = -1  # the high watermark that they end at
 
-    def wait(self, stream: ReadableStream, offset: int, wake: Callable[[], None]) -> Waiter:
+    def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
         """`wake` runs, once, when the high watermark is above `offset` or the stream has ended,
         but not within the linger of the last round. It may run too early."""
         waiter = Waiter(offset, wake)
@@ -80,7 +84,7 @@ class TailGroup:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Not to be woken any more. Does nothing for one who was."""
+        """Do not wake `waiter`. Does nothing if it has been woken."""
         waiter.wake = None
         self._waiting.pop(waiter, None)
         if not self._waiting:
@@ -88,7 +92,7 @@ class TailGroup:
 
     # --- waking ---
 
-    def _watch(self, stream: ReadableStream, offset: int) -> None:
+    def _watch(self, stream: StreamHost, offset: int) -> None:
         self._stop_watching()
         self._future_offset = offset
         self._future = stream.wait_high_watermark(offset)
@@ -107,7 +111,7 @@ class TailGroup:
             return  # given up since
         self._future = None
         if not future.cancelled():
-            future.exception()  # whatever ended the wait: who is woken finds out
+            future.exception()  # the consumers find out themselves what ended the wait
         if self._loop.time() >= self._due:
             self._begin_round()
         else:
@@ -137,7 +141,7 @@ class TailGroup:
     def recall(
         self, high_watermark: int, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
-        """What somebody else has just read for the same question."""
+        """What another consumer has just read for the same request, if anything."""
         if high_watermark != self._kept_at:
             return None
         return self._kept.get((offset, max_bytes, max_records))
@@ -150,7 +154,7 @@ class TailGroup:
         max_bytes: int,
         max_records: int | None,
     ) -> LogSlice | Tail:
-        """A short slice that is in memory as bytes, kept for the others; else the slice itself."""
+        """The bytes of a short slice that is in memory, kept for the others; else the slice."""
         if piece.length > MAX_TAIL_BYTES or piece.next_offset != high_watermark:
             return piece
         body = bytearray(piece.length)

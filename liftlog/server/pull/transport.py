@@ -17,7 +17,7 @@ _SOCKET_BUFFER_BYTES = 2 * 1024 * 1024
 class Transport(Protocol):
     """All methods raise BlockingIOError when they would have to wait, else OSError.
 
-    Whoever was told BlockingIOError by `send` or `sendfile` calls again with the same bytes first.
+    After BlockingIOError from `send` or `sendfile` the next call must begin with the same bytes.
     """
 
     @property
@@ -32,7 +32,7 @@ class Transport(Protocol):
 
     @property
     def has_input(self) -> bool:
-        """Whether `recv_into` has more to give though the socket may have nothing to read."""
+        """Whether `recv_into` would return bytes even if the socket has none to read."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class Transport(Protocol):
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: bytes | memoryview, more: bool) -> int:
-        """`more` says that other bytes follow at once, so that they can share a packet."""
+        """`more`: other bytes follow at once and may share a packet with these."""
         ...
 
     def sendfile(self, fd: int, position: int, length: int) -> int: ...
@@ -82,7 +82,7 @@ class SocketTransport:
 
 
 class TlsTransport:
-    """TLS: files are read, encrypted and copied, at about a quarter of the speed."""
+    """TLS: files are read, encrypted and copied, which is about a quarter as fast."""
 
     # Encrypting takes longer than sending from the page cache.
     turn_bytes = CHUNK_BYTES

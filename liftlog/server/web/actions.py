@@ -1,5 +1,5 @@
-"""Changes of a stream: shown and asked for, confirmed by a form of ours, done, and back to the
-page of the stream."""
+"""Changes of a stream: a page asks for confirmation, its form carries the change out, and the
+browser returns to the page of the stream."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from aiohttp import web
 
 from liftlog.errors import InvalidArgument
+from liftlog.server.streams.broker import Broker
 from liftlog.server.web import answers
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.entering import check_form, read_form
-from liftlog.server.web.seams import ShownBroker
 
 logger = logging.getLogger("liftlog.server.web")
 
@@ -26,8 +26,8 @@ class Action:
     question: str
     consequence: str
     done: str
-    """Said on the page of the stream afterwards."""
-    perform: Callable[[ShownBroker, str], Awaitable[Any]]
+    """Shown on the page of the stream afterwards."""
+    perform: Callable[[Broker, str], Awaitable[Any]]
 
 
 ACTIONS = {
@@ -38,8 +38,7 @@ ACTIONS = {
             "Pause",
             "Pause this stream?",
             "New messages are refused until it is resumed, also after a restart: publishers that "
-            "ask for an ack get a refusal, what others publish meanwhile is not stored. Reading "
-            "goes on.",
+            "ask for an ack get an error, and messages of others are not stored. Reading goes on.",
             "Paused: new messages are refused.",
             lambda broker, stream: broker.administration.pause(stream),
         ),
@@ -47,8 +46,8 @@ ACTIONS = {
             "resume",
             "Resume",
             "Resume this stream?",
-            "Messages are stored again from now on. What was published while it was paused is not "
-            "there.",
+            "Messages are stored again from now on. What was published while it was paused is "
+            "missing.",
             "Resumed: messages are stored again.",
             lambda broker, stream: broker.administration.resume(stream),
         ),
@@ -56,9 +55,9 @@ ACTIONS = {
             "compact",
             "Compact now",
             "Compact this stream now?",
-            "A pass begins as soon as the cleaner is free, whatever the dirty ratio. Of each key "
-            "only the newest record stays; the others cannot be brought back.",
-            "A compaction pass is asked for; it begins as soon as the cleaner is free.",
+            "A pass begins as soon as the cleaner is free, whatever the dirty ratio. Only the "
+            "newest record of each key stays; the others cannot be recovered.",
+            "A compaction pass was requested; it begins as soon as the cleaner is free.",
             lambda broker, stream: broker.compact_stream(stream),
         ),
     )
@@ -70,10 +69,10 @@ def action_of(asked: Asked) -> Action:
 
 
 def _check(asked: Asked) -> None:
-    """Raises Forbidden. To look at the question is no change, so only a refusal is audited."""
+    """Raises Forbidden. Opening the page changes nothing, so only a refusal is audited."""
     if asked.stream.startswith("_") or not asked.may("admin", asked.stream):
         asked.authorize("admin")
-        raise InvalidArgument(f"the stream {asked.stream} is the system's own")
+        raise InvalidArgument(f"the stream {asked.stream} belongs to the daemon")
 
 
 async def confirm(asked: Asked) -> Shown:
@@ -91,7 +90,7 @@ async def perform(asked: Asked) -> web.Response:
     action, stream = action_of(asked), asked.stream
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, purpose(action, stream))
-    asked.authorize("admin")  # behind the waiting; and audited
+    asked.authorize("admin")  # again after the await, and audited
     await action.perform(asked.parts.broker, stream)
     asked.parts.descriptions.forget(stream)
     logger.info("stream-changed-by-page stream=%s action=%s", stream, action.name)

@@ -1,15 +1,23 @@
-"""Answers with the headers that each of them must have."""
+"""What a request for a page is answered: templates rendered, JSON, static files, redirects; each
+with the headers that it must have."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from importlib import resources
 from typing import Any
 
+import jinja2
 from aiohttp import web
 
+import liftlog
+from liftlog.server.web import content, formats
+from liftlog.server.web.watching import KEPT
+
 HEADERS = {
-    # Nothing but our own files and no inline script: whatever a record holds stays text.
+    # Only our own files, and no inline script: what a record contains stays text.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
@@ -25,6 +33,60 @@ STATIC = {
     "live.js": "text/javascript",
     "logo.svg": "image/svg+xml",
 }
+
+
+_TURN_SECONDS = 0.002
+_LOOK_EVERY = 64
+
+
+class Rendering:
+    """Renders templates a slice at a time, so that a long page does not hold the event loop.
+
+    All that stands in `{{ }}` is escaped; no template uses `safe`.
+    """
+
+    def __init__(self) -> None:
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("liftlog.server.web"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters.update(
+            count=formats.count,
+            size=formats.size,
+            rate=formats.rate,
+            percent=formats.percent,
+            moment=formats.moment,
+            duration=formats.duration,
+            ago=lambda timestamp_ns: formats.ago(timestamp_ns, time.time_ns()),
+            spark=lambda history: formats.spark_points(history, KEPT),
+            spark_area=lambda history: formats.spark_area(history, KEPT),
+            visible=content.visible,
+        )
+        self._templates.globals.update(
+            version=liftlog.__version__,
+            spark_width=formats.SPARK_WIDTH,
+            spark_height=formats.SPARK_HEIGHT,
+        )
+        self._loaded: dict[str, jinja2.Template] = {}
+
+    async def page(self, name: str, **values: Any) -> str:
+        template = self._loaded.get(name)
+        if template is None:
+            # Compiling it takes long; it is done once.
+            template = await asyncio.to_thread(self._templates.get_template, name)
+            self._loaded[name] = template
+        parts: list[str] = []
+        turn_began = time.perf_counter()
+        for part in template.generate(**values):
+            parts.append(part)
+            if len(parts) % _LOOK_EVERY == 0 and time.perf_counter() - turn_began > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn_began = time.perf_counter()
+        return "".join(parts)
 
 
 def html(text: str, status: int = 200) -> web.Response:
@@ -43,12 +105,12 @@ def as_json(value: Any) -> web.Response:
 
 
 def see_other(where: str) -> web.Response:
-    """`where` is a path of ours, never what a client sent unchecked."""
+    """`where` is a path of this site, never unchecked input."""
     return web.Response(status=303, headers={**HEADERS, "Location": where})
 
 
 def static_file(name: str) -> web.Response:
-    """Raises HTTPNotFound. `name` chooses one of a few; it is no path."""
+    """Raises HTTPNotFound. `name` selects one of a few files; it is never used as a path."""
     media = STATIC.get(name)
     if media is None:
         raise web.HTTPNotFound
@@ -65,7 +127,7 @@ _kept: dict[str, bytes] = {}
 
 
 def _read(name: str) -> bytes:
-    """A few KiB, once."""
+    """A few KiB, read once."""
     if name not in _kept:
         _kept[name] = (resources.files("liftlog.server.web") / "static" / name).read_bytes()
     return _kept[name]

@@ -1,4 +1,4 @@
-"""One request for a page: who asks, for what; and what the page is made of."""
+"""One request for a page: who asks, for what; and the values from which the page is made."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aiohttp import web
 from acl.rules import Operation
 from liftlog.errors import InvalidArgument, ShuttingDown
 from liftlog.server.access.gate import Gate
-from liftlog.server.http.access import peer_of
+from liftlog.server.http.callers import peer_of
 from liftlog.server.http.server import Health
-from liftlog.server.http.spread_work import Turns
-from liftlog.server.web.descriptions import Descriptions
-from liftlog.server.web.rates import Rates
-from liftlog.server.web.seams import Door, ShownBroker
+from liftlog.server.http.spread_work import SpreadWork
+from liftlog.server.pull.fair_threads import FairThreads
+from liftlog.server.streams.broker import Broker
 from liftlog.server.web.sessions import Sessions
+from liftlog.server.web.watching import Descriptions, Rates
 
 MAX_TEXT = 1000
 
@@ -27,20 +27,21 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of the daemon and of the web page, for the views."""
+    """The parts of the daemon and of the web page that the views use."""
 
-    broker: ShownBroker
+    broker: Broker
     health: Health
-    door: Door
+    gate: Gate
+    scanners: FairThreads
     rates: Rates
     descriptions: Descriptions
     sessions: Sessions
-    turns: Turns = field(default_factory=Turns)
+    spread: SpreadWork = field(default_factory=SpreadWork)
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """`principal` None: no ACL is configured. `cookie` is set for whoever is signed in with it."""
+    """`principal` None: no ACL is configured. `cookie` is that of a viewer who has signed in."""
 
     principal: str | None
     cookie: str | None = None
@@ -54,8 +55,8 @@ class Asked:
 
     @property
     def gate(self) -> Gate:
-        """Of this moment: behind an await it may be another one."""
-        return self.parts.door.gate
+        """Its decisions may change at each await."""
+        return self.parts.gate
 
     @property
     def peer(self) -> str:
@@ -74,24 +75,24 @@ class Asked:
         return self.stream
 
     async def scan(self, look: Callable[..., Result], *arguments: object) -> Result:
-        """In the thread in which scans take turns. Raises ShuttingDown."""
+        """Run `look` in the thread that all scans share. Raises ShuttingDown."""
         loop = asyncio.get_running_loop()
         try:
-            turns = self.parts.door.scanners.of(self.viewer.principal or self.peer)
-            waiting = loop.run_in_executor(turns, look, *arguments)
+            thread = self.parts.scanners.of(self.viewer.principal or self.peer)
+            waiting = loop.run_in_executor(thread, look, *arguments)
         except RuntimeError:  # the pull server, whose thread it is, has closed
             raise ShuttingDown("the daemon is stopping") from None
         return await waiting
 
     def text(self, name: str) -> str:
-        """A query parameter without the blanks around it; empty when it is not there."""
+        """A query parameter without surrounding blanks; empty when it is missing."""
         found = self.request.query.get(name, "").strip()
         if len(found) > MAX_TEXT:
             raise InvalidArgument(f"{name}: longer than {MAX_TEXT} characters")
         return found
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
-        """A query parameter; the first of `known` when it is not there."""
+        """A query parameter; the first of `known` when it is missing."""
         found = self.text(name) or known[0]
         if found not in known:
             raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")
@@ -108,8 +109,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """`data` is what the `.json` twin answers, and all that the template is given of the daemon.
-    `extra` is for the form of the page alone: what stands in which field, links."""
+    """`data` is the answer of the `.json` twin, and all that the template is given of the daemon.
+    `extra` is only for the form of the page: values of fields, links."""
 
     title: str
     data: dict[str, Any]

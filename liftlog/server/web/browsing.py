@@ -1,7 +1,7 @@
-"""Records for one page, in order from an offset on, that somebody may read and wants to see.
+"""The records of one page: those from an offset on that the viewer asks for and may read.
 
-The log is looked at in the thread in which all scans take turns, a bounded amount at a time, and
-a search that finds nothing ends after a while with the offset at which it can go on.
+The log is read in the thread that all scans share, a bounded amount at a time, and a search that
+finds nothing ends after a while with the offset at which it can continue.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from liftlog.errors import CorruptRange, Forbidden, InvalidArgument, OffsetOutOfRange
+from liftlog.log import Log
 from liftlog.records.decode import Record, decode_batch
 from liftlog.records.selection import Selection, parse_selection
 from liftlog.server.pull.filtering import Scan, scan_log
-from liftlog.server.pull.seams import ReadableLog
 from liftlog.server.web.asking import Asked
 
 _SEARCH_SECONDS = 0.7
-"""For one page; what was found until then is shown."""
+"""For one page; the records found until then are shown."""
 _SCAN_BYTES = 256 * 1024
-"""Encoded for one look, at most; more than a page shows of records of usual size."""
+"""Encoded by one scan, at most; more than a page shows of records of usual size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`time_ns` says where to begin when `offset` does not. None of both: at the newest records,
-    or at the oldest when there is a condition."""
+    """Begin at `offset`, else at `time_ns`, else at the newest records, or at the oldest with a
+    condition."""
 
     limit: int
     offset: int | None = None
@@ -53,7 +53,7 @@ class Wanted:
 
 
 class Damage(NamedTuple):
-    """Records that nobody can read any more."""
+    """Records that can no longer be read."""
 
     first_offset: int
     next_offset: int
@@ -64,7 +64,7 @@ Row = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """`next_offset` is where to go on; with `at_end` there is nothing behind it yet."""
+    """`next_offset` is where to continue; with `at_end` there is no record from there on yet."""
 
     first_offset: int
     rows: list[Row]
@@ -82,9 +82,10 @@ class _Look(NamedTuple):
 async def browse(
     asked: Asked, stream: str, wanted: Wanted, row: Callable[[Record | Damage], Row]
 ) -> Found:
-    """Rows of records, each made at once by `row`: only what is shown of a record is kept.
+    """Rows of records, each made by `row` as soon as its record is found: the record itself is not
+    kept.
 
-    Raises LiftlogErrors: no such stream, nothing that may be read of it, bad conditions.
+    Raises LiftlogErrors: no such stream, no right to read it, bad conditions.
     """
     principal = asked.viewer.principal
     readable = asked.gate.readable_subjects(principal, stream, peer=asked.peer)
@@ -104,30 +105,30 @@ async def browse(
             damage = Damage(int(error.details["first_offset"]), following, error.message)
             rows.append(row(damage))
             found = _Look([], following, following >= log.high_watermark)
-        except OffsetOutOfRange:  # retention came in between
+        except OffsetOutOfRange:  # retention has removed these records
             found = _Look([], max(offset, log.log_start_offset), at_end=False)
         offset, at_end = found.next_offset, found.at_end
         for record in found.records:
-            rows.append(await asked.parts.turns.take(row, record))
+            rows.append(await asked.parts.spread.run(row, record))
             if time.monotonic() > until and record is not found.records[-1]:
                 offset, at_end = record.offset + 1, False
                 break
         if time.monotonic() > until:
             break
-    # Asked behind the last wait: what held before it may not hold any more.
+    # Checked again after the last await: the ACL may have changed.
     if asked.gate.readable_subjects(principal, stream, peer=asked.peer) != readable:
-        raise Forbidden("the ACL has changed meanwhile", hint="load the page again")
+        raise Forbidden("the ACL has changed meanwhile", hint="reload the page")
     return Found(start, rows, offset, at_end, note)
 
 
-def _start(log: ReadableLog, wanted: Wanted) -> tuple[int, str]:
-    """Where to begin, and what is to be said about it. May wait for the disk."""
+def _start(log: Log, wanted: Wanted) -> tuple[int, str]:
+    """Where to begin, and a note about it. Blocking."""
     first, end = log.log_start_offset, log.high_watermark
     if wanted.offset is not None:
         if wanted.offset < first:
             return first, f"Offset {wanted.offset:,} is gone: the stream begins at {first:,}."
         if wanted.offset > end:
-            return end, f"Offset {wanted.offset:,} is not there yet: the stream ends at {end:,}."
+            return end, f"Offset {wanted.offset:,} does not exist yet: the stream ends at {end:,}."
         return wanted.offset, ""
     if wanted.time_ns is not None:
         found = max(first, log.offset_for_timestamp(wanted.time_ns))
@@ -135,7 +136,7 @@ def _start(log: ReadableLog, wanted: Wanted) -> tuple[int, str]:
     return (first if wanted.has_condition else max(first, end - wanted.limit)), ""
 
 
-def _look(log: ReadableLog, scan: Scan, limit: int) -> _Look:
+def _look(log: Log, scan: Scan, limit: int) -> _Look:
     scanned = scan_log(log, scan)
     records: list[Record] = []
     position = 0
@@ -152,7 +153,7 @@ def _look(log: ReadableLog, scan: Scan, limit: int) -> _Look:
 
 
 def parse_key(text: str) -> bytes:
-    """Text as it stands, `hex:...` or `base64:...`. Raises InvalidArgument."""
+    """From plain text, `hex:...` or `base64:...`. Raises InvalidArgument."""
     kind, colon, rest = text.partition(":")
     try:
         if colon and kind == "hex":
@@ -160,11 +161,11 @@ def parse_key(text: str) -> bytes:
         if colon and kind == "base64":
             return base64.b64decode(rest, validate=True)
     except (ValueError, binascii.Error):
-        raise InvalidArgument(f"key: what stands behind {kind}: is none") from None
+        raise InvalidArgument(f"key: the text after {kind}: is not valid {kind}") from None
     return text.encode("utf-8", "surrogatepass")
 
 
-def bounds(log: ReadableLog) -> dict[str, Any]:
+def bounds(log: Log) -> dict[str, Any]:
     return {
         "incarnation": log.incarnation,
         "log_start_offset": log.log_start_offset,

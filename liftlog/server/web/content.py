@@ -1,7 +1,7 @@
 """A value as text, JSON, hexadecimal or msgpack: plain text for a page. Pure.
 
-What it shows came from anybody. Nothing here raises for any input. A preview takes at most about
-2 ms of the processor, a whole value 20 ms: they are made on the event loop.
+The values may come from anyone, and nothing here raises for any input. A preview takes at most
+about 2 ms of processor time, a whole value 20 ms: both are made on the event loop.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PREVIEWED_BYTES = 8 * 1024
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
 _CONTROL |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
-# Readers must see the order in which the characters stand, and all of them.
+# Characters that are invisible or change the direction of writing.
 _CONTROL |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F), 0xFFFD)
 _CONTROL |= dict.fromkeys((0x061C, 0x2028, 0x2029), 0xFFFD)
-# Halves of a character, which JSON can spell and UTF-8 cannot carry.
+# Surrogates, which JSON can write and UTF-8 cannot encode.
 _CONTROL |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
 _CONTROLS = re.compile("[" + "".join(map(re.escape, map(chr, _CONTROL))) + "]")
 
@@ -46,8 +46,8 @@ class Outliner(Protocol):
 
 
 class Content(NamedTuple):
-    """`view` is the one it is shown in; `problem` says why that is not the one asked for, or what
-    is left out."""
+    """`view` is the one in which the value is shown; `problem` says why it is not the one asked
+    for, or what is left out."""
 
     view: str
     text: str
@@ -56,7 +56,7 @@ class Content(NamedTuple):
 
 class _Bounds(NamedTuple):
     raw_bytes: int | None
-    """How much of a value is looked at for text and hexadecimal; None: what a page shows of it."""
+    """How much of a value is read for text and hexadecimal; None: as much as a page shows."""
     chars: int
     lines: int
 
@@ -66,7 +66,7 @@ _GLANCE = _Bounds(PREVIEW_CHARS * 8, PREVIEW_CHARS * 8, PREVIEW_CHARS)
 
 
 def show(raw: bytes | None, view: str = "auto") -> Content:
-    """The whole value, or as much of it as a page should hold."""
+    """The whole value, or as much of it as one page should show."""
     return Content("tombstone", "") if raw is None else _shown(raw, view, _WHOLE)
 
 
@@ -79,7 +79,7 @@ def preview(raw: bytes | None, view: str = "auto") -> Content:
         text = raw[: PREVIEW_CHARS // 3].hex(" ")
         cut = " …" if len(raw) > PREVIEW_CHARS // 3 else ""
         return found._replace(text=text + cut)
-    # JSON as it was sent, not set out on many lines.
+    # JSON as it was sent, not indented.
     sent = _text(raw[: _GLANCE.raw_bytes]).text if found.view == "json" else found.text
     text = " ".join(sent.split())
     is_cut = len(text) > PREVIEW_CHARS or len(raw) > _PREVIEWED_BYTES
@@ -88,14 +88,14 @@ def preview(raw: bytes | None, view: str = "auto") -> Content:
 
 def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
     problem = ""
-    # Of 250 rows, parsing would be most of the cost; and a row shows the text as it was sent.
+    # Parsing would be most of the cost of 250 rows, which show the text as it was sent.
     is_parsed = bounds is _WHOLE or len(raw) <= _PREVIEWED_BYTES
     if is_parsed and (view == "json" or (view == "auto" and raw[:1] in (b"{", b"["))):
         found = _outlined("json", outline_json, raw, bounds)
         if isinstance(found, Content):
             return found
         problem = found
-    # A single small number is hardly meant as msgpack: every byte below 128 is one.
+    # Every byte below 128 is a number in msgpack, but hardly meant as one.
     if view == "msgpack" or (view == "auto" and raw[:1] >= b"\x80" and not is_text(raw)):
         found = _outlined("msgpack", partial(outline_msgpack, is_text=is_text), raw, bounds)
         if isinstance(found, Content):
@@ -110,12 +110,12 @@ def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
 
 
 def visible(text: str) -> str:
-    """Control characters as their pictures; what would turn the direction of writing as U+FFFD."""
+    """Control characters as their pictures; U+FFFD for those that change the writing direction."""
     return text.translate(_CONTROL)
 
 
 def is_text(raw: bytes) -> bool:
-    """UTF-8 with hardly any control characters."""
+    """Whether it is UTF-8 with hardly any control characters."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         text = decoder.decode(raw[:_LOOKED_AT], final=len(raw) <= _LOOKED_AT)
@@ -125,7 +125,7 @@ def is_text(raw: bytes) -> bool:
 
 
 def as_key(raw: bytes | None) -> str | None:
-    """Text where it is text, else `hex:...`, which the filter for keys understands."""
+    """Text if the key is UTF-8, else `hex:...`, which the filter for keys understands."""
     if raw is None:
         return None
     try:
@@ -151,7 +151,7 @@ def _hex(raw: bytes) -> Content:
 
 
 def _outlined(view: str, outline: Outliner, raw: bytes, bounds: _Bounds) -> Content | str:
-    """Or why not."""
+    """Returns a text when it cannot: why not."""
     if len(raw) > MAX_SHOWN_BYTES:
         return f"larger than {MAX_SHOWN_BYTES // 1024} KiB"
     try:
@@ -159,7 +159,7 @@ def _outlined(view: str, outline: Outliner, raw: bytes, bounds: _Bounds) -> Cont
     except TooDeep:
         return _TOO_DEEP
     except ValueError:
-        return f"this is no {_NAMES[view]}"
+        return f"this is not {_NAMES[view]}"
     problem = "" if is_whole or bounds is _GLANCE else f"the first {len(text):,} characters"
     return Content(view, visible(text), problem)
 

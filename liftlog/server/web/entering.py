@@ -1,4 +1,4 @@
-"""Sign in, sign out, and who comes with a request: by cookie, by token, or without either."""
+"""Sign in, sign out, and the viewer of a request: by cookie, by token, or without either."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from liftlog.errors import (
     Unauthenticated,
 )
 from liftlog.protocol.messages import ANONYMOUS
-from liftlog.server.http.access import Access, is_navigation
+from liftlog.server.http.callers import Callers, is_navigation
 from liftlog.server.web import answers
 from liftlog.server.web.asking import Viewer
 from liftlog.server.web.sessions import MAX_AGE_SECONDS, Sessions
@@ -31,30 +31,30 @@ _MAX_FIELDS = 16
 _FORM_SECONDS = 10.0
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _OWN_PATH = re.compile(r"/ui(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+(\?[A-Za-z0-9_.~%&=+*-]*)?", re.ASCII)
-"""No part is empty or begins with a dot: `/ui/..//evil.example` leads out of here."""
+"""No part is empty or begins with a dot: `/ui/..//evil.example` leads to another site."""
 
 
 class Entering:
-    def __init__(self, access: Access, sessions: Sessions) -> None:
-        self._access = access
+    def __init__(self, callers: Callers, sessions: Sessions) -> None:
+        self._callers = callers
         self._sessions = sessions
 
     @property
     def policy(self) -> Policy | None:
-        return self._access.gate.policy
+        return self._callers.gate.policy
 
     def check_origin(self, request: web.Request) -> None:
         """Raises Forbidden."""
-        self._access.check_origin(request)
+        self._callers.check_origin(request)
 
     async def viewer(self, request: web.Request) -> Viewer:
         """Raises Unauthenticated, Forbidden, LimitExceeded."""
-        self._access.check_origin(request, navigation=is_navigation(request))
+        self._callers.check_origin(request, navigation=is_navigation(request))
         policy = self.policy
         if policy is None:
             return Viewer(None)
         if "Authorization" in request.headers:
-            return Viewer(await self._access.principal(request))
+            return Viewer(await self._callers.principal(request))
         cookie = request.cookies.get(COOKIE)
         session = self._sessions.find(cookie, policy)
         if session is not None:
@@ -68,11 +68,11 @@ class Entering:
         policy = self.policy
         if policy is None:
             return see_home(request)
-        identity = await self._access.identify(request, policy, token)
+        identity = await self._callers.identify(request, policy, token)
         response = see_home(request)
         self._sessions.end(request.cookies.get(COOKIE))
         self._set_cookie(request, response, self._sessions.begin(identity))
-        self._access.note_login(identity, request)
+        self._callers.note_login(identity, request)
         return response
 
     def sign_out(self, request: web.Request) -> web.Response:
@@ -94,7 +94,7 @@ class Entering:
 
 
 def see_home(request: web.Request) -> web.Response:
-    """Where somebody was going when asked to sign in; nowhere outside this site."""
+    """To the page that the user wanted before signing in; never outside this site."""
     wanted = request.query.get("next", "")
     where = wanted if _OWN_PATH.fullmatch(wanted) else HOME
     return answers.see_other(where)
@@ -108,15 +108,15 @@ def login_path(request: web.Request) -> str:
 
 
 def is_encrypted(request: web.Request) -> bool:
-    """What a proxy says is believed: it can only make the cookie more careful."""
+    """A proxy's header is believed: it can only make the cookie more restricted."""
     forwarded = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
     return request.secure or forwarded == "https"
 
 
 async def read_form(request: web.Request) -> dict[str, str]:
-    """Raises LiftlogErrors; a form is small and comes at once."""
+    """Raises LiftlogErrors: a form must be small and arrive at once."""
     if request.content_type != _FORM_TYPE:
-        raise Forbidden("expected one of our own forms")
+        raise Forbidden("expected a form of this page")
     body = bytearray()
     try:
         async with asyncio.timeout(_FORM_SECONDS):
@@ -139,13 +139,13 @@ def check_form(sessions: Sessions, request: web.Request, form: dict[str, str], w
     cookie = request.cookies.get(COOKIE)
     if not sessions.is_form_token(form.get("form_token", ""), cookie, why):
         raise Forbidden(
-            "the form is too old, or not one of ours",
-            hint="go back, load the page anew and try again",
+            "the form is too old, or does not belong to this page",
+            hint="go back, reload the page and try again",
         )
 
 
 def worded(error: LiftlogError) -> str:
-    """For the form in which the token was typed."""
+    """The text for the sign-in form."""
     if isinstance(error, Unauthenticated):
         return "This token is not valid."
     return f"{error.message[:1].upper()}{error.message[1:]}."

@@ -1,9 +1,12 @@
-"""Numbers, sizes and times for people. `static/live.js` writes the first three the same way."""
+"""Numbers, sizes, times and drawings for people. `static/live.js` formats numbers, sizes and rates
+the same way. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from liftlog.records.json_form import show_time
 
@@ -17,7 +20,7 @@ def count(number: float) -> str:
 
 
 def tenths(number: float) -> str:
-    """One digit behind the point below 100. Halves go up, as JavaScript has it."""
+    """With one decimal below 100. Halves are rounded up, as in JavaScript."""
     if number >= 99.95:
         return count(number)
     return f"{math.floor(number * 10 + 0.5) / 10:.1f}"
@@ -32,7 +35,7 @@ def size(size_bytes: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """`0` when there is nothing, so that a quiet stream looks quiet."""
+    """`0` rather than `0.0`, so that a quiet stream looks quiet."""
     return "0" if per_second == 0 else tenths(per_second)
 
 
@@ -41,7 +44,7 @@ def percent(ratio: float) -> str:
 
 
 def moment(timestamp_ns: int) -> str:
-    """`2026-01-02 03:04:05.678 UTC`; nothing for a stamp that is none."""
+    """`2026-01-02 03:04:05.678 UTC`; `none` without a timestamp (0 or less)."""
     if timestamp_ns <= 0:
         return "none"
     try:
@@ -71,8 +74,8 @@ def ago(timestamp_ns: int, now_ns: int) -> str:
 
 
 def parse_moment(text: str) -> int | None:
-    """ISO 8601 (UTC where it says nothing else), seconds since 1970, or a time ago (`15m`, `2h`,
-    `3d`); ns since 1970, None for what is none of them."""
+    """From ISO 8601 (UTC unless it names another zone), seconds since 1970, or a time ago (`15m`,
+    `2h`, `3d`) to ns since 1970; None for anything else."""
     text = text.strip()
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     try:
@@ -90,3 +93,67 @@ def parse_moment(text: str) -> int | None:
 def _to_ns(when: datetime) -> int:
     since = when - datetime(1970, 1, 1, tzinfo=UTC)
     return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
+
+
+# --- drawings ---
+
+SPARK_WIDTH, SPARK_HEIGHT = 120.0, 28.0
+WIDTH = 1000
+MAX_PARTS = 80
+_MIN_WIDTH = 6.0
+KINDS = ("compacted", "sealed", "active", "damaged")
+"""A group of several kinds is shown as the last of them in this order."""
+
+
+def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The segments of a stream as one bar: rectangles from left to right, each for one segment, or
+    for several neighbours where there are too many. Their widths show their sizes, with a minimum
+    so that each can be seen."""
+    groups = _grouped(segments)
+    total = sum(group["size_bytes"] for group in groups) or 1
+    room = WIDTH - _MIN_WIDTH * len(groups)
+    parts, x = [], 0.0
+    for group in groups:
+        width = _MIN_WIDTH + room * group["size_bytes"] / total
+        parts.append({**group, "x": round(x, 1), "width": round(width, 1)})
+        x += width
+    return parts
+
+
+def _grouped(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    per_group = max(1, -(-len(segments) // MAX_PARTS))
+    groups = []
+    for start in range(0, len(segments), per_group):
+        some = segments[start : start + per_group]
+        groups.append(
+            {
+                "kind": max((one["kind"] for one in some), key=KINDS.index),
+                "count": len(some),
+                "base_offset": some[0]["base_offset"],
+                "next_offset": some[-1]["next_offset"],
+                "size_bytes": sum(one["size_bytes"] for one in some),
+            }
+        )
+    return groups
+
+
+def spark_points(history: Sequence[float], kept: int) -> str:
+    """Rates as the `points` of a polyline: the newest at the right edge, the highest at the top."""
+    if not history:
+        return ""
+    top = max(history) or 1.0
+    step = SPARK_WIDTH / (kept - 1)
+    left = SPARK_WIDTH - step * (len(history) - 1)
+    height = SPARK_HEIGHT - 2
+    return " ".join(
+        f"{left + step * i:.1f},{1 + height * (1 - one / top):.1f}" for i, one in enumerate(history)
+    )
+
+
+def spark_area(history: Sequence[float], kept: int) -> str:
+    """The area below that line."""
+    points = spark_points(history, kept)
+    if not points:
+        return ""
+    left = points.partition(",")[0]
+    return f"{left},{SPARK_HEIGHT:g} {points} {SPARK_WIDTH:g},{SPARK_HEIGHT:g}"

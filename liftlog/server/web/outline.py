@@ -1,7 +1,7 @@
-"""A JSON or msgpack value set out on lines, bounded while it is written. Pure.
+"""A JSON or msgpack value as indented text, bounded while it is written. Pure.
 
-A value of 64 KiB can take megabytes when it is indented, so nothing here is made whole and cut
-afterwards: the text stops at its bounds, and what follows is not looked at.
+A value of 64 KiB can take megabytes when it is indented, so the text is not made first and cut
+afterwards: writing stops at the bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgpack
 MAX_DEPTH = 64
 MAX_CHARS = 256 * 1024
 MAX_LINES = 5_000
-"""Each takes some microseconds."""
+"""Each line takes some microseconds."""
 
 _encoder = json.JSONEncoder(ensure_ascii=False)  # dumps() makes one a call
 _UNPACKING = {"raw": True, "strict_map_key": False, "timestamp": 0}
@@ -29,11 +29,11 @@ class Outline(NamedTuple):
 
 
 class TooDeep(ValueError):
-    """Nested deeper than MAX_DEPTH, in the part that was looked at."""
+    """Nested deeper than MAX_DEPTH, in the part that was written."""
 
 
 def outline_json(raw: bytes, *, max_chars: int = MAX_CHARS, max_lines: int = MAX_LINES) -> Outline:
-    """Raises ValueError for what is no JSON, and TooDeep."""
+    """Raises TooDeep, and ValueError for input that is not JSON."""
     try:
         value = json.loads(raw)
     except RecursionError:
@@ -71,8 +71,8 @@ def _unpacker(raw: bytes) -> Any:
 def _check_msgpack(raw: bytes) -> None:
     """Raises ValueError unless it is one value from end to end.
 
-    Nothing is allocated for what a header only declares: the values are skipped, at the speed of
-    the C library. So whatever is unpacked later is as long as the bytes that are there.
+    The values are skipped, at the speed of the C library, and nothing is allocated for what a
+    header only declares. So what is unpacked later is no longer than the bytes that exist.
     """
     unpacker = _unpacker(raw)
     try:

@@ -1,7 +1,7 @@
-"""Who is signed in with a browser, and proof that a form is one of ours.
+"""Who is signed in with a browser, and proof that a form came from this page.
 
-A session lives here, the cookie only names it: signing out ends it, and so does a reload of the ACL
-that withdraws the credential. There are only so many, and each only for so long.
+The session is kept here, and the cookie only names it: signing out ends it, and so does a reload of
+the ACL that withdraws the credential. Sessions are bounded in number and in time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Session:
 
 
 class Sessions:
-    """Belongs to one event loop. Cookies are kept as hashes: nothing that is here is a way in."""
+    """Belongs to one event loop. Only hashes of cookies are kept, with which no one can log in."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -49,7 +49,7 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, identity: Identity) -> str:
-        """What the cookie is to say. Whoever has too many loses the one unused for longest."""
+        """Returns the cookie. A principal with too many sessions loses the least recently used."""
         now = self._now()
         own = [
             key
@@ -65,7 +65,7 @@ class Sessions:
         return cookie
 
     def find(self, cookie: str | None, policy: Policy | None) -> Session | None:
-        """The session, if it still holds."""
+        """The session, if it is still valid."""
         if not cookie:
             return None
         key = _key(cookie)
@@ -81,7 +81,7 @@ class Sessions:
         return session
 
     def count(self, policy: Policy | None) -> int:
-        """How many hold; others are kept until somebody comes back with them."""
+        """How many are valid; a session that is not is kept until its cookie comes again."""
         now = self._now()
         return sum([one.holds(now, policy) for one in self._sessions.values()])
 
@@ -92,8 +92,8 @@ class Sessions:
     # --- forms ---
 
     def form_token(self, cookie: str | None, purpose: str) -> str:
-        """For a hidden field of the form that does `purpose`. Another site's page cannot read ours,
-        so it cannot know this."""
+        """For a hidden field of the form for `purpose`. A page of another site cannot read the
+        pages of this one, so it cannot know the token."""
         text = f"{cookie or ''}\0{purpose}".encode("utf-8", "surrogatepass")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 

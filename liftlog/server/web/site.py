@@ -1,4 +1,4 @@
-"""The routes of the web page. Nothing is reached but through `_guarded`, which knows who asks."""
+"""The routes of the web page. Every page passes `_guarded`, which identifies the viewer."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from liftlog.errors import LiftlogError, LimitExceeded, StreamUnavailable, Unauthenticated
-from liftlog.server.http.access import Access
+from liftlog.server.http.callers import Callers
 from liftlog.server.http.failures import failure
 from liftlog.server.http.guard import identified, identifying
 from liftlog.server.web import actions, answers, entering
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
-from liftlog.server.web.pages.health import health
-from liftlog.server.web.pages.overview import overview
+from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.records import record, records, value
 from liftlog.server.web.pages.stream import stream
-from liftlog.server.web.rendering import Rendering
 
 MAX_REQUESTS = 16
-"""At the same time; each may hold a batch or the descriptions of all streams."""
+"""At once; each may hold a batch, or the descriptions of all streams, in memory."""
 
 View = Callable[[Asked], Awaitable[Shown]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Page(NamedTuple):
-    """`template` is that of the page; its twin has the same path with `.json` behind it.
-    `is_live` pages look for news by themselves."""
+    """The `.json` twin of a page has the same path with `.json` appended. `is_live` pages update
+    themselves."""
 
     path: str
     template: str
@@ -44,7 +42,7 @@ PAGES = (
     Page("/ui/streams", "overview.html", overview, is_live=True),
     Page("/ui/access", "access.html", access),
     Page("/ui/health", "health.html", health, is_live=True),
-    # Before the stream's own page, whose name would else end in a twin's.
+    # Before the stream's own page: routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
     Page(f"{_STREAM}/records", "records.html", records),
     *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),
@@ -55,10 +53,10 @@ PAGES = (
 class WebSite:
     """Add its routes with `routes()`. Belongs to one event loop."""
 
-    def __init__(self, parts: Parts, access: Access) -> None:
+    def __init__(self, parts: Parts, callers: Callers) -> None:
         self._parts = parts
-        self._entering = Entering(access, parts.sessions)
-        self._rendering = Rendering()
+        self._entering = Entering(callers, parts.sessions)
+        self._rendering = answers.Rendering()
         self._under_way = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -89,7 +87,7 @@ class WebSite:
     # --- every page ---
 
     def _guarded(self, serve: Callable[[Asked], Awaitable[web.StreamResponse]]) -> Handler:
-        """Bounded in number, the viewer known, and every error worded."""
+        """Bound the number of requests, identify the viewer, and answer every error."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             viewer = Viewer(None)
@@ -136,7 +134,7 @@ class WebSite:
         return serve
 
     def _frame(self, request: web.Request, viewer: Viewer) -> dict[str, Any]:
-        """What stands around each page."""
+        """The values for the frame around each page."""
         policy, sessions = self._entering.policy, self._parts.sessions
         return {
             "path": request.path,
@@ -155,8 +153,8 @@ class WebSite:
             return answered
         if isinstance(error, Unauthenticated):
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-                # The cookie of somebody who is signed in does not come with a link of another
-                # site; it does come when our own page goes on.
+                # A browser does not send the session's cookie when it follows a link of another
+                # site; it does when a page of this site goes on from there.
                 return answers.html(
                     await self._rendering.page("arriving.html", here=request.path_qs)
                 )
@@ -203,7 +201,7 @@ class WebSite:
     async def _login(self, request: web.Request) -> web.StreamResponse:
         try:
             self._entering.check_origin(request)
-            with identifying(request):  # however slowly the form comes
+            with identifying(request):  # however slowly the form arrives
                 form = await entering.read_form(request)
                 entering.check_form(self._parts.sessions, request, form, "sign in")
                 return await self._entering.sign_in(request, form.get("token", "").strip())
@@ -225,7 +223,7 @@ class WebSite:
 
 
 def twin_of(request: web.Request) -> str:
-    """The address of the `.json` twin of this page, with the same question."""
+    """The address of the `.json` twin of this page, with the same query."""
     query = f"?{request.query_string}" if request.query_string else ""
     return f"{request.path}.json{query}"
 

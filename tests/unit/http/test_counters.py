@@ -14,8 +14,8 @@ from support.raw_pull import RawPull
 
 from acl.policy import Policy
 from acl.tokens import hash_token
-from liftlog.server.http.counters import CUT_OFF, NO_ROUTE
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.server import CUT_OFF, NO_ROUTE
 
 SECRET = "a-secret-that-is-long-enough"
 POLICY = f"""
@@ -95,7 +95,7 @@ async def test_who_makes_room_gets_no_answer(broker: LogBroker) -> None:
         path = BOUNDS.format(stream="orders")
         writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode())
         writer.write(b"Authorization: Bearer shop.guessed\r\n\r\n")
-        await until(lambda: pull.audit.denied_total)
+        await until(lambda: pull.services.audit.denied_total)
         assert await get(session, f"{url}/livez") == 200
         with pytest.raises(ConnectionResetError):
             await reader.read()
@@ -118,7 +118,7 @@ async def test_denials_are_counted_by_operation_and_way_in(broker: LogBroker) ->
         async with await RawPull.connect(address) as peer:
             peer.send({"k": "describe", "s": "orders", "i": 1})
             assert (await peer.receive())["n"] == "FORBIDDEN"
-        assert pull.audit.denied_total == {
+        assert pull.services.audit.denied_total == {
             ("login", "http"): 3,
             ("read", "http"): 2,
             ("read", "pull"): 1,

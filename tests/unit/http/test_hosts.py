@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from liftlog.server.http.hosts import HostNames
+from liftlog.server.http.callers import HostNames
 from liftlog.settings import Settings
 
 HOSTS = HostNames(["Liftlog.Example.org"])

@@ -19,8 +19,8 @@ from liftlog.server.checkpoints.layout import Stored
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.cleaning.state import StreamCleaning
-from liftlog.server.http.counters import HttpCounters
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.server import HttpCounters
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
@@ -28,7 +28,7 @@ from liftlog.server.metrics import exposition as module
 from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS, Exposition
 from liftlog.server.metrics.table import METRICS
-from liftlog.server.pull.counters import PullCounters
+from liftlog.server.pull.services import PullCounters
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk_probe import DiskProbe
 from liftlog.server.web.sessions import Sessions
@@ -58,14 +58,14 @@ def exposition_of(running: Running) -> Exposition:
         wait_until_ready_to_read=intake.wait_until_ready_to_read,
         reading_is_held=intake.reading_is_held,
     )
-    pull: Any = SimpleNamespace(
+    services = SimpleNamespace(
         counters=PullCounters(),
-        connection_count=0,
         memory=SimpleNamespace(used_bytes=0),
         read_share=SimpleNamespace(held_back_seconds=0.0),
         gate=Gate(None),
         audit=Audit(),
     )
+    pull: Any = SimpleNamespace(services=services, connection_count=0)
     cleaning = StreamCleaning()
     disk = DiskProbe(running.data_dir.path)
     reloads = Reloads()

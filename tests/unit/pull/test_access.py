@@ -223,10 +223,10 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
 async def test_clients_that_authenticate_at_once_are_bounded(broker: LogBroker) -> None:
     limits = PullLimits(max_pending_auths=1, auth_failure_delay_seconds=0)
     async with pull_server(broker, limits=limits, policy=TokenPolicy()) as (server, address):
-        server.authenticator.pending = 1
+        server.services.authenticator.pending = 1
         async with await login(address, "alice.s") as peer:
             assert (await peer.receive())["n"] == "LIMIT_EXCEEDED"
-        server.authenticator.pending = 0
+        server.services.authenticator.pending = 0
         async with await login(address, "alice.s") as peer:
             assert (await peer.receive())["k"] == "welcome"
 
@@ -250,5 +250,5 @@ async def test_a_client_that_leaves_while_its_token_is_checked(broker: LogBroker
         peer = await login(address, "bob.wrong")
         await peer.close()
         async with asyncio.timeout(5):
-            while server.connection_count or server._jobs:
+            while server.connection_count or server.services.jobs:
                 await asyncio.sleep(0.001)

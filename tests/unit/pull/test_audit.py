@@ -95,4 +95,4 @@ async def test_a_flood_of_denials_is_a_number(
                 assert (await peer.receive())["n"] == "FORBIDDEN"
         lines = [one for one in audited.records if one.getMessage().startswith("denied")]
         assert 50 <= len(lines) <= 100
-        assert server.audit.denied_total["read", "pull"] == 500
+        assert server.services.audit.denied_total["read", "pull"] == 500

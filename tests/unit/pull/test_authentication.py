@@ -157,7 +157,7 @@ async def test_with_tls_nobody_can_pass_the_signature_on(
             await principal_at(where, nkey=seed_file, tls=authority.ca)
         assert reached.is_set()
         assert await principal_at(address, nkey=seed_file, tls=authority.ca) == "ops"
-        assert server.audit.denied_total["login", "pull"] == 1
+        assert server.services.audit.denied_total["login", "pull"] == 1
         middle.close()
 
 

@@ -86,7 +86,7 @@ async def test_after_authentication(broker: LogBroker, data: bytes, name: str) -
             peer.send_bytes(data)
             assert await last_words(peer) == name
         await still_served(witness)
-        assert server.counters.refusals_total[name] == 1
+        assert server.services.counters.refusals_total[name] == 1
 
 
 REFUSED = [
@@ -164,7 +164,7 @@ async def test_more_connections_than_allowed(broker: LogBroker) -> None:
             async with await RawPull.connect(address, hello=False) as peer:
                 assert await last_words(peer) == "LIMIT_EXCEEDED"
             await still_served(witness)
-            assert server.counters.connections_refused_total == 1
+            assert server.services.counters.connections_refused_total == 1
         async with asyncio.timeout(5):
             while server.connection_count:
                 await asyncio.sleep(0.001)

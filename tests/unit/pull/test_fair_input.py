@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from liftlog.server.pull.fair_input import Rounds
+from liftlog.server.pull.fair_input import FairInput
 
 
 def spend(seconds: float) -> None:
@@ -19,14 +19,14 @@ def spend(seconds: float) -> None:
 
 async def test_little_is_done_at_once() -> None:
     done: list[int] = []
-    rounds = Rounds()
-    rounds.run("a", lambda: done.append(1))
-    rounds.run("a", lambda: done.append(2))
+    fair_input = FairInput()
+    fair_input.run("a", lambda: done.append(1))
+    fair_input.run("a", lambda: done.append(2))
     assert done == [1, 2]
 
 
 async def test_much_is_spread_over_turns_of_the_loop() -> None:
-    rounds = Rounds(turn_seconds=0.002)
+    fair_input = FairInput(turn_seconds=0.002)
     done: list[int] = []
 
     def work(number: int) -> None:
@@ -34,7 +34,7 @@ async def test_much_is_spread_over_turns_of_the_loop() -> None:
         done.append(number)
 
     for number in range(40):
-        rounds.run(number, lambda number=number: work(number))
+        fair_input.run(number, lambda number=number: work(number))
     per_turn = []
     while len(done) < 40:
         before = len(done)
@@ -45,7 +45,7 @@ async def test_much_is_spread_over_turns_of_the_loop() -> None:
 
 
 async def test_principals_take_turns() -> None:
-    rounds = Rounds(turn_seconds=0.001)
+    fair_input = FairInput(turn_seconds=0.001)
     done: list[str] = []
 
     def works(name: str) -> None:
@@ -53,32 +53,32 @@ async def test_principals_take_turns() -> None:
         done.append(name)
 
     for _ in range(50):
-        rounds.run("many", lambda: works("many"))
-    rounds.run("few", lambda: works("few"))
+        fair_input.run("many", lambda: works("many"))
+    fair_input.run("few", lambda: works("few"))
     while len(done) < 51:
         await asyncio.sleep(0)
     assert done.index("few") <= 3
 
 
 async def test_what_waits_is_done_once() -> None:
-    rounds = Rounds(turn_seconds=0.001)
+    fair_input = FairInput(turn_seconds=0.001)
     done: Counter[str] = Counter()
 
     def work() -> None:
         done["work"] += 1
 
-    rounds.run("a", lambda: spend(0.002))
+    fair_input.run("a", lambda: spend(0.002))
     for _ in range(5):
-        rounds.run("a", work)
+        fair_input.run("a", work)
     assert not done
     await asyncio.sleep(0)
     assert done == {"work": 1}
-    rounds.run("a", work)
+    fair_input.run("a", work)
     assert done == {"work": 2}
 
 
 async def test_work_that_fails_stops_nobody() -> None:
-    rounds = Rounds(turn_seconds=0.001)
+    fair_input = FairInput(turn_seconds=0.001)
     done: list[str] = []
     failures: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, found: failures.append(found))
@@ -86,12 +86,12 @@ async def test_work_that_fails_stops_nobody() -> None:
     def fail() -> None:
         raise ValueError("not this one")
 
-    rounds.run("a", lambda: spend(0.002))
-    rounds.run("b", fail)
-    rounds.run("c", lambda: done.append("c"))
+    fair_input.run("a", lambda: spend(0.002))
+    fair_input.run("b", fail)
+    fair_input.run("c", lambda: done.append("c"))
     for _ in range(3):
         await asyncio.sleep(0)
     assert done == ["c"]
     assert isinstance(failures[0]["exception"], ValueError)
     with pytest.raises(ValueError, match="not this one"):
-        rounds.run("d", fail)
+        fair_input.run("d", fail)

@@ -8,20 +8,20 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from liftlog.server.pull.fair_threads import Turns
+from liftlog.server.pull.fair_threads import FairThreads
 
 
 class Bench:
     """Nothing runs until `go`, so that all jobs are there before the first is chosen."""
 
     def __init__(self) -> None:
-        self.turns = Turns(1, "test")
+        self.threads = FairThreads(1, "test")
         self.order: list[str] = []
         self._gate = threading.Event()
-        self.first = self.turns.of("gate").submit(self._gate.wait, 60)
+        self.first = self.threads.of("gate").submit(self._gate.wait, 60)
 
     def ask(self, label: str, party: str, member: int = 0) -> Future[None]:
-        return self.turns.of(party, member).submit(self.order.append, label)
+        return self.threads.of(party, member).submit(self.order.append, label)
 
     def go(self, *futures: Future[None]) -> None:
         self._gate.set()
@@ -34,7 +34,7 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
     bench.go()
-    bench.turns.shutdown()
+    bench.threads.shutdown()
 
 
 def test_parties_take_turns(bench: Bench) -> None:
@@ -65,16 +65,16 @@ def test_what_was_cancelled_costs_nobody_a_turn(bench: Bench) -> None:
 
 def test_results_and_errors(bench: Bench) -> None:
     bench.go()
-    assert bench.turns.of("a").submit(lambda x, y: x + y, 1, y=2).result(60) == 3
+    assert bench.threads.of("a").submit(lambda x, y: x + y, 1, y=2).result(60) == 3
     with pytest.raises(ZeroDivisionError):
-        bench.turns.of("a").submit(lambda: 1 // 0).result(60)
-    assert bench.turns.of("a").submit(len, "abc").result(60) == 3
+        bench.threads.of("a").submit(lambda: 1 // 0).result(60)
+    assert bench.threads.of("a").submit(len, "abc").result(60) == 3
 
 
 def test_the_end(bench: Bench) -> None:
     waiting = bench.ask("never", "a")
     closing = threading.Thread(
-        target=bench.turns.shutdown, kwargs={"wait": True, "cancel_futures": True}
+        target=bench.threads.shutdown, kwargs={"wait": True, "cancel_futures": True}
     )
     closing.start()
     with pytest.raises(CancelledError):

@@ -51,8 +51,8 @@ async def test_a_fetch_answers_the_bytes_of_the_log(broker: LogBroker) -> None:
         }
         with log.read(25, 1 << 20) or pytest.fail("nothing") as piece:
             assert body == piece.pread()
-        assert server.counters.fetches_total == 1
-        assert server.counters.body_bytes_total == len(body)
+        assert server.services.counters.fetches_total == 1
+        assert server.services.counters.body_bytes_total == len(body)
 
 
 async def test_at_least_one_batch_and_no_more_than_asked(broker: LogBroker) -> None:

@@ -220,7 +220,7 @@ async def test_a_filtered_long_poll_sleeps_through_what_does_not_match(broker: L
             stream.append([b"no"], keys=[b"other %d" % number])
             await until(lambda reads=reads: stream.log.reads > reads)
         await until(lambda: stream.waiters)
-        assert server.counters.fetches_total == 0
+        assert server.services.counters.fetches_total == 0
         stream.append([b"no", b"yes"], keys=[b"other", b"k"])
         answer = await peer.receive()
         assert (answer["o"], answer["n"]) == (101, 108)
@@ -408,7 +408,7 @@ async def test_what_lies_in_memory_unsent_is_bounded(
     real = filtering.scan_log
 
     def watched(*arguments: Any) -> Any:
-        unsent.extend([one._outbox.unsent_bytes for one in server._connections])
+        unsent.extend([one._queue.unsent_bytes for one in server._connections])
         return real(*arguments)
 
     monkeypatch.setattr("liftlog.server.pull.fetches.scan_log", watched)
@@ -419,7 +419,7 @@ async def test_what_lies_in_memory_unsent_is_bounded(
             peer.send(fetch(request_id, 101, m=8 << 20, fs=[">"]))
         await until(lambda: server._connections)
         (connection,) = server._connections
-        await until(lambda: connection._outbox.unsent_bytes >= limits.ENCODED_UNSENT_BYTES)
+        await until(lambda: connection._queue.unsent_bytes >= limits.ENCODED_UNSENT_BYTES)
         for request_id in range(1, 41):  # and all are answered once the client reads
             answer = await peer.receive()
             assert answer["i"] == request_id

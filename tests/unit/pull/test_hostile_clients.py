@@ -89,7 +89,7 @@ async def test_those_who_say_nothing_make_room(broker: LogBroker) -> None:
                 await until(lambda: server.connection_count < 3)
             assert await silent[0].closed() == b""
             await still_served(witness)
-            assert server.counters.connections_refused_total == 0
+            assert server.services.counters.connections_refused_total == 0
             for one in silent:
                 await one.close()
 
@@ -140,11 +140,11 @@ async def test_a_flood_of_small_requests_of_a_deaf_client_is_bounded(broker: Log
             await still_served(witness)
             assert not connection._reading
             assert connection.memory_bytes < HELD_FRAMES_BYTES + 1000
-            assert server.memory.used_bytes == connection.memory_bytes
-            assert len(connection._outbox._items) < HELD_FRAMES_BYTES / 64
+            assert server.services.memory.used_bytes == connection.memory_bytes
+            assert len(connection._queue._items) < HELD_FRAMES_BYTES / 64
             deaf.peer.writer.transport.abort()
             await until(lambda: server.connection_count == 1)
-            assert server.memory.used_bytes == 0
+            assert server.services.memory.used_bytes == 0
 
 
 async def test_a_client_that_begins_to_read_gets_everything(broker: LogBroker) -> None:
@@ -156,7 +156,7 @@ async def test_a_client_that_begins_to_read_gets_everything(broker: LogBroker) -
         deaf.peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
         ids = [(await deaf.peer.receive())["i"] for _ in range(10_000)]
         assert ids == list(range(1, 1001)) * 10
-        await until(lambda: server.memory.used_bytes == 0)
+        await until(lambda: server.services.memory.used_bytes == 0)
         await deaf.peer.close()
 
 
@@ -171,13 +171,13 @@ async def test_all_together_are_bounded_too(
             for one in deaf:
                 one.flood(10)
             await until(lambda: server.connection_count <= 4)
-            assert server.memory.used_bytes <= 3 * HELD_FRAMES_BYTES
+            assert server.services.memory.used_bytes <= 3 * HELD_FRAMES_BYTES
             assert "take too much memory" in caplog.text
             await still_served(witness)
             for one in deaf:
                 one.peer.writer.transport.abort()
             await until(lambda: server.connection_count == 1)
-            assert server.memory.used_bytes == 0
+            assert server.services.memory.used_bytes == 0
 
 
 @pytest.mark.parametrize("kind", ["list", "checkpoints"])
@@ -268,7 +268,7 @@ async def test_what_waiting_requests_take_is_counted_and_given_back(broker: LogB
         peer.send(waiting(1, 900_000))
         await until(lambda: connection.memory_bytes > 900_000)
         assert connection.memory_bytes < 903_000  # neither the frame nor its buffer is kept beside
-        assert server.memory.used_bytes == connection.memory_bytes
+        assert server.services.memory.used_bytes == connection.memory_bytes
         peer.send(waiting(2, 500_000))
         await until(lambda: connection.memory_bytes > 1_400_000)
         peer.send({"k": "cancel", "i": 1})
@@ -276,7 +276,7 @@ async def test_what_waiting_requests_take_is_counted_and_given_back(broker: LogB
         await until(lambda: connection.memory_bytes < 503_000)
         broker.streams["orders"].append([b"new"], keys=[bytes(50_000)])
         assert (await peer.receive())["i"] == 2
-        await until(lambda: server.memory.used_bytes == 0)
+        await until(lambda: server.services.memory.used_bytes == 0)
 
 
 async def test_many_values_count_beside_their_bytes(broker: LogBroker) -> None:
@@ -344,7 +344,7 @@ async def test_waiting_requests_of_a_principal_are_bounded_over_its_connections(
         for peer in peers:
             await peer.close()
         await until(lambda: server.connection_count == 0)
-        assert (use.size_bytes, server.memory.used_bytes) == (0, 0)
+        assert (use.size_bytes, server.services.memory.used_bytes) == (0, 0)
 
 
 async def test_waiting_requests_of_all_are_bounded(broker: LogBroker) -> None:
@@ -357,7 +357,7 @@ async def test_waiting_requests_of_all_are_bounded(broker: LogBroker) -> None:
             for peer in peers:
                 peer.send(waiting(1, 900_000))
             await until(lambda: server.connection_count <= 4)
-            assert server.memory.used_bytes <= 3_000_000
+            assert server.services.memory.used_bytes <= 3_000_000
             for peer in peers:
                 peer.writer.transport.abort()
             await until(lambda: server.connection_count == 1)
@@ -375,4 +375,4 @@ async def test_a_request_beyond_the_number_in_flight_counts(broker: LogBroker) -
             broker.streams["orders"].append([b"new"], keys=[bytes(50_000)])
             assert (await peer.receive())["i"] == 1
             assert (await peer.receive())["i"] == 2
-            await until(lambda: server.memory.used_bytes == 0)
+            await until(lambda: server.services.memory.used_bytes == 0)

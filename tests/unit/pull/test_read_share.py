@@ -231,7 +231,7 @@ async def test_fetches_that_are_held_back_are_all_answered_in_the_end(broker: Lo
         orders.append([b"x" * 1000] * 100)
     scarce = Scarce()
     async with pull_server(broker) as (server, address):
-        server.read_share = share = ReadShare(scarce.usage, scarce.ingested)
+        server.services.read_share = share = ReadShare(scarce.usage, scarce.ingested)
         async with await RawPull.connect(address) as client:
             share._left = -1e9
             for number in range(1, 6):
@@ -251,7 +251,7 @@ async def test_who_goes_while_held_back_is_forgotten(broker: LogBroker) -> None:
     broker.streams["orders"].append([b"x" * 1000] * 100)
     scarce = Scarce()
     async with pull_server(broker) as (server, address):
-        server.read_share = share = ReadShare(scarce.usage, scarce.ingested)
+        server.services.read_share = share = ReadShare(scarce.usage, scarce.ingested)
         async with await RawPull.connect(address) as client:
             share._left = -1e9
             client.send({"k": "fetch", "i": 1, "s": "orders", "o": 101})

@@ -65,12 +65,12 @@ async def test_a_client_that_stops_reading_costs_bounded_memory_and_is_cut_off(
             await deaf.greet()
             await deaf.ask(60)
             await until(lambda: log.unreleased)
-            (connection,) = [one for one in server._connections if one._outbox.unsent_bytes]
+            (connection,) = [one for one in server._connections if one._queue.unsent_bytes]
             witness.send({"k": "fetch", "i": 1, "s": "orders", "o": 101})
             answer = await witness.receive()
             assert answer["c"] == 4
             # The bound may be passed by one answer, and slices beyond it are not even opened.
-            assert connection._outbox.unsent_bytes < 2 * MIB + 1.1 * MIB
+            assert connection._queue.unsent_bytes < 2 * MIB + 1.1 * MIB
             assert len(log.unreleased) <= 4
             await until(lambda: server.connection_count == 1)
             assert not log.unreleased
@@ -148,11 +148,11 @@ async def test_a_request_under_way_outlives_its_client(broker: LogBroker) -> Non
     async with pull_server(broker) as (server, address):
         peer = await RawPull.connect(address)
         peer.send({"k": "create", "i": 1, "s": "new", "c": {"subject": "n"}})
-        await until(lambda: server._jobs)
+        await until(lambda: server.services.jobs)
         await peer.close()
         await until(lambda: server.connection_count == 0)
         broker.gate.set()
-        await until(lambda: not server._jobs)
+        await until(lambda: not server.services.jobs)
         assert "new" in broker.streams
 
 

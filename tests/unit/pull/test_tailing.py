@@ -205,7 +205,7 @@ async def test_a_consumer_is_answered_once_per_linger(broker: LogBroker) -> None
             peer.send({"k": "fetch", "i": 5, "s": "orders", "o": answer["n"], "w": 5})
             assert (await peer.receive())["c"] == 1
             assert time.monotonic() - before < 0.15
-        assert server.counters.fetches_total == 4
+        assert server.services.counters.fetches_total == 4
 
 
 async def test_a_catching_up_consumer_is_not_slowed_down(broker: LogBroker) -> None:

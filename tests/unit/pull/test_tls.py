@@ -217,7 +217,7 @@ async def test_a_client_that_stops_reading_costs_bounded_memory_and_is_cut_off(
             while not log.unreleased:
                 await asyncio.sleep(0.001)
         (connection,) = server._connections
-        assert connection._outbox.unsent_bytes < 2 * MIB + 1.1 * MIB
+        assert connection._queue.unsent_bytes < 2 * MIB + 1.1 * MIB
         await until_idle(server)
         assert not log.unreleased
         await peer.close()
@@ -235,7 +235,7 @@ async def test_a_connection_too_many_is_closed(broker: LogBroker, authority: Aut
             greeted += await client.receive(1)
         second = await raw(port)
         assert await second.closed() == b""
-        assert server.counters.connections_refused_total == 1
+        assert server.services.counters.connections_refused_total == 1
         client.send({"k": "ping", "i": 3})
         while b"pong" not in greeted:
             greeted += await client.receive(1)

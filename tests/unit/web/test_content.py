@@ -33,7 +33,7 @@ def test_what_it_is_taken_for(raw: bytes, view: str, text: str) -> None:
 
 
 def test_what_somebody_asks_for_and_it_is_not() -> None:
-    assert show(b"hello", "json") == ("text", "hello", "this is no JSON")
+    assert show(b"hello", "json") == ("text", "hello", "this is not JSON")
     assert show(b"\xc1", "msgpack").view == "hex"
     assert show(b"7", "msgpack").text == "55"
     assert show(None, "hex").view == preview(None).view == "tombstone"

@@ -283,7 +283,7 @@ async def test_while_the_daemon_starts(
 async def test_while_the_daemon_stops(site: Any, orders: Any) -> None:
     """The pull server, whose thread looks at records, closes before the HTTP port does."""
     async with site() as browser:
-        browser.pull.scanners.shutdown()
+        browser.pull.services.scanners.shutdown()
         for page in ("records", "records.json", "records/1"):
             status, text, _ = await browser.get(f"/ui/streams/orders/{page}")
             assert status == 503

@@ -9,11 +9,10 @@ from liftlog.errors import StreamNotFound
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.access.authentication import Identity
 from liftlog.server.web import sessions
-from liftlog.server.web.descriptions import Descriptions
 from liftlog.server.web.entering import _OWN_PATH
-from liftlog.server.web.picture import MAX_PARTS, WIDTH, segment_parts, spark_points
-from liftlog.server.web.rates import KEPT, Counted, Rates
+from liftlog.server.web.formats import MAX_PARTS, WIDTH, segment_parts, spark_points
 from liftlog.server.web.sessions import Sessions
+from liftlog.server.web.watching import KEPT, Counted, Descriptions, Rates
 
 
 class Clock:

@@ -55,7 +55,7 @@ async def test_why_a_consumer_cannot_go_on(
     monkeypatch.setattr(broker.checkpoints, "page", lambda *_, **__: (found, None), raising=False)
     async with site() as browser:
         _, text, _ = await browser.get("/ui/streams/orders")
-    assert 'title="OFFSET_OUT_OF_RANGE">what followed is gone<' in text
+    assert 'title="OFFSET_OUT_OF_RANGE">the next records are gone<' in text
     assert ">SOMETHING_NEW<" in text
     assert '<span data-count="lag">2</span>' in text
 

@@ -1,1 +1,1 @@
-"""One module per page; each view returns a `Shown`, of which HTML and JSON are made."""
+"""The views; each returns a `Shown`, from which HTML and JSON are made."""

@@ -1,5 +1,5 @@
-"""Who may do what, and why. Everybody may ask about oneself; about others only whoever may
-administer the stream in question."""
+"""Who may do what, and why. All viewers may ask about themselves; about others only administrators
+of the stream."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def access(asked: Asked) -> Shown:
 
 
 def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
-    """Only streams that may be read are named: of others nobody is told that they exist."""
+    """Only streams that the viewer may read are named: the existence of others is not revealed."""
     names = [name for name in asked.parts.broker.stream_names() if asked.may("read", name)]
     return [
         {
@@ -79,7 +79,8 @@ def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
 def _answer(
     policy: Policy, principal: str, operation: Operation, stream: str, subject: str
 ) -> dict[str, Any]:
-    """`subjects` are those to which reading is confined; `allowed` is None when it depends."""
+    """`subjects` are those to which reading is limited; `allowed` is None when it depends on the
+    subject."""
     subjects: tuple[str, ...] | None = None
     if operation == "read" and not subject:
         decision = policy.decide_read(principal, stream)
@@ -88,7 +89,7 @@ def _answer(
     else:
         asked_for = subject if operation in ("read", "create") else ""
         allowed, explanation = policy.decide(principal, operation, stream, asked_for or None)
-    # What may be created depends on the subject.
+    # Whether a stream may be created depends on its subject.
     open_question = operation == "create" and not subject and explanation.endswith(" to attach")
     return {
         "operation": operation,

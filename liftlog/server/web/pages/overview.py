@@ -1,4 +1,4 @@
-"""All streams that somebody may read: what is found, sorted, a page at a time."""
+"""The daemon as a whole: the streams that the viewer may read, a page at a time, and its health."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.rates import Rate
+from liftlog.server.web.watching import Rate
 
 PER_PAGE = 50
 SORTS = ("name", "rate", "records", "size", "state")
@@ -18,7 +18,7 @@ async def overview(asked: Asked) -> Shown:
     wanted, sort = asked.text("q"), asked.choice("sort", SORTS)
     number = max(1, asked.number("page", 1, 10**6))
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
-    # Behind the waiting: who may read what is asked again.
+    # Checked again after the await: the ACL may have changed.
     infos = [info for info in await parts.descriptions.of(names) if asked.may("read", info.name)]
     rows = [_row(info, parts.rates.of(info.name)) for info in infos]
     matching = [row for row in rows if _matches(row, wanted)]
@@ -90,3 +90,19 @@ _ORDER: dict[str, Any] = {
         row["name"],
     ),
 }
+
+
+# --- health ---
+
+
+async def health(asked: Asked) -> Shown:
+    """What `/livez` and `/readyz` answer, and what the daemon tells about itself."""
+    parts = asked.parts
+    ready, readiness = await parts.health.readiness()
+    data: dict[str, Any] = {"ready": ready, **readiness, "live": parts.health.liveness()}
+    data["daemon"] = None
+    if parts.health.is_serving:
+        info = parts.broker.administration.daemon_info(lambda name: asked.may("read", name))
+        data["daemon"] = info.to_wire()
+    data["shape"] = [data["status"], sorted(data.get("checks", {})), data.get("warnings")]
+    return Shown("Health", data)

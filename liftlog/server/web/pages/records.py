@@ -25,7 +25,7 @@ _MAX_JSON_BYTES = 1024 * 1024
 _MAX_HEADERS = 200
 _MAX_HEADER_CHARS = 2000
 _MAX_KEY_BYTES = 1000
-"""Of a key in a list of records."""
+"""The part of a key that is shown in a list of records."""
 
 
 async def records(asked: Asked) -> Shown:
@@ -65,7 +65,7 @@ def _wanted(asked: Asked) -> Wanted:
     time_ns = parse_moment(when) if when else None
     if when and time_ns is None:
         raise InvalidArgument(
-            "time: expected a time such as 2026-01-31 15:00, or 15m, 2h, 3d for so long ago"
+            "time: expected a time such as 2026-01-31 15:00, or 15m, 2h, 3d for a time ago"
         )
     return Wanted(
         limit, offset, time_ns, asked.text("subject"), asked.text("key"), asked.text("header")
@@ -91,7 +91,7 @@ def _row(item: Record | Damage, view: str) -> dict[str, Any]:
 
 
 def _links(form: dict[str, Any], data: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
-    """To other pages of the same question; there is no way back in a search but the browser's."""
+    """Links to other pages of the same list. In a search only the browser's button goes back."""
     kept = {
         name: value
         for name, value in form.items()
@@ -123,11 +123,11 @@ async def record(asked: Asked) -> Shown:
     view = asked.choice("view", content.VIEWS)
     found = await _read(asked, stream)
     limits = bounds(asked.parts.broker.stream(stream).log)
-    # Its parts, each bounded, are made in turns of their own.
-    turns = asked.parts.turns
-    shown = await turns.take(content.show, found.value, view)
-    headers = await turns.take(_header_values, found)
-    whole = await turns.take(_whole, found, headers)
+    # The parts of the page, each of bounded cost.
+    spread = asked.parts.spread
+    shown = await spread.run(content.show, found.value, view)
+    headers = await spread.run(_header_values, found)
+    whole = await spread.run(_whole, found, headers)
     lines = count_lines(_block(found))
     data = {
         "stream": stream,
@@ -159,7 +159,7 @@ def _block(record: Record) -> bytes:
 
 
 def _header_values(record: Record) -> HeaderValues:
-    """The first of them: a record may have hundreds of thousands."""
+    """The first headers: a record may have hundreds of thousands."""
     found: HeaderValues = {}
     group_headers(found, header_lines(_block(record), _MAX_HEADERS))
     return found
@@ -176,7 +176,7 @@ def _cut(text: str) -> str:
 
 
 async def value(asked: Asked) -> web.Response:
-    """The bytes, to be saved: no browser shows them as a page of this site."""
+    """The bytes as a download: a browser must never show them as a page of this site."""
     stream = asked.authorize("read")
     found = await _read(asked, stream)
     name = f'attachment; filename="{stream}-{found.offset}"'
@@ -188,10 +188,10 @@ async def value(asked: Asked) -> web.Response:
 
 
 async def _read(asked: Asked, stream: str) -> Record:
-    """Raises NoRecord also for one that may not be read."""
+    """Raises NoRecord, also for a record that the viewer may not read."""
     offset = parse_offset(asked.request.match_info["offset"])
     log = asked.parts.broker.stream(stream).log
     found, _ = await asked.scan(read_record, log, offset)
-    # Asked behind the wait: what held before it may not hold any more.
+    # Checked after the await: the ACL may have changed since the first check.
     check_readable(asked.gate, found, asked.viewer.principal, stream, peer=asked.peer)
     return found

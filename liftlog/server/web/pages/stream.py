@@ -1,4 +1,4 @@
-"""One stream: where it begins and ends, its files, its rules, who reads it, what went wrong."""
+"""One stream: its bounds, files, settings, consumers and problems."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from liftlog.errors import (
     StaleIncarnation,
     StreamUnavailable,
 )
+from liftlog.log import Log
+from liftlog.log.segment import Segment
 from liftlog.server.web.actions import ACTIONS
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.picture import segment_parts
-from liftlog.server.web.seams import ShownLog
+from liftlog.server.web.formats import segment_parts
 
 MAX_SEGMENTS = 1000
-"""Told one by one; of more the newest."""
+"""The newest; each is shown."""
 MAX_CONSUMERS = 1000
 _MAX_TOLD = 100
 
@@ -31,7 +32,7 @@ async def stream(asked: Asked) -> Shown:
     consumers, more_consumers = await _consumers(asked, name)
     segments, problem = _segments(asked, name)
     rate = parts.rates.of(name)
-    asked.authorize("read")  # behind the waiting
+    asked.authorize("read")  # again after the awaits
     data: dict[str, Any] = {
         **described.to_wire(),
         "records": described.records,
@@ -72,12 +73,12 @@ async def stream(asked: Asked) -> Shown:
 
 
 PROBLEMS = {
-    OffsetOutOfRange.name: "what followed is gone",
-    StaleIncarnation.name: "of another stream",
-    Diverged.name: "of another history",
-    CheckpointUncertain.name: "not known",
+    OffsetOutOfRange.name: "the next records are gone",
+    StaleIncarnation.name: "from an earlier stream of this name",
+    Diverged.name: "from a different history",
+    CheckpointUncertain.name: "unknown",
 }
-"""Why a consumer cannot go on where it was. Others are shown by their names."""
+"""Why a consumer cannot continue at its checkpoint. Other errors are shown by their names."""
 
 
 def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
@@ -101,7 +102,7 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
     ], ""
 
 
-def _kind(log: ShownLog, segment: Any, damaged: frozenset[str]) -> str:
+def _kind(log: Log, segment: Segment, damaged: frozenset[str]) -> str:
     if segment.path.name in damaged:
         return "damaged"
     if not segment.sealed:
@@ -112,7 +113,7 @@ def _kind(log: ShownLog, segment: Any, damaged: frozenset[str]) -> str:
 def _history(asked: Asked, name: str) -> list[dict[str, Any]]:
     try:
         return asked.parts.broker.compaction_history(name)
-    except LiftlogError:  # it could not be opened: nothing was compacted
+    except LiftlogError:  # the stream could not be opened, so nothing was compacted
         return []
 
 
@@ -125,7 +126,7 @@ def _leases(asked: Asked, name: str) -> list[dict[str, Any]]:
 
 
 async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], bool]:
-    """With where they go on and how far behind they are; and whether there are more."""
+    """The consumers with their checkpoints and lags, and whether there are more of them."""
     found: list[dict[str, Any]] = []
     after: str | None = None
     try:
@@ -147,7 +148,7 @@ async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], boo
 
 
 def _settings(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """One by one, those in a group as `group.name`."""
+    """A flat list; settings of a group are named `group.name`."""
     found: list[tuple[str, str]] = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:

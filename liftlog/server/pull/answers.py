@@ -1,0 +1,118 @@
+"""What one client is sent: the answers to its requests, as frames, in the order in which they are
+made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from liftlog.errors import InternalError, LiftlogError, LimitExceeded
+from liftlog.log import LogSlice
+from liftlog.protocol.limits import ANSWER_FRAME_BYTES
+from liftlog.protocol.messages import Done, FetchHeader, Message
+from liftlog.protocol.server_connection import ServerConnection
+from liftlog.server.pull.limits import ENCODED_UNSENT_BYTES
+from liftlog.server.pull.send_queue import SendQueue
+from liftlog.server.pull.services import PullServices
+from liftlog.server.pull.tailing import MAX_TAIL_BYTES
+
+logger = logging.getLogger("liftlog.server.pull")
+
+_DONE = Done()
+
+
+class Answers:
+    """Belongs to the loop's thread. `peer` names the client in logs.
+
+    Call `settle` after answers were made in a callback of the loop: it sends them, and handles the
+    requests that had to wait for room.
+    """
+
+    def __init__(
+        self,
+        services: PullServices,
+        protocol: ServerConnection,
+        queue: SendQueue,
+        peer: str,
+        settle: Callable[[], None],
+    ) -> None:
+        self.is_open = True
+        """False once the connection has ended, or is about to: further answers are dropped."""
+        self.settle = settle
+        self._protocol = protocol
+        self._queue = queue
+        self._peer = peer
+        self._counters = services.counters
+        self._max_unsent_bytes = services.limits.max_unsent_bytes
+        self._done_frames: list[bytes] = []
+
+    @property
+    def may_produce(self) -> bool:
+        """False while too many bytes wait to be sent. The client's fetches are pumped when that is
+        over."""
+        return self._queue.unsent_bytes < self._max_unsent_bytes
+
+    @property
+    def may_encode(self) -> bool:
+        """False while the answers that wait to be sent take much memory; then likewise."""
+        return self._queue.unsent_bytes < ENCODED_UNSENT_BYTES
+
+    def answer(self, request_id: int, message: Message) -> None:
+        if not self.is_open:
+            return
+        frame = self._protocol.answer(request_id, message)
+        if len(frame) > ANSWER_FRAME_BYTES:
+            self.refuse(request_id, LimitExceeded("the answer is longer than a frame may be"))
+            return
+        self._queue.put(frame)
+
+    def done(self, request_id: int) -> None:
+        """Answer that the request was carried out. Many end in the same turn of the loop: one
+        system call sends all these answers."""
+        if not self.is_open:
+            return
+        if not self._done_frames:
+            asyncio.get_running_loop().call_soon(self._send_done)
+        self._done_frames.append(self._protocol.answer(request_id, _DONE))
+
+    def _send_done(self) -> None:
+        frames, self._done_frames = self._done_frames, []
+        if self.is_open:
+            self._queue.put(b"".join(frames))
+            self._queue.flush()  # which settles what else is to be done
+
+    def fetched(self, request_id: int, header: FetchHeader, body: LogSlice | bytes | None) -> None:
+        """Answer a fetch. Takes over `body`, open or not."""
+        if not self.is_open:
+            if body is not None and not isinstance(body, bytes):
+                body.release()
+            return
+        frame = self._protocol.answer(request_id, header)
+        if isinstance(body, bytes) and len(body) <= MAX_TAIL_BYTES:
+            self._queue.put(frame + body)
+        else:
+            self._queue.put(frame)
+            if isinstance(body, bytes):
+                self._queue.put(body)
+            elif body is not None:
+                self._queue.put_slice(body)
+        self._counters.fetch(header)
+
+    def refuse(self, request_id: int, error: Exception) -> None:
+        """Answer with an error. One that is not meant for clients goes to the log, and the client
+        is told only that the daemon failed."""
+        if not self.is_open:
+            return
+        if not isinstance(error, LiftlogError):
+            logger.error("request-failed peer=%s", self._peer, exc_info=error)
+            error = InternalError("the daemon failed to answer this request")
+        elif not error.code:
+            logger.error("request-failed peer=%s error=%s", self._peer, error, exc_info=error)
+        self._counters.refusal(error)
+        self._queue.put(self._protocol.error(request_id, error))
+
+    def end_with(self, error: LiftlogError, request_id: int) -> None:
+        """The last answer: why the connection ends."""
+        self._queue.put(self._protocol.error(request_id, error))
+        self.is_open = False

@@ -1,0 +1,252 @@
+"""The code that answers each request but fetches: streams, leases, checkpoints, the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+from liftlog.errors import Conflict
+from liftlog.protocol.administration import (
+    AcquireLease,
+    DaemonAnswer,
+    ExtentsAnswer,
+    LeaseAnswer,
+    LeasesAnswer,
+    ListExtents,
+    ListLeases,
+    Metadata,
+    PauseStream,
+    ReleaseLease,
+    RenewLease,
+    ResumeStream,
+    SetReadOnly,
+    StreamsFor,
+    TruncateStream,
+    UpdateStream,
+)
+from liftlog.protocol.checkpoints import (
+    PAGE_CHECKPOINTS,
+    Checkpoint,
+    CheckpointAnswer,
+    CheckpointsAnswer,
+    CommitCheckpoint,
+    DeleteCheckpoint,
+    FetchCheckpoint,
+    ListCheckpoints,
+)
+from liftlog.protocol.messages import (
+    CompactStream,
+    CreateStream,
+    DeleteStream,
+    DescribeStream,
+    Done,
+    ListStreams,
+    Message,
+    StreamAnswer,
+    StreamsAnswer,
+)
+from liftlog.protocol.stream_info import StreamInfo
+from liftlog.server.pull.requests import Caller, Told, handles, starts
+
+# --- streams ---
+
+
+@handles(CreateStream, "create")
+async def _create(caller: Caller, message: CreateStream) -> Message:
+    try:
+        created = await caller.broker.create_stream(message.stream, message.settings)
+    except Conflict:
+        if caller.may("read", message.stream):
+            raise
+        # The differences show what it records and how, which only its readers may know.
+        raise Conflict(
+            f"there is already a stream {message.stream!r}, with other settings",
+            hint="choose another name",
+        ) from None
+    if not caller.may("read", message.stream):
+        # If it was there before, the rest would describe what others recorded.
+        created = StreamInfo(name=created.name, subject=created.subject, state=created.state)
+    return StreamAnswer(created.to_wire())
+
+
+@handles(DescribeStream, "read")
+async def _describe(caller: Caller, message: DescribeStream) -> Message:
+    info = await caller.broker.describe_stream(message.stream)
+    readable = caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer)
+    return StreamAnswer(replace(info, readable_subjects=list(readable or ())).to_wire())
+
+
+@handles(ListStreams, None)
+async def _list(caller: Caller, _: ListStreams) -> Message:
+    infos = await caller.broker.list_streams()
+    return StreamsAnswer([one.to_wire() for one in infos if caller.may("read", one.name)])
+
+
+@handles(DeleteStream, "delete")
+async def _delete(caller: Caller, message: DeleteStream) -> Message:
+    await caller.broker.delete_stream(message.stream)
+    return Done()
+
+
+@handles(CompactStream, "admin")
+async def _compact(caller: Caller, message: CompactStream) -> Message:
+    return StreamAnswer((await caller.broker.compact_stream(message.stream)).to_wire())
+
+
+@handles(UpdateStream, "admin")
+async def _update(caller: Caller, message: UpdateStream) -> Message:
+    update = await caller.broker.administration.update_stream(
+        message.stream,
+        message.settings,
+        dry_run=message.dry_run,
+        allow_deletion=message.allow_deletion,
+    )
+    return update.to_answer()
+
+
+@handles(PauseStream, "admin")
+async def _pause(caller: Caller, message: PauseStream) -> Message:
+    return StreamAnswer((await caller.broker.administration.pause(message.stream)).to_wire())
+
+
+@handles(ResumeStream, "admin")
+async def _resume(caller: Caller, message: ResumeStream) -> Message:
+    return StreamAnswer((await caller.broker.administration.resume(message.stream)).to_wire())
+
+
+@handles(SetReadOnly, "admin")
+async def _read_only(caller: Caller, message: SetReadOnly) -> Message:
+    administration = caller.broker.administration
+    info = await administration.set_read_only(message.stream, message.read_only)
+    return StreamAnswer(info.to_wire())
+
+
+@handles(TruncateStream, "admin")
+async def _truncate(caller: Caller, message: TruncateStream) -> Message:
+    info = await caller.broker.administration.truncate_prefix(
+        message.stream, message.offset, incarnation=message.incarnation
+    )
+    return StreamAnswer(info.to_wire())
+
+
+# --- questions ---
+
+
+@handles(ListExtents, "read")
+async def _extents(caller: Caller, message: ListExtents) -> Message:
+    log = caller.broker.stream(message.stream).log
+    found = await asyncio.to_thread(log.extents, message.start, message.step_bytes)
+    borders = [first for first, _, _ in found] + [end for _, end, _ in found[-1:]]
+    return ExtentsAnswer(borders, [size for _, _, size in found])
+
+
+@handles(StreamsFor, None)
+async def _streams_for(caller: Caller, message: StreamsFor) -> Message:
+    found = caller.broker.administration.streams_for(message.subject)
+    return StreamsAnswer([one.to_wire() for one in found if caller.may("read", one.name)])
+
+
+@handles(Metadata, None)
+async def _metadata(caller: Caller, _: Metadata) -> Message:
+    info = caller.broker.administration.daemon_info(lambda name: caller.may("read", name))
+    return DaemonAnswer(info.to_wire())
+
+
+# --- leases ---
+# Every reader may take a lease, and renew and release its own: only its holder learns its id.
+
+
+@handles(AcquireLease, "read")
+async def _lease(caller: Caller, message: AcquireLease) -> Message:
+    lease = await caller.broker.administration.leases.acquire(
+        message.stream,
+        message.start,
+        ttl_ms=message.ttl_ms,
+        holder=message.holder,
+        principal=caller.principal or "",
+        incarnation=message.incarnation,
+    )
+    return LeaseAnswer(lease.to_wire())
+
+
+@handles(RenewLease, "read")
+async def _renew(caller: Caller, message: RenewLease) -> Message:
+    finished = None
+    if message.part is not None or message.parts is not None:
+        finished = (message.part or 0, message.parts or 0)
+    lease = await caller.broker.administration.leases.renew(
+        message.stream,
+        message.lease_id,
+        ttl_ms=message.ttl_ms,
+        low=message.low,
+        finished=finished,
+    )
+    return LeaseAnswer(lease.to_wire())
+
+
+@handles(ReleaseLease, "read")
+async def _release(caller: Caller, message: ReleaseLease) -> Message:
+    await caller.broker.administration.leases.release(message.stream, message.lease_id)
+    return Done()
+
+
+@handles(ListLeases, "read")
+async def _leases(caller: Caller, message: ListLeases) -> Message:
+    leases = caller.broker.administration.leases.live(message.stream)
+    if not caller.may("admin", message.stream):
+        leases = [replace(lease, lease_id="") for lease in leases]
+    return LeasesAnswer([lease.to_wire() for lease in leases])
+
+
+# --- checkpoints ---
+
+
+@starts(CommitCheckpoint, "commit")
+def _commit_checkpoint(caller: Caller, message: CommitCheckpoint, told: Told) -> None:
+    caller.broker.checkpoints.commit(
+        message.consumer,
+        message.stream,
+        message.offset,
+        told,
+        expected=message.expected,
+        metadata=message.metadata,
+        incarnation=message.incarnation,
+        epoch=message.epoch,
+        owner=caller.principal or "",
+    )
+
+
+@starts(DeleteCheckpoint, "commit")
+def _delete_checkpoint(caller: Caller, message: DeleteCheckpoint, told: Told) -> None:
+    caller.broker.checkpoints.delete(
+        message.consumer, message.stream, told, expected=message.expected
+    )
+
+
+@handles(FetchCheckpoint, "read")
+async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message:
+    found = caller.broker.checkpoints.fetch(
+        message.consumer, message.stream, check=not message.unchecked
+    )
+    return CheckpointAnswer({} if found is None else found.to_wire())
+
+
+@handles(ListCheckpoints, None)
+async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message:
+    """Every page but the last is full: so it ends with a checkpoint that it contains, and `after`
+    reveals none that the caller may not see."""
+    found: list[Checkpoint] = []
+    reached = message.after
+    while True:
+        some, reached = caller.broker.checkpoints.page(
+            partial(caller.may, "read"),
+            consumer=message.consumer,
+            stream=message.stream,
+            after=reached,
+            limit=PAGE_CHECKPOINTS - len(found),
+        )
+        found += some
+        if reached is None or len(found) == PAGE_CHECKPOINTS:
+            return CheckpointsAnswer([one.to_wire() for one in found], reached)
+        await asyncio.sleep(0)  # that was enough work for one turn of the loop

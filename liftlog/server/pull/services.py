@@ -1,0 +1,109 @@
+"""What all connections of one pull server share. The server makes it and hands it down; it knows
+neither the server nor a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from acl.policy import Policy
+from liftlog.errors import LiftlogError
+from liftlog.protocol.messages import FetchHeader
+from liftlog.server.access.audit import Audit
+from liftlog.server.access.authentication import Authenticator
+from liftlog.server.access.gate import Gate
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.pull.fair_input import FairInput
+from liftlog.server.pull.fair_threads import FairThreads
+from liftlog.server.pull.limits import PullLimits
+from liftlog.server.pull.read_share import ReadShare, ThreadUsage
+from liftlog.server.pull.send_queue import UnsentMemory
+from liftlog.server.pull.tailing import TailGroup
+from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.intake import Ingested
+
+_COLD_READERS = 4
+_SCANNERS = 1  # more would only compete with each other, and with the event loop
+
+
+@dataclass(slots=True)
+class PullCounters:
+    """What the pull server counts; the metrics page reads it."""
+
+    connections_total: int = 0
+    connections_refused_total: int = 0
+    fetches_total: int = 0
+    records_total: int = 0
+    """Upper bound: batches are not opened to count."""
+    body_bytes_total: int = 0
+    refusals_total: Counter[str] = field(default_factory=Counter)
+    """By name of the error."""
+
+    def fetch(self, header: FetchHeader) -> None:
+        self.fetches_total += 1
+        self.records_total += header.record_count
+        self.body_bytes_total += header.body_length
+
+    def refusal(self, error: LiftlogError) -> None:
+        self.refusals_total[error.name] += 1
+
+
+class PullServices:
+    """Belongs to one event loop. `policy` None means that no ACL is configured; `ingested` returns
+    what has arrived from NATS so far."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        limits: PullLimits,
+        policy: Policy | None,
+        ingested: Callable[[], Ingested],
+    ) -> None:
+        self.broker = broker
+        self.limits = limits
+        self.counters = PullCounters()
+        self.audit = Audit()
+        self.gate = Gate(policy, self.audit)
+        self.authenticator = Authenticator(self.audit, max_pending=limits.max_pending_auths)
+        self.memory = UnsentMemory()
+        self._usage = ThreadUsage()
+        self.read_share = ReadShare(self._usage, ingested)
+        self.fair_input = FairInput()
+        self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
+        self.scanners = FairThreads(_SCANNERS, "liftlog-scan")
+        self.question = asyncio.Lock()
+        """Held while one of `requests.QUESTIONS` is answered: one at a time for all clients."""
+        self.jobs: set[asyncio.Task[None]] = set()
+        self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
+
+    def tail_group(self, stream: StreamHost) -> TailGroup:
+        """The consumers that wait at the end of this stream."""
+        group = self._tails.get(stream)
+        if group is None:
+            loop = asyncio.get_running_loop()
+            group = TailGroup(loop, self.limits.linger_seconds, self.read_share)
+            self._tails[stream] = group
+        return group
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run `job` as a task that `close` cancels if it has not ended by then."""
+        task = asyncio.get_running_loop().create_task(job)
+        self.jobs.add(task)
+        task.add_done_callback(self.jobs.discard)
+
+    async def cancel_jobs(self) -> None:
+        for job in list(self.jobs):
+            job.cancel()
+        await asyncio.gather(*self.jobs, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop the threads, once no connection uses them any more."""
+        for pool in (self.cold_readers, self.scanners):
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+        await self.authenticator.close()
+        self._usage.close()
