@@ -42,8 +42,11 @@ class AckSubjects:
         self._cached = lru_cache(maxsize=_CACHED)(self._decide)
 
     def allows(self, subject: bytes) -> bool:
-        # Not even remembered when it is too long: publishers choose what the cache holds.
-        return len(subject) <= MAX_LENGTH and self._cached(subject)
+        if len(subject) > MAX_LENGTH:
+            return False
+        if self._inbox_is_ordinary and _INBOX.fullmatch(subject) is not None:
+            return True  # not remembered: clients use each inbox once
+        return self._cached(subject)
 
     def _decide(self, subject: bytes) -> bool:
         if not _LITERAL.fullmatch(subject):
@@ -59,13 +62,19 @@ class AckSubjects:
             matches(pattern, text) for pattern in self._witnesses
         )
 
+    def all_allowed_or_empty(self, subjects: Sequence[bytes]) -> bool:
+        """As `all_allowed`, where b"" stands for no reply subject."""
+        if b"" not in subjects:
+            return self.all_allowed(subjects)
+        given = list(filter(None, subjects))
+        return not given or self.all_allowed(given)
+
     def all_allowed(self, subjects: Sequence[bytes]) -> bool:
         """True only if every one may be acked to; False means: ask one by one."""
         if not self._inbox_is_ordinary:
             return False
         if len(subjects) == 1:
-            subject = subjects[0]
-            return len(subject) <= MAX_LENGTH and _INBOX.fullmatch(subject) is not None
+            return len(subjects[0]) <= MAX_LENGTH and _INBOX.fullmatch(subjects[0]) is not None
         joined = b"\n" + b"\n".join(subjects)
         return (
             joined.count(b"\n_INBOX.") == joined.count(b"\n") == len(subjects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from json.encoder import encode_basestring_ascii as json_text
 from typing import Any
 
 from envelope.liftbridge import Ack
@@ -22,25 +23,23 @@ class AckFormat:
     """The ack of one stream. `durability` is named in it when it is weaker than fsync."""
 
     def __init__(self, stream: str, durability: str) -> None:
-        self._stream = stream
-        self._extra = {} if durability == "fsync" else {"durability": durability}
-        body = self.body(0)
-        head, _, tail = body.partition(b'"seq":0')
+        extra = {} if durability == "fsync" else {"durability": durability}
+        document: dict[str, Any] = {"stream": stream, "seq": 0}
+        head, _, tail = to_json(document | extra).partition(b'"seq":0')
         self._head = head + b'"seq":'
         self._tail = tail
+        body = to_json(document | {"duplicate": True} | extra)
+        self._duplicate_tail = body.removeprefix(self._head + b"0")
         self._forms: dict[int, bytes] = {}
 
     def body(
         self, offset: int, *, duplicate: bool = False, correlation_id: str | None = None
     ) -> bytes:
         """The JSON of one ack."""
-        document: dict[str, Any] = {"stream": self._stream, "seq": offset}
-        if duplicate:
-            document["duplicate"] = True
-        document |= self._extra
+        tail = self._duplicate_tail if duplicate else self._tail
         if correlation_id is not None:
-            document["correlation_id"] = correlation_id
-        return to_json(document)
+            tail = b'%b,"correlation_id":%b}' % (tail[:-1], json_text(correlation_id).encode())
+        return b"%b%d%b" % (self._head, offset, tail)
 
     def commands(self, replies: Sequence[bytes], first_offset: int) -> bytes:
         """`PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.

@@ -7,7 +7,8 @@ those found in the log have the age that their record stamps say.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice, repeat
 from typing import Any
 
 from liftlog.records.decode import RecordBatch
@@ -31,19 +32,23 @@ class DedupeWindow:
         self.evicted_early = 0
         self._marks = Marks()
         self._offsets: dict[bytes, int] = {}
-        self._order: deque[tuple[int, bytes]] = deque()
+        self._order: deque[bytes] = deque()
+        self._stamps: deque[tuple[int, int]] = deque()
+        """(timestamp_ns, how many consecutive marks of `_order` bear it)."""
 
     def mark(self, message_id: bytes) -> bytes:
         """What is remembered of an id; the other methods take marks."""
         return self._marks.of(message_id)
+
+    def marks(self, message_ids: Iterable[bytes]) -> list[bytes]:
+        return self._marks.of_all(message_ids)
 
     def resize(self, window_ns: int, max_ids: int) -> None:
         """Other limits from now on. Ids that a smaller window had let go do not come back, so a
         larger one is full only after it has passed once."""
         self.window_ns = window_ns
         self.max_ids = max_ids
-        while self._order and (not window_ns or len(self._order) > max_ids):
-            self._drop_oldest()
+        self._drop_oldest(len(self._order) - max_ids if window_ns else len(self._order))
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -52,33 +57,66 @@ class DedupeWindow:
         """The offset of the original, or None."""
         return self._offsets.get(mark)
 
+    def known(self, marks: Iterable[bytes]) -> dict[bytes, int]:
+        """The offsets of the originals of those marks that are remembered."""
+        offsets = self._offsets
+        return {mark: offsets[mark] for mark in offsets.keys() & marks}
+
+    def would_evict(self, count: int, marks: Iterable[bytes]) -> bool:
+        """Whether adding `count` more drops one of these marks, or one of the new ones."""
+        excess = len(self._order) + count - self.max_ids
+        if excess <= 0:
+            return False
+        return excess > len(self._order) or not {*islice(self._order, excess)}.isdisjoint(marks)
+
     def add(self, mark: bytes, offset: int, timestamp_ns: int) -> bool:
         """Remember an id; False when it is remembered already: the original keeps its place."""
         if mark in self._offsets:
             return False
         self._offsets[mark] = offset
-        self._order.append((timestamp_ns, mark))
-        if len(self._order) > self.max_ids:
-            self.evicted_early += 1
-            self._drop_oldest()
+        self._order.append(mark)
+        self._added(1, timestamp_ns)
         return True
+
+    def add_new(self, marks: Sequence[bytes], offsets: Sequence[int], timestamp_ns: int) -> None:
+        """Remember ids, all different and none remembered yet."""
+        self._offsets.update(zip(marks, offsets, strict=True))
+        self._order += marks
+        self._added(len(marks), timestamp_ns)
+
+    def _added(self, count: int, timestamp_ns: int) -> None:
+        if self._stamps and self._stamps[-1][0] == timestamp_ns:
+            count += self._stamps.pop()[1]
+        self._stamps.append((timestamp_ns, count))
+        excess = len(self._order) - self.max_ids
+        if excess > 0:
+            self.evicted_early += excess
+            self._drop_oldest(excess)
 
     def expire(self, now_ns: int) -> None:
         """Forget what is older than the window."""
         limit = now_ns - self.window_ns
-        while self._order and self._order[0][0] < limit:
-            self._drop_oldest()
+        while self._stamps and self._stamps[0][0] < limit:
+            self._drop_oldest(self._stamps[0][1])
 
-    def _drop_oldest(self) -> None:
-        _, mark = self._order.popleft()
-        del self._offsets[mark]
+    def _drop_oldest(self, count: int) -> None:
+        order, offsets, stamps = self._order, self._offsets, self._stamps
+        for _ in range(count):
+            del offsets[order.popleft()]
+        while count > 0:
+            stamp, bearers = stamps.popleft()
+            if bearers > count:
+                stamps.appendleft((stamp, bearers - count))
+            count -= bearers
 
     def forget_newest(self, marks: Iterable[bytes]) -> None:
         """Take back ids that were added last; `marks` in the order of their adding."""
         for mark in reversed(list(marks)):
-            if self._order and self._order[-1][1] == mark:
-                self._order.pop()
-                del self._offsets[mark]
+            if self._order and self._order[-1] == mark:
+                del self._offsets[self._order.pop()]
+                stamp, bearers = self._stamps.pop()
+                if bearers > 1:
+                    self._stamps.append((stamp, bearers - 1))
 
     # --- rebuilding ---
 
@@ -95,8 +133,10 @@ class DedupeWindow:
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON can hold it: `key` of the hash and `marks` as [timestamp_ns, mark,
         offset]; key and marks in hexadecimal digits."""
+        stamps = chain.from_iterable(repeat(stamp, count) for stamp, count in self._stamps)
         offsets = self._offsets
-        marks = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in self._order]
+        pairs = zip(stamps, self._order, strict=True)
+        marks = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in pairs]
         return {"key": self._marks.key.hex(), "marks": marks}
 
     def restore(self, content: Mapping[str, Any]) -> None:

@@ -52,9 +52,11 @@ def merge_headers(opened: Envelope, block: bytes) -> bytes:
         fields.append((MESSAGE_ID, opened.message_id.encode()))
     if opened.correlation_id:
         fields.append((CORRELATION_ID, opened.correlation_id.encode()))
-    own = [(name.encode(), value.encode()) for name, value in opened.headers.items()]
-    if not fields and not own:
+    if not fields and not opened.headers:
         return block
+    if not block and not opened.headers:
+        return build_block(fields)
+    own = [(name.encode(), value.encode()) for name, value in opened.headers.items()]
     lines = _without(own, fields) + fields
     return build_block(_without(header_lines(block), lines) + lines)
 

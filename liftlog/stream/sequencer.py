@@ -16,6 +16,7 @@ from acl.subjects import matches
 from envelope.liftbridge import Ack
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
+from liftlog.stream.columns import Columns, columns_of
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control
 from liftlog.stream.dedupe import DedupeWindow
@@ -49,6 +50,7 @@ logger = logging.getLogger("liftlog.stream")
 
 _CLOCK_TOLERANCE_NS = 60 * 1_000_000_000
 _NO_REPLY = b""
+_COLUMNS_FROM_ROWS = 4
 
 
 class Sequencer:
@@ -82,6 +84,8 @@ class Sequencer:
         self.duplicates = 0
         self.acks_suppressed = 0
         self.pending_bytes = 0
+        self.columns_from_rows = _COLUMNS_FROM_ROWS
+        """Shorter runs are judged one message at a time, which comes to the same."""
         self._commit_clock = commit_clock
         self._groups: deque[CommitGroup] = deque()
         self._open = self._new_group()
@@ -112,10 +116,10 @@ class Sequencer:
         if not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
             self._ids_seen_ns = stamp if steady_ns is None else steady_ns
             self.dedupe.expire(self._ids_seen_ns)
-            headers = run.headers or [b""] * len(run)
-            rows = zip(run.subjects, run.replies, headers, run.payloads, strict=True)
-            for subject, reply, block, payload in rows:
-                self._judge_one(group, subject, reply, block, payload, stamp)
+            if len(run) < self.columns_from_rows:
+                self._judge_rows(group, run, 0, len(run), stamp)
+            else:
+                self._judge_columns(group, run, stamp)
         self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * len(run)
 
     def store_own(
@@ -197,6 +201,122 @@ class Sequencer:
             return reply
         self.acks_suppressed += 1
         return _NO_REPLY
+
+    def _judge_columns(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
+        """As `_judge_rows` of the whole run, with the rows between odd ones as columns."""
+        columns, odd = columns_of(self.config, run, stamp)
+        at = 0
+        for row in odd:
+            if at < row:
+                self._take_columns(group, run, columns, at, row, stamp)
+            self._judge_rows(group, run, row, row + 1, stamp)
+            at = row + 1
+        if at < len(run):
+            self._take_columns(group, run, columns, at, len(run), stamp)
+
+    def _judge_rows(
+        self, group: CommitGroup, run: MessageRun, start: int, stop: int, stamp: int
+    ) -> None:
+        for row in range(start, stop):
+            block = b"" if run.headers is None else run.headers[row]
+            self._judge_one(
+                group, run.subjects[row], run.replies[row], block, run.payloads[row], stamp
+            )
+
+    def _take_columns(
+        self,
+        group: CommitGroup,
+        run: MessageRun,
+        columns: Columns,
+        start: int,
+        stop: int,
+        stamp: int,
+    ) -> None:
+        """Store rows that ask for nothing but to be stored, once for each id."""
+        part = columns.part(start, stop)
+        if not self.dedupe.window_ns or part.message_ids is None:
+            self._store_columns(group, self._with_checked_replies(part), stamp)
+            return
+        ids = part.message_ids
+        rows = [row for row, message_id in enumerate(ids) if message_id]
+        marks = self.dedupe.marks(filter(None, ids))
+        known = self.dedupe.known(marks)
+        if not known and len({*marks}) == len(marks):
+            first = self.next_offset
+            self._store_columns(group, self._with_checked_replies(part), stamp)
+            self._remember(group, marks, [first + row for row in rows])
+        elif self.dedupe.would_evict(len(marks), marks):
+            # What is a duplicate depends on what is let go between two rows.
+            self._judge_rows(group, run, start, stop, stamp)
+        else:
+            self._take_new(group, self._with_checked_replies(part), rows, marks, known, stamp)
+
+    def _take_new(
+        self,
+        group: CommitGroup,
+        part: Columns,
+        rows: Sequence[int],
+        marks: Sequence[bytes],
+        known: dict[bytes, int],
+        stamp: int,
+    ) -> None:
+        """Store the rows of `part` that are no duplicates, and answer the others. `rows` are those
+        with an id, `marks` theirs, and `known` the marks that are remembered."""
+        chosen = [True] * len(part.values)
+        first, duplicates = self.next_offset, 0
+        new: dict[bytes, int] = {}
+        for row, mark in zip(rows, marks, strict=True):
+            original = known.get(mark)
+            if original is None:
+                known[mark] = new[mark] = first + row - duplicates
+                continue
+            duplicates += 1
+            chosen[row] = False
+            if part.replies[row]:
+                echo = None if part.echoes is None else part.echoes[row]
+                self._acknowledge(group, part.replies[row], echo, original, duplicate=True)
+        self.duplicates += duplicates
+        if duplicates < len(chosen):
+            self._store_columns(group, part.only(chosen), stamp)
+            self._remember(group, list(new), list(new.values()))
+
+    def _remember(self, group: CommitGroup, marks: Sequence[bytes], offsets: Sequence[int]) -> None:
+        if marks:
+            self.dedupe.add_new(marks, offsets, self._ids_seen_ns)
+            group.id_marks += marks
+
+    def _with_checked_replies(self, part: Columns) -> Columns:
+        if self.ack_subjects.all_allowed_or_empty(part.replies):
+            return part
+        return part._replace(replies=[self._checked(reply) for reply in part.replies])
+
+    def _store_columns(self, group: CommitGroup, part: Columns, stamp: int) -> None:
+        first, count = self.next_offset, len(part.values)
+        size_bytes = sum(map(len, filter(None, part.values)))
+        if part.blocks is not None and any(part.blocks):
+            group.pad_headers().extend(part.blocks)
+            size_bytes += sum(map(len, part.blocks))
+        if part.keys is not None and part.keys.count(None) < count:
+            group.pad_keys().extend(part.keys)
+            size_bytes += sum(map(len, filter(None, part.keys)))
+        replies = part.replies
+        if part.echoes is not None:
+            group.has_tombstones |= None in part.values
+            replies = list(replies)
+            for row, echo in enumerate(part.echoes):
+                if echo is not None and replies[row]:
+                    self._acknowledge(group, replies[row], echo, first + row)
+                    replies[row] = _NO_REPLY
+        group.subjects += part.subjects
+        group.values += part.values
+        group.add_stamp(stamp, count)
+        group.size_bytes += size_bytes
+        if self.subjects is not None:
+            self.subjects.note_run(_notes_of(group, self.subjects), part.subjects, first)
+        group.has_acks |= any(replies)
+        group.ack_replies += replies
+        self.next_offset = first + count
+        self.last_message_id = (part.message_ids and part.message_ids[-1]) or b""
 
     def _judge_one(
         self,

@@ -123,7 +123,13 @@ class Harness:
     """The sequencer and the model side by side."""
 
     def __init__(
-        self, acks: str, durability: str, group_max_bytes: int, *, keeps_subjects: bool
+        self,
+        acks: str,
+        durability: str,
+        group_max_bytes: int,
+        *,
+        keeps_subjects: bool,
+        columns_from_rows: int,
     ) -> None:
         config = SequencerConfig(
             STREAM,
@@ -136,6 +142,7 @@ class Harness:
         )
         self.dedupe = DedupeWindow(WINDOW_NS, 1000)
         self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
+        self.sequencer.columns_from_rows = columns_from_rows
         self.sequencer.sibling_streams = {SIBLING.encode(): SIBLING_SUBJECT}
         self.model = Model(acks, keeps_subjects=keeps_subjects)
         if keeps_subjects:
@@ -286,11 +293,23 @@ def answers_in(commands: bytes) -> list[Any]:
     st.sampled_from(["fsync", "interval"]),
     st.sampled_from([1, 2000, 10**6]),
     st.sampled_from([True, True, False]),
+    st.sampled_from([1, 1, 100]),
 )
 def test_runs_and_groups_look_like_single_messages(
-    steps: list[Any], acks: str, durability: str, group_max_bytes: int, keeps_subjects: bool
+    steps: list[Any],
+    acks: str,
+    durability: str,
+    group_max_bytes: int,
+    keeps_subjects: bool,
+    columns_from_rows: int,
 ) -> None:
-    harness = Harness(acks, durability, group_max_bytes, keeps_subjects=keeps_subjects)
+    harness = Harness(
+        acks,
+        durability,
+        group_max_bytes,
+        keeps_subjects=keeps_subjects,
+        columns_from_rows=columns_from_rows,
+    )
     for step in steps:
         if isinstance(step, int):
             harness.now += step * 1000

@@ -1,0 +1,121 @@
+"""A run as columns: what each message says by itself, found for all messages at once.
+
+What no column can say makes a row *odd*: its message is judged alone, between the rows before and
+those behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from operator import add
+from typing import NamedTuple
+
+from envelope import COOKIES
+from liftlog.stream.acks import Echo
+from liftlog.stream.config import SequencerConfig
+from liftlog.stream.enveloped import merge_headers, open_envelope
+from liftlog.stream.header_columns import header_columns
+from liftlog.stream.judging import FAST_BATCH_SUFFIX
+from liftlog.stream.run import MessageRun
+
+
+class Columns(NamedTuple):
+    """One entry per message, or None for a column without any. `replies` are where answers go, not
+    checked yet, b"" for nowhere; `echoes` is what answers repeat."""
+
+    subjects: Sequence[bytes]
+    replies: Sequence[bytes]
+    values: Sequence[bytes | None]
+    blocks: Sequence[bytes] | None = None
+    keys: Sequence[bytes | None] | None = None
+    message_ids: Sequence[bytes | None] | None = None
+    echoes: Sequence[Echo] | None = None
+
+    def part(self, start: int, stop: int) -> Columns:
+        """The rows from `start` to before `stop`."""
+        if start == 0 and stop == len(self.values):
+            return self
+        return Columns._make([column and column[start:stop] for column in self])
+
+    def only(self, chosen: Sequence[bool]) -> Columns:
+        """The rows of which `chosen` says so."""
+        return Columns._make([column and list(compress(column, chosen)) for column in self])
+
+
+def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Columns, list[int]]:
+    """The columns of a run, and its odd rows in ascending order."""
+    count = len(run)
+    blocks = run.headers
+    odd = _too_large(config, run)
+    nowhere = [b""] * count
+    if config.acks == "off":
+        return Columns(run.subjects, nowhere, run.payloads, blocks), odd
+    keys = message_ids = None
+    if blocks is not None:
+        keys, message_ids, bad_rows = header_columns(blocks)
+        odd += bad_rows
+        if message_ids is not None and config.acks != "on":
+            # Meant for JetStream, so they are remembered without being judged.
+            odd += [row for row, message_id in enumerate(message_ids) if message_id is not None]
+    if config.acks == "on":
+        odd += _in_fast_batches(run.replies)
+    replies = run.replies if config.acks == "on" else nowhere
+    columns = Columns(run.subjects, replies, run.payloads, blocks, keys, message_ids)
+    if run.has_cookie:
+        columns = _opened(config, columns, stamp, odd)
+    return columns, sorted(set(odd))
+
+
+def _too_large(config: SequencerConfig, run: MessageRun) -> list[int]:
+    limit, payloads, blocks = config.max_message_bytes, run.payloads, run.headers
+    if run.size_bytes <= limit:
+        return []
+    if max(map(len, payloads)) + (max(map(len, blocks)) if blocks else 0) <= limit:
+        return []
+    sizes = map(len, payloads)
+    if blocks is not None:
+        sizes = map(add, sizes, map(len, blocks))
+    return [row for row, size in enumerate(sizes) if size > limit]
+
+
+def _in_fast_batches(replies: Sequence[bytes]) -> list[int]:
+    if FAST_BATCH_SUFFIX not in b"\n".join(replies):
+        return []
+    return [row for row, reply in enumerate(replies) if reply.endswith(FAST_BATCH_SUFFIX)]
+
+
+def _opened(config: SequencerConfig, columns: Columns, stamp: int, odd: list[int]) -> Columns:
+    """The columns with the fields of envelopes in them. `odd` gets the rows of those that bring
+    headers to merge, or that expect something."""
+    count = len(columns.values)
+    subjects, values = columns.subjects, list(columns.values)
+    replies, blocks = list(columns.replies), list(columns.blocks or [b""] * count)
+    keys = list(columns.keys or [None] * count)
+    message_ids = list(columns.message_ids or [None] * count)
+    echoes: list[Echo] = [None] * count
+    skipped = set(odd)
+    for row, payload in enumerate(columns.values):
+        if payload is None or payload[:4] not in COOKIES or row in skipped:
+            continue
+        found = open_envelope(config, subjects[row], payload, stamp)
+        if found is None:
+            continue  # a plain message
+        opened, echo, refusal = found
+        value, key, headers, ack_subject, correlation_id, ack_policy, message_id, last = opened
+        adds_lines = message_id or correlation_id
+        if refusal is not None or headers or last is not None or (adds_lines and blocks[row]):
+            odd.append(row)
+            continue
+        values[row], echoes[row] = value, echo
+        if key is not None:
+            keys[row] = key
+        if adds_lines:
+            blocks[row] = merge_headers(opened, b"")
+        if message_id:
+            message_ids[row] = message_id.encode()
+        if ack_policy == "none":
+            replies[row] = b""
+        elif ack_subject is not None:
+            replies[row] = ack_subject.encode()
+    return Columns(subjects, replies, values, blocks, keys, message_ids, echoes)
