@@ -1,36 +1,69 @@
 """One stream's log: append, make durable, read. Blocking; the daemon calls it from threads.
 
-Threads: one thread at a time appends and syncs (the writer of the moment); any thread may read.
-Structure (segments, manifest) changes under a lock and is replaced as a whole, so a reader works
-on the snapshot that it took.
+Threads: one thread at a time appends, syncs and truncates (the writer of the moment). Any thread
+may read, and change the structure: retention, swaps, quarantine.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from liftlog.errors import DiskFull, OffsetOutOfRange, SegmentsChanged, StorageError
+from liftlog.log import structure, truncation
+from liftlog.log.active_segment import ActiveSegment
+from liftlog.log.counting import RecordCounts
 from liftlog.log.damage import is_covered
-from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
 from liftlog.log.extents import Extent, measure
-from liftlog.log.filesystem import File, storage_errors
-from liftlog.log.index import SparseIndex, write_index
-from liftlog.log.manifest import Manifest, SegmentEntry, epoch_before
-from liftlog.log.reading import ReadView, find_damage, first_offset_at, read_slice
+from liftlog.log.filesystem import Buffer, storage_errors
+from liftlog.log.index import SparseIndex
+from liftlog.log.leases import Leases
+from liftlog.log.manifest import (
+    RESERVE_STEP,
+    Manifest,
+    QuarantinedRange,
+    SegmentEntry,
+    epoch_before,
+)
+from liftlog.log.reading import find_damage, first_offset_at, read_slice
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice
-from liftlog.log.truncation import LogTruncation
-from liftlog.log.writing import RESERVE_STEP
+from liftlog.log.slot import AckedSlot
+from liftlog.log.state import LogState, ReadView
+from liftlog.log.writing import LogWriter
 
 logger = logging.getLogger("liftlog.log")
 
 
-class Log(LogTruncation):
-    """Made by `create` and by `liftlog.log.opening.open_log`."""
+class Log:
+    """Made by `create` and by `liftlog.log.opening.open_log`.
+
+    This class is what others see. What a log is made of stands in `state.py` (the view that readers
+    take, and how it changes), `writing.py` (the end of the log), `structure.py`, `truncation.py`
+    and `reading.py`.
+    """
+
+    def __init__(
+        self, state: LogState, *, commit_group: int = 0, boot_id: str | None = None
+    ) -> None:
+        self.directory = state.directory
+        self.name = state.name
+        self.environment = environment = state.environment
+        self._state = state
+        lineage = state.view.manifest.lineage
+        slot = AckedSlot(environment.fs, state.directory, lineage, boot_id=boot_id)
+        self._writer = LogWriter(state, slot, commit_group=commit_group)
+        self._counts = RecordCounts(environment.pool)
+        self.leases = Leases(environment.fs, state.directory)
+        try:
+            self.leases.load()
+        except StorageError as error:  # until they can be read nothing is removed or compacted
+            logger.warning("leases-not-read stream=%s error=%s", self.name, error)
 
     @classmethod
     def create(
@@ -60,20 +93,311 @@ class Log(LogTruncation):
                 metadata=metadata or {},
             )
             segment = Segment(directory, entry, sealed=False)
-            index = SparseIndex(initial_offset)
             file = fs.open(segment.path, create=True)
             try:
                 fs.fsync_directory(directory)
                 manifest.write(fs, directory)
-                return cls(
-                    directory, environment, config, manifest, [segment], file, index,
-                    boot_id=boot_id,
-                )  # fmt: skip
+                active = ActiveSegment(segment, file, SparseIndex(initial_offset))
+                state = LogState(directory, environment, config, manifest, (), active)
+                return cls(state, boot_id=boot_id)
             except BaseException:
                 file.close()
                 raise
 
-    # --- reading ---
+    # --- what is known of it ---
+
+    @property
+    def config(self) -> LogConfig:
+        """May be replaced at any time; holds from the next append on."""
+        return self._state.config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        self._state.config = config
+
+    @property
+    def view(self) -> ReadView:
+        """The newest state that readers may see; any number of questions to one view have answers
+        that fit together."""
+        return self._state.view
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._state.view.manifest.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The next offset to assign."""
+        return self._state.active.end.offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Everything below it is committed; readers never see more."""
+        return self._state.view.committed.offset
+
+    @property
+    def durable_end_offset(self) -> int:
+        """Everything below it was fsynced."""
+        return self._state.active.durable.offset
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._state.view.manifest.leader_epoch
+
+    @property
+    def epochs(self) -> tuple[tuple[int, int], ...]:
+        """(leader epoch, its first offset), ascending."""
+        return self._state.view.manifest.epochs
+
+    @property
+    def incarnation(self) -> str:
+        return self._state.view.manifest.incarnation
+
+    @property
+    def lineage(self) -> str:
+        """Changes when truncation lets offsets be assigned again, and with the incarnation."""
+        return self._state.view.manifest.lineage
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._state.view.manifest.metadata
+
+    @property
+    def quarantined(self) -> tuple[QuarantinedRange, ...]:
+        return self._state.view.manifest.quarantined
+
+    @property
+    def damaged_files(self) -> frozenset[str]:
+        """Names of segment files that hold quarantined bytes; they are never rewritten."""
+        return self._state.view.damaged_files
+
+    @property
+    def cleaned_below(self) -> int:
+        """Compaction has looked at everything below this offset."""
+        return self._state.view.manifest.cleaned_below
+
+    @property
+    def tombstones_removed_below(self) -> int:
+        """Compaction may have removed tombstones below this offset."""
+        return self._state.view.manifest.tombstones_removed_below
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """A snapshot, oldest first; the last one is active."""
+        return self._state.view.segments
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._state.view.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._state.view.segments)
+
+    @property
+    def record_count(self) -> int:
+        """Records that can be read; an upper bound where damage or the log start cut a segment
+        that was compacted."""
+        return self._state.view.record_count
+
+    @property
+    def max_timestamp_ns(self) -> int:
+        return max(segment.max_timestamp_ns for segment in self._state.view.segments)
+
+    @property
+    def commit_group(self) -> int:
+        """The number that batches encoded for the next append must carry."""
+        return self._writer.commit_group
+
+    @property
+    def fsync_count(self) -> int:
+        return self._writer.fsync_count
+
+    @property
+    def last_sync_seconds(self) -> float:
+        return self._writer.last_sync_seconds
+
+    # --- writing: by the writer of the moment ---
+
+    def append(self, batches: Sequence[EncodedBatch]) -> None:
+        """Write batches at the end: all of them or, on an error, none.
+
+        Not durable before `sync`. Raises DiskFull, StorageError.
+        """
+        self._writer.append(batches)
+
+    def append_raw(self, data: Buffer) -> None:
+        """Append whole batches as another log stores them; their bytes stay as they are.
+
+        Checked first: each batch is whole, its checksums are right, it continues the offsets, and
+        no leader epoch is older than the one before. All of them or none; durable after `sync`.
+        An epoch that is new here is noted, durably, before the first of its batches is written.
+
+        The commit groups of another log say what was committed together there and not here, so
+        after a power cut a torn tail may be quarantined that was never synced; `truncate_suffix`
+        removes it, and it can be fetched again.
+
+        Raises CorruptBatch, UnsupportedFormat, ValueError when they do not continue the log,
+        DiskFull, StorageError.
+        """
+        self._writer.append_raw(data)
+
+    def sync(self) -> int:
+        """Make everything appended durable; returns the durable end offset.
+
+        When fdatasync fails, nothing past the last successful one can be trusted: the caller
+        must nack what waited for it and call `abandon_tail`. Raises SyncFailed.
+        """
+        return self._writer.sync()
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Declare everything below `offset` committed: readers see it, acks may leave.
+
+        `offset` is the end of an append. Who decides it lies outside the log: on one node its
+        own fsync, later the replicas. Raises StorageError, DiskFull, and then nothing changed, when
+        the first early ack cannot be admitted.
+        """
+        self._writer.advance_high_watermark(offset)
+
+    def note_acked(self, offset: int) -> None:
+        """Remember, across a killed process, that everything below `offset` may have been acked.
+
+        With durability below fsync acks leave before they are durable; the manifest says so before
+        the first of them leaves, since after a power cut it is not known how far they went. While
+        that fails no ack may leave. Raises StorageError, DiskFull.
+        """
+        self._writer.note_acked(offset)
+
+    def admit_early_acks(self) -> None:
+        """Note, durably, that acks may leave before what they answer is durable.
+
+        With durability below fsync, call it before an append: when it fails nothing was written
+        yet. Costs nothing once it was noted. Raises StorageError, DiskFull.
+        """
+        self._writer.admit_early_acks()
+
+    def skip_to(self, offset: int) -> None:
+        """Go on at a later offset in a new segment; the manifest must already say why. Everything
+        below counts as committed. Raises StorageError, DiskFull."""
+        self._writer.skip_to(offset)
+
+    def abandon_tail(self, *, keep_offsets: bool) -> None:
+        """After a failed sync: go on in a new segment from the last durable position.
+
+        With `keep_offsets` the abandoned offsets had been acked (durability below fsync); they
+        are recorded as lost and never used again. Raises StorageError when that fails too; then
+        nothing changed, and it may be tried again.
+        """
+        self._writer.abandon_tail(keep_offsets=keep_offsets)
+
+    def is_roll_due(self) -> bool:
+        """Whether the age of the active segment is over the limit."""
+        return self._writer.is_roll_due()
+
+    def roll(self) -> bool:
+        """Seal the active segment, unless it is empty; returns whether it did.
+
+        Syncs first. Raises SyncFailed, StorageError, DiskFull.
+        """
+        return self._writer.roll()
+
+    def roll_if_due(self) -> bool:
+        """Roll an idle active segment whose age is over the limit. Raises as `roll`."""
+        return self._writer.is_roll_due() and self._writer.roll()
+
+    def truncate_suffix(self, offset: int) -> int:
+        """Cut off everything from `offset` on; returns the new log end. Durable on return.
+
+        Cuts at the batch boundary at or below `offset`, so a batch that holds it goes as a whole;
+        at or past the log end it does nothing. The offsets are assigned again by what is appended
+        next, in a new segment and another `lineage`: nothing that was noted of the old tail
+        (recovery points, acks, checkpoints of readers) counts for the new one. The high watermark
+        and the log start follow if they lie behind.
+
+        Raises OffsetOutOfRange below the first stored offset, SyncFailed, StorageError, DiskFull.
+        """
+        return truncation.truncate_suffix(self._writer, offset)
+
+    def truncate_prefix(self, offset: int) -> None:
+        """Make `offset` the log start and drop every segment below it. Durable on return.
+
+        Up to the high watermark the log goes on as it is. From the log end on nothing of it is
+        left, and the next append must begin at `offset`. In between it is not known where a batch
+        of the uncommitted tail begins: ValueError. Up to the log start it does nothing. Raises
+        StorageError, DiskFull.
+        """
+        truncation.truncate_prefix(self._writer, offset)
+
+    # --- structure: by any thread, beside the writer ---
+
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        """Replace what the layer above keeps in the manifest; durable on return."""
+        structure.set_metadata(self._state, metadata)
+
+    def remove_before(
+        self, log_start_offset: int, delete_segments: int, *, delete_below: int | None = None
+    ) -> int:
+        """Move the log start and drop the oldest sealed segments; returns the bytes freed.
+
+        At most `delete_segments` go, and only what ends at or below the new log start and
+        `delete_below`: the caller may have counted before segments were merged. A reader of a
+        removed file keeps it until the answer is sent. Raises StorageError, DiskFull.
+        """
+        return structure.remove_before(self._state, log_start_offset, delete_segments, delete_below)
+
+    def replace_segments(
+        self,
+        old_files: Sequence[str],
+        new: Sequence[SegmentEntry],
+        *,
+        horizons: Mapping[str, int | None] | None = None,
+        cleaned_below: int | None = None,
+        tombstones_removed_below: int | None = None,
+        lineage: str | None = None,
+    ) -> int:
+        """Put rewritten segments in the place of others; returns the bytes freed. Durable.
+
+        `old_files` are consecutive sealed segments. `new` tiles the same offsets in files of a
+        higher generation, which are on disk, fsynced with their indexes and the directory.
+        With `lineage` nothing is done in another one: a job that outlived a truncation.
+        `horizons` sets or clears the delete horizon of sealed segments that stay; names that are
+        no longer listed are ignored. Both offsets only ever rise. Without files, only these are
+        stored. One write of the manifest does all of it.
+
+        Raises SegmentsChanged when the files are not listed like this (any more), hold quarantined
+        bytes, or records that are not committed yet: then nothing happened and the new files are
+        to be discarded, with `discard_files`. After StorageError or DiskFull too: `discard_files`
+        knows what is safe. Raises ValueError when `new` cannot stand in for the old ones.
+        """
+        return structure.replace_segments(
+            self._state,
+            old_files,
+            new,
+            horizons=horizons or {},
+            cleaned_below=cleaned_below or 0,
+            tombstones_removed_below=tombstones_removed_below or 0,
+            lineage=lineage,
+        )
+
+    def discard_files(self, names: Sequence[str]) -> None:
+        """Unlink segment files, and their indexes, that a job wrote and the manifest does not list.
+
+        After a failed `replace_segments` the disk may list them, whatever the view says: then the
+        manifest is written again first, and while that fails nothing is removed. Raises
+        StorageError, DiskFull; what stays is removed by the next start.
+        """
+        structure.discard_files(self._state, names)
+
+    def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
+        """Note damaged ranges of a segment; readers pass over them from now on. Durable. In the
+        active segment they lie below the high watermark.
+
+        What is known already changes nothing; a range that overlaps a known one widens it. Raises
+        SegmentsChanged when the segment is gone, StorageError, DiskFull.
+        """
+        structure.quarantine(self._state, file_name, ranges)
+
+    # --- reading: by any thread ---
 
     def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
         """Whole batches from the one that holds `offset` on, at least one, never past HW.
@@ -94,10 +418,9 @@ class Log(LogTruncation):
     def _read_from(
         self, offset: int, max_bytes: int, max_records: int | None, *, stored: bool = False
     ) -> LogSlice | None:
-        pool, index_of = self.environment.pool, self._index_of
         with storage_errors(f"reading {self.name}"):
             while True:
-                view = self._view()
+                view = self._state.view
                 start = offset
                 if stored:
                     start = max(offset, view.segments[0].base_offset)
@@ -105,13 +428,36 @@ class Log(LogTruncation):
                     # It may lie before the first segment: in a loss that retention has reached.
                     self._check_bounds(offset, view)
                 try:
-                    found = read_slice(view, pool, index_of, start, max_bytes, max_records)
+                    found = read_slice(view, self.environment, start, max_bytes, max_records)
                     if found is not None:
                         found.on_damage = self.quarantine_damage
                     return found
                 except FileNotFoundError:
-                    # It may have been removed between our snapshot and the open.
-                    if view.segments is self._segments:
+                    # It may have been removed between our look at the view and the open.
+                    if view.segments is self._state.view.segments:
+                        raise
+
+    def _check_bounds(self, offset: int, view: ReadView) -> None:
+        start, end = view.manifest.log_start_offset, self._state.active.end.offset
+        if start <= offset <= max(end, view.committed.offset):
+            return
+        raise OffsetOutOfRange(
+            f"offset {offset} is outside [{start}, {end}] of stream {self.name}",
+            hint="start at `earliest` or `latest`, or at an offset inside the range",
+            log_start_offset=start,
+            log_end_offset=end,
+        )
+
+    def offset_for_timestamp(self, timestamp_ns: int) -> int:
+        """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
+        with storage_errors(f"reading {self.name}"):
+            while True:
+                view = self._state.view
+                try:
+                    return first_offset_at(view, self.environment, timestamp_ns)
+                except FileNotFoundError:
+                    # It may have been removed between our look at the view and the open.
+                    if view.segments is self._state.view.segments:
                         raise
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
@@ -125,147 +471,113 @@ class Log(LogTruncation):
         Takes as long as reading it; from any thread. Each range that is found is an ERROR in the
         log. Raises StorageError, DiskFull, UnsupportedFormat.
         """
-        pool, index_of = self.environment.pool, self._index_of
         with storage_errors(f"examining {self.name}"):
-            view = self._view()
+            view = self._state.view
             for segment in view.segments:
                 if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
                     continue
                 try:
-                    found = find_damage(view, pool, index_of, segment, first_offset, next_offset)
+                    found = find_damage(view, self.environment, segment, first_offset, next_offset)
                     if found:
                         self.quarantine(segment.path.name, found)
                 except (FileNotFoundError, SegmentsChanged):
                     continue  # replaced or removed meanwhile: readers read something else
 
-    def _check_bounds(self, offset: int, view: ReadView) -> None:
-        start, end = view.manifest.log_start_offset, self._log_end.offset
-        if start <= offset <= max(end, view.committed.offset):
-            return
-        raise OffsetOutOfRange(
-            f"offset {offset} is outside [{start}, {end}] of stream {self.name}",
-            hint="start at `earliest` or `latest`, or at an offset inside the range",
-            log_start_offset=start,
-            log_end_offset=end,
-        )
-
-    def _view(self) -> ReadView:
-        while True:
-            segments = self._segments
-            view = ReadView(self._committed, segments, self._manifest)
-            # A position in a file that was swapped meanwhile would mean nothing in the new one.
-            if segments is self._segments:
-                return view
-
-    def _index_of(self, segment: Segment, file: File) -> SparseIndex:
-        index = self._index
-        if not segment.sealed and index.base_offset == segment.base_offset:
-            return index
-        return self.environment.indexes.get(segment, file, self._quarantined_in(segment))
-
     def offset_of_record(self, segment: Segment, number: int) -> int:
         """The offset of record `number` of a segment, from 0 on, across holes; less if damage
         keeps it from being counted. Reads batch headers. Raises StorageError."""
-        return self._counts.offset_of(segment, number, self._quarantined_in(segment))
+        return self._counts.offset_of(segment, number, self._state.view.damaged(segment))
 
     def load_index(self, segment: Segment) -> None:
-        """Have the index of a sealed segment in memory and on disk, made anew if need be. Takes as
+        """Have the index of a sealed segment in memory and on disk, rebuilt if need be. Takes as
         long as reading all headers of the segment. Raises StorageError."""
-        pool = self.environment.pool
+        pool, view = self.environment.pool, self._state.view
         with storage_errors(f"indexing {segment.path.name}"):
             pooled = pool.acquire(segment.path)
             try:
-                self._index_of(segment, pooled.file)
+                view.index_of(segment, pooled.file, self.environment.indexes)
             finally:
                 pool.release(pooled)
-
-    def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
-        pool, index_of = self.environment.pool, self._index_of
-        with storage_errors(f"reading {self.name}"):
-            while True:
-                view = self._view()
-                try:
-                    return first_offset_at(view, pool, index_of, timestamp_ns)
-                except FileNotFoundError:
-                    if view.segments is self._segments:
-                        raise
 
     def extents(self, first_offset: int, step_bytes: int) -> list[Extent]:
         """How the bytes from the segment of `first_offset` to the high watermark lie over the
         offsets, about `step_bytes` a piece. Reads some index entries. Raises StorageError."""
         with storage_errors(f"measuring {self.name}"):
-            view = self._view()
+            view = self._state.view
             segments = [
                 segment
                 for segment in view.segments
                 if segment.next_offset > first_offset
                 and view.readable_end(segment).offset > segment.base_offset
             ]
-            fs, index = self.environment.fs, self._index
-            return measure(fs, segments, index, view.readable_end, step_bytes)
+            fs = self.environment.fs
+            return measure(fs, segments, view.active_index, view.readable_end, step_bytes)
 
     def epoch_end(self, epoch: int) -> int:
         """The first offset behind that leader epoch: where the next known one begins.
 
         The log end for the newest epoch, and for one that this log never saw.
         """
-        end = self._log_end.offset
-        return next((start for known, start in self._manifest.epochs if known > epoch), end)
+        end = self.log_end_offset
+        return next((start for known, start in self.epochs if known > epoch), end)
 
     # --- stopping ---
 
     def active_state(self) -> ActiveState:
         """The active segment up to the durable end, for recovery points and the clean marker."""
-        with self._lock:
-            active, durable = self._segments[-1], self._durable
+        with self._state.lock:
+            segment, durable = self._state.active.segment, self._state.active.durable
             return ActiveState(
                 incarnation=self.incarnation,
-                base_offset=active.base_offset,
+                base_offset=segment.base_offset,
                 position=durable.position,
                 next_offset=durable.offset,
                 record_count=durable.record_count,
-                max_timestamp_ns=active.max_timestamp_ns,
-                created_ns=active.created_ns,
+                max_timestamp_ns=segment.max_timestamp_ns,
+                created_ns=segment.created_ns,
                 leader_epoch=epoch_before(self.epochs, durable.offset),
-                commit_group=self._commit_group,
-                generation=active.generation,
+                commit_group=self._writer.commit_group,
+                generation=segment.generation,
             )
 
     def checkpoint(self) -> ActiveState:
         """Store the active index and return the state that a recovery point may claim."""
-        with self._lock, storage_errors(f"checkpoint of {self.name}"):
+        with self._state.lock, storage_errors(f"checkpoint of {self.name}"):
             state = self.active_state()
-            write_index(self.environment.fs, self._segments[-1].path, self._index.copy())
+            self._state.active.store_index(self.environment)
             return state
 
     def close(self) -> ActiveState | None:
         """Sync, store the active index, close the files. None when the sync failed."""
-        if self._closed:
+        if self._state.closed:
             return None
-        with self._lock:  # a change of the structure that is under way is the last one
-            self._closed = True
+        with self._state.lock:  # a change of the structure that is under way is the last one
+            self._state.closed = True
         state: ActiveState | None = None
         try:
             self.sync()
-            self.advance_high_watermark(self._log_end.offset)
+            self.advance_high_watermark(self.log_end_offset)
             with storage_errors(f"closing {self.name}"):
-                self._trim_allocation(self._segments[-1].size_bytes)
-                self._file.fdatasync()
+                self._state.active.finish()
             state = self.checkpoint()
             self._forget_early_acks()
         except (StorageError, DiskFull) as error:
             logger.error("close-failed stream=%s error=%s", self.name, error)  # noqa: TRY400
         finally:
-            self._slot.close()
-            self._file.close()
+            self.close_files()
         return state
 
+    def close_files(self) -> None:
+        """Let go of the files as they are, as the end of the process does."""
+        self._writer.slot.close()
+        self._state.active.file.close()
+
     def _forget_early_acks(self) -> None:
-        """All of it is durable: the next process notes anew when acks leave before their sync."""
-        if not self._manifest.acks_before_sync:
+        """All of it is durable: the next process notes again when acks leave before their sync."""
+        manifest = self._state.view.manifest
+        if not manifest.acks_before_sync:
             return
-        manifest = self._manifest.with_changes(acks_before_sync=False)
+        manifest = manifest.with_changes(acks_before_sync=False)
         try:
             manifest.write(self.environment.fs, self.directory)
         except OSError as error:  # then the next start expects a larger loss than there can be

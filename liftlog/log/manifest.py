@@ -25,6 +25,8 @@ MANIFEST_NAME = "manifest"
 COPY_NAME = "manifest.copy"
 KIND = "manifest"
 SEGMENT_SUFFIX = ".log"
+RESERVE_STEP = 1_000_000
+"""How many offsets are reserved ahead with one write of the manifest."""
 
 
 @dataclass(frozen=True, slots=True)

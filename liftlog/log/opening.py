@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from liftlog.errors import CorruptMetadata
+from liftlog.log.active_segment import ActiveSegment
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors, write_all
 from liftlog.log.index import SparseIndex, read_index
@@ -15,6 +16,7 @@ from liftlog.log.inventory import BROKEN_SUFFIX, Inventory, RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.manifest import (
     NOT_SYNCED,
+    RESERVE_STEP,
     SKIPPED,
     Manifest,
     QuarantinedRange,
@@ -25,8 +27,8 @@ from liftlog.log.manifest import (
 from liftlog.log.recovery import ActiveState, Damage, find_data_end, judge_tail, resync_behind, scan
 from liftlog.log.segment import Segment
 from liftlog.log.slot import SLOT_NAME, SlotState, current_boot_id, read_slot
+from liftlog.log.state import LogState
 from liftlog.log.unreadable import read_around, read_zeroed
-from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.header import BatchHeader
 
 logger = logging.getLogger("liftlog.log")
@@ -400,17 +402,16 @@ class _Opening(Inventory):
         if manifest != self.manifest or len(self.quarantined) > len(manifest.quarantined):
             manifest = manifest.with_changes(quarantined=tuple(self.quarantined))
             manifest.write(self.fs, self.directory)
-        log = Log(
+        log_state = LogState(
             self.directory,
             self.environment,
             self.config,
             manifest,
-            [*sealed, active],
-            file,
-            index,
-            commit_group=(state.commit_group + 1) & 0xFFFF,
-            boot_id=self.boot_id,
+            sealed,
+            ActiveSegment(active, file, index),
         )
+        group = (state.commit_group + 1) & 0xFFFF
+        log = Log(log_state, commit_group=group, boot_id=self.boot_id)
         if end != state.next_offset or self.must_roll:
             log.skip_to(end)
         return log, self.report

@@ -1,54 +1,20 @@
-"""Reading across segments, on a snapshot of the log: no lock is held while files are read."""
+"""Reading across segments, on one view of the log: no lock is held while files are read."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from liftlog.errors import CorruptRange
 from liftlog.log.damage import is_covered
-from liftlog.log.file_pool import FilePool
-from liftlog.log.index import IndexEntry
-from liftlog.log.manifest import Manifest, QuarantinedRange
+from liftlog.log.environment import LogEnvironment
+from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment
-from liftlog.log.slices import IndexOf, LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.slices import LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.state import ReadView
 from liftlog.log.walk import Missing, walk
 
 _DAMAGE_WINDOW_BYTES = 256 * 1024
-
-
-class LogEnd(NamedTuple):
-    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies.
-
-    `record_count` is how many records its segment holds before it.
-    """
-
-    offset: int
-    segment_base: int
-    position: int
-    record_count: int = 0
-
-
-class ReadView(NamedTuple):
-    """What a reader works on; replaced as a whole, never changed (but for the active segment)."""
-
-    committed: LogEnd
-    segments: Sequence[Segment]
-    manifest: Manifest
-
-    def readable_end(self, segment: Segment) -> IndexEntry:
-        """How far readers may go in `segment`."""
-        committed = self.committed
-        # What is sealed and committed to its end may have been rewritten since: then the position
-        # means nothing in the new file, and none is needed.
-        is_whole = segment.sealed and segment.next_offset <= committed.offset
-        if segment.base_offset == committed.segment_base and not is_whole:
-            return IndexEntry(committed.offset, committed.position)
-        return IndexEntry(segment.next_offset, segment.size_bytes)
-
-    def damaged(self, segment: Segment) -> list[QuarantinedRange]:
-        return self.manifest.quarantined_in(segment.path.name)
 
 
 def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset: int) -> bool:
@@ -60,8 +26,7 @@ def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset
 
 def read_slice(
     view: ReadView,
-    pool: FilePool,
-    index_of: IndexOf,
+    environment: LogEnvironment,
     offset: int,
     max_bytes: int,
     max_records: int | None,
@@ -70,7 +35,7 @@ def read_slice(
 
     Raises CorruptRange when what was lost lies in between, and OSError.
     """
-    found = _next_slice(view, pool, index_of, offset, max_bytes, max_records)
+    found = _next_slice(view, environment, offset, max_bytes, max_records)
     if view.manifest.quarantined:
         end = view.committed.offset if found is None else found.first_offset
         try:
@@ -83,7 +48,7 @@ def read_slice(
 
 
 def _tell_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
-    """Nobody may read past lost records without being told which they are."""
+    """No reader passes lost records without being told which they are."""
     for bad in sorted(ranges, key=lambda one: one.first_offset):
         if bad.is_loss and bad.next_offset > offset and bad.first_offset < end:
             first = max(bad.first_offset, offset)
@@ -97,8 +62,7 @@ def _tell_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> N
 
 def _next_slice(
     view: ReadView,
-    pool: FilePool,
-    index_of: IndexOf,
+    environment: LogEnvironment,
     offset: int,
     max_bytes: int,
     max_records: int | None,
@@ -111,15 +75,14 @@ def _next_slice(
         damaged = view.damaged(segment) if view.manifest.quarantined else ()
         if not damaged or not _all_gone(damaged, offset, end.offset):
             found = slice_segment(
-                pool,
+                view,
+                environment,
                 segment,
-                index_of,
                 damaged,
                 offset=offset,
                 end=end,
                 max_bytes=max_bytes,
                 max_records=max_records,
-                epochs=view.manifest.epochs,
             )
             if found is not None:
                 return found
@@ -129,7 +92,7 @@ def _next_slice(
     return None
 
 
-def first_offset_at(view: ReadView, pool: FilePool, index_of: IndexOf, timestamp_ns: int) -> int:
+def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: int) -> int:
     """The first readable offset stamped at or after `timestamp_ns`; the high watermark if none."""
     start = view.manifest.log_start_offset
     for segment in view.segments:
@@ -141,13 +104,7 @@ def first_offset_at(view: ReadView, pool: FilePool, index_of: IndexOf, timestamp
         if _all_gone(damaged, segment.base_offset, segment.next_offset):
             continue
         found = find_time_in_segment(
-            pool,
-            segment,
-            index_of,
-            damaged,
-            timestamp_ns,
-            first_offset=start,
-            end=view.readable_end(segment),
+            view, environment, segment, damaged, timestamp_ns, first_offset=start
         )
         if found is not None:
             return found
@@ -156,8 +113,7 @@ def first_offset_at(view: ReadView, pool: FilePool, index_of: IndexOf, timestamp
 
 def find_damage(
     view: ReadView,
-    pool: FilePool,
-    index_of: IndexOf,
+    environment: LogEnvironment,
     segment: Segment,
     first_offset: int,
     next_offset: int,
@@ -168,10 +124,10 @@ def find_damage(
     """
     known, end = view.damaged(segment), view.readable_end(segment)
     found: list[QuarantinedRange] = []
-    pooled = pool.acquire(segment.path)
+    pooled = environment.pool.acquire(segment.path)
     try:
         file = pooled.file
-        index = index_of(segment, file)
+        index = view.index_of(segment, file, environment.indexes)
         start = index.floor(first_offset)
         for item in walk(
             file,
@@ -202,5 +158,5 @@ def find_damage(
             if following >= next_offset:
                 break
     finally:
-        pool.release(pooled)
+        environment.pool.release(pooled)
     return found

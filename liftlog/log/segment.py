@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ _WALK_BYTES = 64 * 1024
 
 
 class Segment:
-    """What is known of a segment without reading it. Only the active one changes.
+    """What is known of a segment without reading it. That of the active segment grows, by its
+    `ActiveSegment` alone; a sealed one never changes.
 
     `next_offset` is where the following segment begins. `size_bytes` is how far the file is
     valid: bytes past it are ignored.
@@ -62,6 +64,18 @@ class Segment:
             max_timestamp_ns=self.max_timestamp_ns,
             delete_horizon_ns=self.delete_horizon_ns,
         )
+
+    def sealed_at(self, size_bytes: int, next_offset: int, record_count: int) -> Segment:
+        """The beginning of this segment, up to a batch boundary, as a sealed one."""
+        entry = replace(
+            self.entry(),
+            size_bytes=size_bytes,
+            next_offset=next_offset,
+            record_count=record_count,
+        )
+        segment = Segment(self.path.parent, entry, sealed=True)
+        segment.created_ns = self.created_ns
+        return segment
 
 
 class SteppedOver(NamedTuple):

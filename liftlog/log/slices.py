@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from liftlog.errors import CorruptBatch, CorruptRange
+from liftlog.log.environment import LogEnvironment
 from liftlog.log.file_pool import FilePool, PooledFile
 from liftlog.log.filesystem import File
 from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, SteppedOver, walk_batches
+from liftlog.log.state import ReadView
 from liftlog.log.unreadable import read_around, read_zeroed
 from liftlog.records.decode import decode_batch
 from liftlog.records.place import Epochs
 
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
-
-IndexOf = Callable[[Segment, File], SparseIndex]
 
 
 class LogSlice:
@@ -102,29 +102,29 @@ class LogSlice:
 
 
 def slice_segment(
-    pool: FilePool,
+    view: ReadView,
+    environment: LogEnvironment,
     segment: Segment,
-    index_of: IndexOf,
     quarantined: Sequence[QuarantinedRange],
     *,
     offset: int,
     end: IndexEntry,
     max_bytes: int,
     max_records: int | None,
-    epochs: Epochs = (),
 ) -> LogSlice | None:
     """The slice that begins with the batch holding `offset` (or what follows it).
 
-    `end` is the place that readers may not pass. A slice ends where one of `epochs` begins: the
-    first batch of a slice is compared with them, those behind it only with each other, by whoever
-    gets the slice. None when nothing readable is left in this
-    segment. Raises CorruptRange at damage that is not known yet.
+    `end` is the place that readers may not pass. A slice ends where a leader epoch begins: its
+    first batch is compared with the epochs of the manifest, and its receiver compares those behind
+    it only with each other. None when nothing readable is left in this segment. Raises CorruptRange
+    at damage that is not known yet.
     """
+    pool, epochs = environment.pool, view.manifest.epochs
     pooled = pool.acquire(segment.path)
     taken = False
     try:
         file = pooled.file
-        index = index_of(segment, file)
+        index = view.index_of(segment, file, environment.indexes)
         if not quarantined:
             found = _find_start(file, index, index.floor(offset), end, offset, epochs)
         else:
@@ -233,7 +233,7 @@ def _find_end(
     reached = first_end
     for position, header in walk_batches(file, first_end, end, window=_WALK_WINDOW):
         if (
-            position != reached.position  # damage lies between: whoever reads on is told
+            position != reached.position  # damage lies between: the next read reports it
             or position + header.length > stop_position
             or (stop_offset is not None and header.next_offset > stop_offset)
         ):
@@ -243,21 +243,21 @@ def _find_end(
 
 
 def find_time_in_segment(
-    pool: FilePool,
+    view: ReadView,
+    environment: LogEnvironment,
     segment: Segment,
-    index_of: IndexOf,
     quarantined: Sequence[QuarantinedRange],
     timestamp_ns: int,
     *,
     first_offset: int,
-    end: IndexEntry,
 ) -> int | None:
-    """The first offset at or after `first_offset`, before `end`, stamped at or after
-    `timestamp_ns`. None when there is none; records that cannot be read are passed over."""
-    pooled = pool.acquire(segment.path)
+    """The first readable offset at or after `first_offset` stamped at or after `timestamp_ns`. None
+    when there is none; records that cannot be read are skipped."""
+    end = view.readable_end(segment)
+    pooled = environment.pool.acquire(segment.path)
     try:
         file = pooled.file
-        index = index_of(segment, file)
+        index = view.index_of(segment, file, environment.indexes)
         start = max(index.floor_time(timestamp_ns), index.floor(first_offset))
         for bad in quarantined:
             if bad.position <= start.position < bad.end_position:
@@ -276,5 +276,5 @@ def find_time_in_segment(
             except CorruptBatch:
                 continue
     finally:
-        pool.release(pooled)
+        environment.pool.release(pooled)
     return None

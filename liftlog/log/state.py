@@ -1,8 +1,16 @@
-"""What a log is made of and what is known of it; the base of `writing.py` and what follows.
+"""What a log is at one moment, and the only ways in which it changes from one moment to the next.
 
-`Log` is one object in five steps, each a class on top of the one before: its state (here), writing
-at the end (`writing.py`), changes of structure (`structure.py`), truncation (`truncation.py`), and
-reading and closing (`log.py`).
+`ReadView` is what readers see: one immutable value that refers to everything they need. `LogState`
+holds the newest one beside the segment that is being written (`active_segment.py`), and swaps it as
+a whole. A reader in any thread takes one reference and works on that.
+
+Three rules keep the view true:
+
+1. The manifest on disk changes first, the view second. A stop in between leaves the new state on
+   disk, and no reader or publisher has been told of it yet.
+2. Segments and manifest change under `lock`, so two changes never start from the same view.
+3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
+   thread. `_swapping` covers only the replacement of the view, so neither change undoes the other.
 """
 
 from __future__ import annotations
@@ -12,141 +20,65 @@ import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from liftlog.errors import StorageError
-from liftlog.log.counting import RecordCounts
+from liftlog.log.active_segment import ActiveSegment, LogEnd
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import File
-from liftlog.log.index import SparseIndex, index_path
-from liftlog.log.leases import Leases
-from liftlog.log.manifest import Manifest, QuarantinedRange
-from liftlog.log.reading import LogEnd
+from liftlog.log.index import IndexEntry, SparseIndex, index_path
+from liftlog.log.index_cache import IndexCache
+from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment import Segment
-from liftlog.log.slot import AckedSlot
 
 logger = logging.getLogger("liftlog.log")
 
 
-class LogState:
-    """Attributes, and the one way in which the manifest changes."""
+class ReadView(NamedTuple):
+    """A consistent state of a log; never changed, only replaced.
 
-    def __init__(
-        self,
-        directory: Path,
-        environment: LogEnvironment,
-        config: LogConfig,
-        manifest: Manifest,
-        segments: Sequence[Segment],
-        active_file: File,
-        active_index: SparseIndex,
-        *,
-        commit_group: int = 0,
-        boot_id: str | None = None,
-    ) -> None:
-        self.directory = directory
-        self.name = directory.name
-        self.environment = environment
-        self.config = config
-        self._manifest = manifest
-        self._segments = tuple(segments)
-        self._file = active_file
-        self._index = active_index
-        self._allocated = active_file.size()
-        self._lock = threading.RLock()
-        self._counts = RecordCounts(environment.pool)
-        self.leases = Leases(environment.fs, directory)
-        self._load_leases()
-        self._commit_group = commit_group
-        self.fsync_count = 0
-        self.last_sync_seconds = 0.0
-        active = self._segments[-1]
-        end = LogEnd(active.next_offset, active.base_offset, active.size_bytes, active.record_count)
-        self._log_end = end
-        self._durable = end
-        self._committed = end
-        self._appended: list[LogEnd] = []
-        self._slot = AckedSlot(environment.fs, directory, manifest.lineage, boot_id=boot_id)
-        # Never lower than what it said: between here and `skip_to` the machine may stop again.
-        recovered = self._slot.recovered
-        self._acked_end = max(end.offset, recovered.acked_end if recovered is not None else 0)
-        self._slot.update(self._acked_end)
-        self._manifest_in_doubt = False
-        self._leftover_bytes = False
-        self._must_leave_file = False  # its last page cannot be read, so nothing can be added to it
-        self._closed = False
+    The last segment is the active one. It grows while readers look at it, and so does its index;
+    `committed` bounds what a reader takes of both.
+    """
 
-    def _load_leases(self) -> None:
-        try:
-            self.leases.load()
-        except StorageError as error:  # until they can be read nothing is removed or compacted
-            logger.warning("leases-not-read stream=%s error=%s", self.name, error)
+    committed: LogEnd
+    segments: tuple[Segment, ...]
+    manifest: Manifest
+    active_index: SparseIndex
 
-    @property
-    def log_start_offset(self) -> int:
-        return self._manifest.log_start_offset
+    def readable_end(self, segment: Segment) -> IndexEntry:
+        """How far readers may go in `segment`."""
+        committed = self.committed
+        # A sealed segment that is committed to its end may have been rewritten since: `committed`
+        # then names a position in the old file, and none is needed in the new one.
+        if segment.sealed and segment.next_offset <= committed.offset:
+            return IndexEntry(segment.next_offset, segment.size_bytes)
+        if segment.base_offset == committed.segment_base:
+            return IndexEntry(committed.offset, committed.position)
+        return IndexEntry(segment.base_offset, 0)  # it begins at or after the high watermark
 
-    @property
-    def log_end_offset(self) -> int:
-        """The next offset to assign."""
-        return self._log_end.offset
+    def damaged(self, segment: Segment) -> list[QuarantinedRange]:
+        return self.manifest.quarantined_in(segment.path.name)
 
-    @property
-    def high_watermark(self) -> int:
-        """Everything below it is committed; readers never see more."""
-        return self._committed.offset
-
-    @property
-    def durable_end_offset(self) -> int:
-        """Everything below it was fsynced."""
-        return self._durable.offset
-
-    @property
-    def leader_epoch(self) -> int:
-        return self._manifest.leader_epoch
-
-    @property
-    def epochs(self) -> tuple[tuple[int, int], ...]:
-        """(leader epoch, its first offset), ascending."""
-        return self._manifest.epochs
-
-    @property
-    def incarnation(self) -> str:
-        return self._manifest.incarnation
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return self._manifest.metadata
-
-    @property
-    def quarantined(self) -> tuple[QuarantinedRange, ...]:
-        return self._manifest.quarantined
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """A snapshot, oldest first; the last one is active."""
-        return self._segments
-
-    @property
-    def segment_count(self) -> int:
-        return len(self._segments)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+    def index_of(self, segment: Segment, file: File, cache: IndexCache) -> SparseIndex:
+        """The index of one of these segments; that of a sealed one may be read or rebuilt."""
+        if not segment.sealed:
+            return self.active_index
+        return cache.get(segment, file, self.damaged(segment))
 
     @property
     def record_count(self) -> int:
         """Records that can be read; an upper bound where damage or the log start cut a segment
         that was compacted."""
-        segments, start, end = self._segments, self.log_start_offset, self.high_watermark
+        segments, manifest = self.segments, self.manifest
+        start, end = manifest.log_start_offset, self.committed.offset
         total = sum([segment.record_count for segment in segments])
-        # Of most segments everything can be read. There may be many thousands of them, and this is
-        # asked for on the event loop.
+        # Of most segments everything can be read. There may be many thousands of them, and the
+        # event loop asks for this.
         below_start = _index_from(segments, start)
         past_end = max(_index_from(segments, end) - 1, 0)
         lost = dict.fromkeys([*range(below_start), *range(past_end, len(segments))], 0)
-        for bad in self.quarantined:
+        for bad in manifest.quarantined:
             i = max(_index_from(segments, bad.first_offset + 1) - 1, 0)
             while i < len(segments) and segments[i].base_offset < bad.next_offset:
                 low, high = max(segments[i].base_offset, start), min(segments[i].next_offset, end)
@@ -159,69 +91,151 @@ class LogState:
         return total
 
     @property
-    def commit_group(self) -> int:
-        """The number that batches encoded for the next append must carry."""
-        return self._commit_group
-
-    @property
-    def max_timestamp_ns(self) -> int:
-        return max(segment.max_timestamp_ns for segment in self._segments)
-
-    @property
-    def lineage(self) -> str:
-        """Changes when truncation lets offsets be assigned again, and with the incarnation."""
-        return self._manifest.lineage
-
-    @property
-    def cleaned_below(self) -> int:
-        """Compaction has looked at everything below this offset."""
-        return self._manifest.cleaned_below
-
-    @property
-    def tombstones_removed_below(self) -> int:
-        """Compaction may have removed tombstones below this offset."""
-        return self._manifest.tombstones_removed_below
-
-    @property
     def damaged_files(self) -> frozenset[str]:
-        """Names of segment files that hold quarantined bytes; they are never rewritten."""
-        segments = self._segments
+        """Names of segment files that hold quarantined bytes."""
         found: set[str] = set()
-        for bad in self._manifest.quarantined:
+        for bad in self.manifest.quarantined:
             base_offset = int(bad.segment.partition(".")[0])
-            i = bisect_left(segments, base_offset, key=lambda one: one.base_offset)
-            segment = segments[i] if i < len(segments) else None
+            i = _index_from(self.segments, base_offset)
+            segment = self.segments[i] if i < len(self.segments) else None
             if segment is None or segment.path.name != bad.segment:
                 continue
             if not lies_behind(bad, segment):
                 found.add(bad.segment)
         return frozenset(found)
 
-    def _quarantined_in(self, segment: Segment) -> list[QuarantinedRange]:
-        return self._manifest.quarantined_in(segment.path.name)
 
-    # --- how it changes ---
+class LogState:
+    """The newest view, the active segment, and how both change.
 
-    def _write_manifest(self, manifest: Manifest) -> None:
-        """Make it the manifest, on disk first. Raises OSError; then nothing changed in memory.
+    `view` may be read from any thread. `active` belongs to the writer of the moment; others take
+    `lock` to look at it, since it is replaced under that.
+    """
 
-        A failure may come after the rename, so the disk may already say otherwise: no append may
-        follow before it has been told again what is true, or a segment that it takes for sealed
-        would grow behind its back.
+    def __init__(
+        self,
+        directory: Path,
+        environment: LogEnvironment,
+        config: LogConfig,
+        manifest: Manifest,
+        sealed: Sequence[Segment],
+        active: ActiveSegment,
+    ) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self.environment = environment
+        self.config = config
+        self.active = active
+        self.view = ReadView(active.end, (*sealed, active.segment), manifest, active.index)
+        self.lock = threading.RLock()
+        self.manifest_in_doubt = False
+        self.closed = False
+        self._swapping = threading.Lock()
+
+    # --- the manifest ---
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write it to disk and tell no reader yet. Raises OSError.
+
+        A failure may come after the rename, so the disk may already say otherwise. No append may
+        follow before `settle_manifest` has written what is true: the disk may list the active
+        segment as sealed, and what grows behind the end of a sealed one is ignored by the next
+        start.
         """
-        if self._closed:
+        if self.closed:
             # The directory may belong to another process by now.
             raise StorageError(f"the log of {self.name} is closed")
         try:
             manifest.write(self.environment.fs, self.directory)
         except OSError:
-            self._manifest_in_doubt = True
+            self.manifest_in_doubt = True
             raise
-        self._manifest_in_doubt = False
-        self._manifest = manifest
+        self.manifest_in_doubt = False
 
-    def _remove_files(self, segment: Segment) -> int:
-        """Unlink what the manifest no longer lists; what cannot go now goes at the next start."""
+    def settle_manifest(self) -> None:
+        """Write the manifest of the view again if the disk may hold another one. Raises OSError."""
+        if self.manifest_in_doubt:
+            with self.lock:
+                self.write_manifest(self.view.manifest)
+
+    def store(self, manifest: Manifest, segments: tuple[Segment, ...] | None = None) -> None:
+        """Make `manifest` the one that counts, together with the `segments` that it lists, if these
+        change; the active segment stays. Under `lock`. Raises OSError; then the view is as it was.
+        """
+        self.write_manifest(manifest)
+        with self._swapping:
+            view = self.view
+            listed = view.segments if segments is None else segments
+            self.view = ReadView(view.committed, listed, manifest, view.active_index)
+
+    # --- the two ends ---
+
+    def move_high_watermark(self, end: LogEnd) -> None:
+        """Let readers go up to `end`, the end of an append. By the writer of the moment."""
+        with self._swapping:
+            view = self.view
+            self.view = ReadView(end, view.segments, view.manifest, view.active_index)
+
+    def begin_segment(
+        self,
+        kept: tuple[Segment, ...],
+        base_offset: int,
+        *,
+        is_committed: bool = False,
+        **changes: Any,
+    ) -> None:
+        """Make the log consist of the sealed segments `kept` and a new, empty active one.
+
+        With `is_committed` the high watermark moves to `base_offset`: nothing that could still be
+        committed lies below. `changes` are those of other fields of the manifest. By the writer of
+        the moment, under `lock`. Raises OSError; then the view and the active segment are as they
+        were.
+
+        A stop before the manifest is renamed: the new file is not listed, so the next start removes
+        it, and the old manifest lists all that the log held. A stop after it: everything that the
+        new manifest lists is on disk. The caller has synced what it seals, and the directory is
+        fsynced before the manifest is written, since a power cut may keep the rename and lose the
+        name of the new file. Files that are no longer listed go last.
+        """
+        view, old = self.view, self.active
+        manifest = view.manifest
+        generation: int = changes.get("generation", manifest.generation)
+        if base_offset == old.segment.base_offset:
+            # A successor of the same name would truncate the old file before the manifest says that
+            # it is gone.
+            generation = max(generation, old.segment.generation + 1)
+        entry = SegmentEntry(base_offset, generation, next_offset=base_offset)
+        fields = {
+            "segments": (*(segment.entry() for segment in kept), entry),
+            "high_watermark": view.committed.offset,
+            "reserved_offset": max(manifest.reserved_offset, base_offset + RESERVE_STEP),
+        }
+        manifest = manifest.with_changes(**(fields | changes))
+        fs = self.environment.fs
+        file = fs.open(self.directory / entry.file_name, create=True)
+        try:
+            fs.fsync_directory(self.directory)
+            self.write_manifest(manifest)
+        except BaseException:
+            file.close()
+            raise
+        segment = Segment(self.directory, entry, sealed=False)
+        active = ActiveSegment(segment, file, SparseIndex(base_offset))
+        with self._swapping:
+            committed = self.view.committed
+            if is_committed or committed.offset == base_offset:
+                committed = active.end
+            self.view = ReadView(committed, (*kept, segment), manifest, active.index)
+        self.active = active
+        old.file.close()
+        listed = {one.path for one in kept}
+        for one in view.segments:
+            if one.path not in listed:
+                self.remove_files(one)
+
+    def remove_files(self, segment: Segment) -> int:
+        """Unlink the files of a segment that the manifest no longer lists; returns its bytes. What
+        cannot be removed now, the next start removes."""
         self.environment.indexes.drop(segment.path)
         for path in (segment.path, index_path(segment.path)):
             try:
@@ -232,10 +246,11 @@ class LogState:
 
 
 def _index_from(segments: Sequence[Segment], offset: int) -> int:
-    """Of the first segment that begins at or after `offset`."""
+    """The index of the first segment that begins at or after `offset`."""
     return bisect_left(segments, offset, key=lambda segment: segment.base_offset)
 
 
 def lies_behind(bad: QuarantinedRange, segment: Segment) -> bool:
-    """Whether it only says that offsets behind the segment are gone: no byte of it is damaged."""
+    """Whether the range only says that offsets behind the segment are gone: none of its bytes is
+    damaged."""
     return bad.first_offset >= segment.next_offset and bad.end_position == bad.position

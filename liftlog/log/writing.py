@@ -2,380 +2,360 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from liftlog.errors import SyncFailed
+from liftlog.log.active_segment import LogEnd
 from liftlog.log.environment import EncodedBatch
-from liftlog.log.filesystem import storage_errors, write_all
-from liftlog.log.index import SparseIndex, write_index
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.reading import LogEnd
+from liftlog.log.filesystem import Buffer, storage_errors
+from liftlog.log.manifest import RESERVE_STEP, QuarantinedRange, epoch_before
 from liftlog.log.segment import MAX_POSITION, Segment
+from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState
-from liftlog.log.unreadable import is_unreadable
-
-logger = logging.getLogger("liftlog.log")
-
-RESERVE_STEP = 1_000_000
-"""How many offsets are reserved ahead with one manifest write."""
-
-_MIN_ALLOCATION = 64 * 1024
-_MAX_ALLOCATION = 16 * 1024 * 1024
-_MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
+from liftlog.records.header import parse_header, verify_body
 
 
-class LogWriting(LogState):
-    """One thread at a time calls what stands here: the writer of the moment."""
+class LogWriter:
+    """The writer of one log. One thread at a time calls it: the writer of the moment.
+
+    `commit_group` is the number that batches encoded for the next append must carry.
+    """
+
+    def __init__(self, state: LogState, slot: AckedSlot, *, commit_group: int) -> None:
+        self.state = state
+        self.slot = slot
+        self.commit_group = commit_group
+        self.fsync_count = 0
+        self.last_sync_seconds = 0.0
+        self._appended: list[LogEnd] = []  # the ends of appends that are not committed yet
+        # Never lower than what the slot said: the machine may stop again before `skip_to`.
+        recovered = slot.recovered
+        end = state.active.end.offset
+        self._acked_end = max(end, recovered.acked_end if recovered is not None else 0)
+        slot.update(self._acked_end)
+        self._append_errors = storage_errors(f"appending to {state.name}")
 
     def append(self, batches: Sequence[EncodedBatch]) -> None:
-        """Write batches at the end: all of them or, on an error, none.
-
-        Not durable before `sync`. Raises DiskFull, StorageError.
-        """
-        if batches[0].base_offset != self._log_end.offset:
+        """See `Log.append`."""
+        state = self.state
+        active = state.active
+        if batches[0].base_offset != active.end.offset:
             raise ValueError(
-                f"batch at offset {batches[0].base_offset}, the log ends at {self._log_end.offset}"
+                f"batch at offset {batches[0].base_offset}, the log ends at {active.end.offset}"
             )
+        next_offset = batches[-1].next_offset
         size = sum([len(batch.data) for batch in batches])
-        with storage_errors(f"appending to {self.name}"):
-            if self._manifest_in_doubt or self._leftover_bytes or self._slot.in_doubt:
+        with self._append_errors:
+            if state.manifest_in_doubt or active.has_leftovers or self.slot.in_doubt:
                 self._settle_doubts()
-            if self._must_roll(size, batches[-1].next_offset):
+            if self.must_roll(size, next_offset):
                 self._roll()
-            if batches[-1].next_offset > self._manifest.reserved_offset:
-                self._reserve(batches[-1].next_offset)
-            position = self._segments[-1].size_bytes
-            if position + size > self._allocated:
-                self._allocate(position + size)
-            try:
-                for i in range(0, len(batches), _MAX_BUFFERS):
-                    buffers = [batch.data for batch in batches[i : i + _MAX_BUFFERS]]
-                    position += write_all(self._file, buffers, position)
-            except OSError as error:
-                self._must_leave_file = is_unreadable(error)
-                self._roll_back_append()
-                raise
-        self._account(batches)
-
-    def _allocate(self, needed: int) -> None:
-        """Extend the active file ahead of what is written, in growing steps.
-
-        A sync then need not commit a new file size to the file system's journal, which is a third
-        of its cost. The zeros behind the last batch are no data: recovery and readers stop there.
-        """
-        step = min(max(needed, _MIN_ALLOCATION), _MAX_ALLOCATION)
-        self._allocated = max(min(needed + step, self.config.segment_max_bytes), needed)
-        try:
-            self._file.allocate(self._allocated)
-        except OSError as error:  # it only was to save time; the write itself will tell
-            logger.debug("allocation-failed stream=%s error=%s", self.name, error)
-
-    def _trim_allocation(self, size: int) -> None:
-        """Give back what was allocated past `size`. Raises OSError."""
-        if self._allocated > size:
-            self._file.truncate(size)
-            self._allocated = size
-
-    def _trim_sealed(self, size: int) -> None:
-        """Give back what lies behind the end of what is about to be sealed. Raises OSError."""
-        try:
-            self._trim_allocation(size)
-        except OSError as error:
-            # The file system has to read the page that it cuts. What lies behind is ignored.
-            if not is_unreadable(error):
-                raise
-            logger.warning("allocation-kept stream=%s error=%s", self.name, error)
-
-    def _account(self, batches: Sequence[EncodedBatch]) -> None:
-        active = self._segments[-1]
-        position = active.size_bytes
-        newest = active.max_timestamp_ns
-        # Before the record count: whoever decides on retention meanwhile subtracts what lies past
-        # the high watermark, and counting too few keeps too much rather than too little.
-        active.next_offset = batches[-1].next_offset
-        add = self._index.maybe_add
-        for data, base_offset, _, count, _, stamp in batches:
-            if stamp > newest:
-                newest = stamp
-            add(base_offset, position, newest)
-            position += len(data)
-            active.record_count += count
-        active.max_timestamp_ns = newest
-        active.created_ns = active.created_ns or batches[0].base_timestamp_ns
-        active.size_bytes = position
-        count = active.record_count
-        self._log_end = LogEnd(active.next_offset, active.base_offset, position, count)
-        self._appended.append(self._log_end)
-
-    def _roll_back_append(self) -> None:
-        size = self._segments[-1].size_bytes
-        self._leftover_bytes = True
-        try:
-            self._remove_leftovers()
-        except OSError as error:
-            # The next append tries again before it writes: behind a shorter group the rest of
-            # this one might look like batches that continue it.
-            logger.warning(
-                "append-rollback-failed stream=%s position=%d error=%s",
-                self.name,
-                size,
-                error,
-            )
-
-    def _remove_leftovers(self) -> None:
-        size = self._segments[-1].size_bytes
-        self._file.truncate(size)
-        self._allocated = size
-        self._leftover_bytes = False
+                active = state.active
+            if next_offset > state.view.manifest.reserved_offset:
+                self._reserve(next_offset)
+            end = active.append(batches, size, state.config.segment_max_bytes)
+        self._appended.append(end)
 
     def _settle_doubts(self) -> None:
         """After a failed operation: bring the disk back to what is known here. Raises OSError."""
-        if self._manifest_in_doubt:
-            with self._lock:
-                self._write_manifest(self._manifest)
-        if self._leftover_bytes:
-            try:
-                self._remove_leftovers()
-            except OSError as error:
-                if not is_unreadable(error):
-                    raise
-                self._must_leave_file = True  # what lies behind the end of a sealed file is ignored
-        self._slot.settle()
+        self.state.settle_manifest()
+        self.state.active.remove_leftovers()
+        self.slot.settle()
+
+    def _reserve(self, next_offset: int) -> None:
+        state = self.state
+        with state.lock:
+            reserved = next_offset + RESERVE_STEP
+            state.store(state.view.manifest.with_changes(reserved_offset=reserved))
+
+    def append_raw(self, data: Buffer) -> None:
+        """See `Log.append_raw`."""
+        manifest, end = self.state.view.manifest, self.state.active.end.offset
+        epochs = [entry for entry in manifest.epochs if entry[1] < end]
+        batches, group = _continuing(memoryview(data), end, epochs)
+        if not batches:
+            return
+        self.note_epochs(tuple(epochs))
+        self.append(batches)
+        # The next group that is encoded here must differ from the one that it follows.
+        self.commit_group = (group + 1) & 0xFFFF
+
+    def note_epochs(self, epochs: tuple[tuple[int, int], ...]) -> None:
+        """Make these the epochs of the log, durably, unless they are; the newest becomes the leader
+        epoch if it is higher. Raises StorageError, DiskFull."""
+        state = self.state
+        with state.lock, storage_errors(f"noting an epoch of {state.name}"):
+            manifest = state.view.manifest
+            if epochs != manifest.epochs:
+                newest = max(manifest.leader_epoch, epochs[-1][0])
+                state.store(manifest.with_changes(epochs=epochs, leader_epoch=newest))
 
     def sync(self) -> int:
-        """Make everything appended durable; returns the durable end offset.
+        """See `Log.sync`."""
+        active = self.state.active
+        end = active.end.offset
+        if end == active.durable.offset:
+            return end
+        started = time.perf_counter()
+        try:
+            active.sync()
+        except OSError as error:
+            reason = error.strerror or error
+            raise SyncFailed(f"fdatasync of {self.state.name}: {reason}") from error
+        self.last_sync_seconds = time.perf_counter() - started
+        self.state.environment.synced(self.last_sync_seconds)
+        self.fsync_count += 1
+        self.commit_group = (self.commit_group + 1) & 0xFFFF
+        return end
 
-        When fdatasync fails, nothing past the last successful one can be trusted: the caller
-        must nack what waited for it and call `abandon_tail`. Raises SyncFailed.
-        """
-        end = self._log_end
-        if end.offset != self._durable.offset:
-            started = time.perf_counter()
-            try:
-                self._file.fdatasync()
-            except OSError as error:
-                raise SyncFailed(f"fdatasync of {self.name}: {error.strerror or error}") from error
-            self.last_sync_seconds = time.perf_counter() - started
-            self.environment.synced(self.last_sync_seconds)
-            self.fsync_count += 1
-            self._durable = end
-            self._commit_group = (self._commit_group + 1) & 0xFFFF
-        return end.offset
+    # --- commits and acks ---
 
     def advance_high_watermark(self, offset: int) -> None:
-        """Declare everything below `offset` committed: readers see it, acks may leave.
-
-        `offset` is the end of an append. Who decides it lies outside the log: on one node its
-        own fsync, later the replicas. Raises StorageError, DiskFull, and then nothing changed, when
-        the first early ack cannot be admitted.
-        """
-        if offset <= self._committed.offset:
+        """See `Log.advance_high_watermark`."""
+        state = self.state
+        committed = state.view.committed
+        if offset <= committed.offset:
             return
-        if offset > self._durable.offset and not self._manifest.acks_before_sync:
+        if offset > state.active.durable.offset:
             self.admit_early_acks()
         appended = self._appended
         if len(appended) == 1 and appended[0].offset <= offset:
-            self._committed = appended.pop()
+            committed = appended.pop()
         else:
-            kept = []
-            for end in appended:
-                if end.offset <= offset:
-                    self._committed = end
-                else:
-                    kept.append(end)
-            self._appended = kept
-        committed = self._committed.offset
-        if committed > self._acked_end:  # as in `note_acked`
-            self._acked_end = committed
-            self._slot.update(committed)
+            reached = 0
+            while reached < len(appended) and appended[reached].offset <= offset:
+                committed = appended[reached]
+                reached += 1
+            del appended[:reached]
+        state.move_high_watermark(committed)
+        self._remember_acked(committed.offset)
 
     def note_acked(self, offset: int) -> None:
-        """Remember, across a killed process, that everything below `offset` may have been acked.
-
-        With durability below fsync acks leave before they are durable; the manifest is told so
-        before the first of them, since after a power cut nobody knows how far they went. While
-        that fails no ack may leave. Raises StorageError, DiskFull.
-        """
-        if offset > self._durable.offset and not self._manifest.acks_before_sync:
+        """See `Log.note_acked`."""
+        if offset > self.state.active.durable.offset:
             self.admit_early_acks()
+        self._remember_acked(offset)
+
+    def _remember_acked(self, offset: int) -> None:
         if offset > self._acked_end:
             self._acked_end = offset
-            self._slot.update(offset)
+            self.slot.update(offset)
 
     def admit_early_acks(self) -> None:
-        """Note, durably, that acks may leave before what they answer is durable.
-
-        With durability below fsync, call it before an append: when it fails nothing was written
-        yet. Costs nothing once it was noted. Raises StorageError, DiskFull.
-        """
-        if self._manifest.acks_before_sync:
+        """See `Log.admit_early_acks`."""
+        state = self.state
+        if state.view.manifest.acks_before_sync:
             return
-        with self._lock, storage_errors(f"noting early acks of {self.name}"):
-            self._slot.sync_as_lower_bound()
-            self._write_manifest(self._manifest.with_changes(acks_before_sync=True))
+        with state.lock, storage_errors(f"noting early acks of {state.name}"):
+            # First the slot: once the manifest says that acks may be early, no start may take an
+            # older entry of the slot for the exact end.
+            self.slot.sync_as_lower_bound()
+            state.store(state.view.manifest.with_changes(acks_before_sync=True))
+
+    # --- the next segment ---
+
+    def must_roll(self, size_bytes: int, next_offset: int) -> bool:
+        """Whether an append of that size, up to that offset, needs a new segment."""
+        active = self.state.active
+        if active.must_be_left:  # also an empty one: what was refused may lie behind its end
+            return True
+        position = active.end.position
+        if position == 0:
+            return False
+        return (
+            position + size_bytes > self.state.config.segment_max_bytes
+            or position + size_bytes > MAX_POSITION
+            or next_offset - active.segment.base_offset > 0xFFFF_FFFF
+            or self._is_too_old(active.segment)
+        )
+
+    def _is_too_old(self, active: Segment) -> bool:
+        limit = self.state.config.segment_max_age_ns
+        if limit is None or not active.created_ns:
+            return False
+        return self.state.environment.clock.now_ns() - active.created_ns >= limit
+
+    def is_roll_due(self) -> bool:
+        """See `Log.is_roll_due`."""
+        active = self.state.active
+        return active.end.position > 0 and self._is_too_old(active.segment)
+
+    def roll(self) -> bool:
+        """See `Log.roll`."""
+        if self.state.active.end.position == 0:
+            return False
+        with storage_errors(f"rolling {self.state.name}"):
+            self._roll()
+        return True
+
+    def _roll(self) -> None:
+        """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
+        with self.state.lock:
+            group = self.commit_group
+            self.sync()  # what the manifest lists as sealed is trusted by the next start
+            # What is about to be appended was encoded before this sync. In the new segment nothing
+            # of this group was synced yet, so the number still tells groups apart.
+            self.commit_group = group
+            end = self.state.active.end
+            self._seal_and_begin(end, end.offset)
+
+    def skip_to(self, offset: int) -> None:
+        """Go on at a later offset in a new segment, and count everything below as committed. The
+        manifest must already say why. Raises StorageError, DiskFull."""
+        state = self.state
+        with state.lock, storage_errors(f"continuing {state.name}"):
+            self._seal_and_begin(state.active.end, offset, is_committed=True)
+            self.note_acked(offset)
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:
-        """After a failed sync: go on in a new segment from the last durable position.
-
-        With `keep_offsets` the abandoned offsets had been acked (durability below fsync); they
-        are recorded as lost and never used again. Raises StorageError when that fails too.
-        """
-        durable, end = self._durable, self._log_end
-        with self._lock, storage_errors(f"abandoning the tail of {self.name}"):
-            active = self._segments[-1]
-            manifest = self._manifest
-            base_offset = end.offset if keep_offsets else durable.offset
+        """See `Log.abandon_tail`."""
+        state, active = self.state, self.state.active
+        durable, end = active.durable, active.end
+        with state.lock, storage_errors(f"abandoning the tail of {state.name}"):
+            quarantined = state.view.manifest.quarantined
             if keep_offsets and end.offset > durable.offset:
+                # Acks left for these records. In the same write of the manifest the log gets past
+                # them and the loss is noted, so no start sees one without the other.
                 lost = QuarantinedRange(
                     durable.offset,
                     end.offset,
-                    active.path.name,
+                    active.segment.path.name,
                     durable.position,
                     durable.position,
                     "fdatasync failed before these records were durable",
                 )
-                if lost not in manifest.quarantined:
-                    manifest = manifest.with_changes(quarantined=(*manifest.quarantined, lost))
-            index = self._index.copy()  # readers may be looking into the other
-            index.truncate(durable.position)
-            self._index = index
-            active.record_count = durable.record_count
-            active.size_bytes = durable.position
-            active.next_offset = durable.offset
-            self._manifest = manifest
+                quarantined = (*quarantined, lost)
+            # Kept offsets: nothing that could still be committed lies below the new end, so the
+            # high watermark moves there. Otherwise no publisher was told of the abandoned records,
+            # and their offsets are assigned again. Both in a new file: what an fdatasync failed to
+            # write may read well from the page cache and be gone after a power cut. So the old file
+            # is sealed at the last durable position, and what lies behind it is ignored.
+            base_offset = end.offset if keep_offsets else durable.offset
+            self._seal_and_begin(
+                durable, base_offset, quarantined=quarantined, is_committed=keep_offsets
+            )
             # Groups that an earlier roll had synced can still be committed.
             self._appended = [one for one in self._appended if one.offset <= durable.offset]
-            self._start_segment(base_offset)
             if keep_offsets:
-                # What was lost is known to be lost: nothing that could still be committed lies
-                # below the new end.
-                self._committed = self._log_end
                 self.note_acked(base_offset)
 
-    def skip_to(self, offset: int) -> None:
-        """Go on at a later offset in a new segment; the manifest must already say why."""
-        with self._lock, storage_errors(f"continuing {self.name}"):
-            self._start_segment(offset)
-            self._committed = self._log_end
-            self.note_acked(offset)
+    def _seal_and_begin(
+        self,
+        at: LogEnd,
+        base_offset: int,
+        *,
+        quarantined: tuple[QuarantinedRange, ...] | None = None,
+        is_committed: bool = False,
+    ) -> None:
+        """Seal the active segment at `at` and begin one at `base_offset`. Raises OSError; then
+        nothing changed."""
+        state = self.state
+        view, active = state.view, state.active
+        if quarantined is None:
+            quarantined = view.manifest.quarantined
+        name = active.segment.path.name
+        damaged = [bad for bad in quarantined if bad.segment == name]
+        if at.position == 0 and not damaged:
+            # An empty segment is replaced, not kept: no batch and no note of a loss is in it.
+            kept = view.segments[:-1]
+        else:
+            # Damaged bytes behind the end stay in the file: they may be mended by hand.
+            trim = not any(bad.end_position > at.position for bad in damaged)
+            sealed = active.seal(at, state.environment, trim=trim)
+            kept = (*view.segments[:-1], sealed)
+        state.begin_segment(kept, base_offset, is_committed=is_committed, quarantined=quarantined)
 
-    # --- the next segment ---
-
-    def _must_roll(self, size: int, next_offset: int) -> bool:
-        active = self._segments[-1]
-        if self._must_leave_file:  # also an empty one: what was refused may lie behind its end
-            return True
-        if active.size_bytes == 0:
-            return False
-        return (
-            active.size_bytes + size > self.config.segment_max_bytes
-            or active.size_bytes + size > MAX_POSITION
-            or next_offset - active.base_offset > 0xFFFF_FFFF
-            or self._is_too_old(active)
-        )
-
-    def _is_too_old(self, active: Segment) -> bool:
-        limit = self.config.segment_max_age_ns
-        if limit is None or not active.created_ns:
-            return False
-        return self.environment.clock.now_ns() - active.created_ns >= limit
-
-    def is_roll_due(self) -> bool:
-        """Whether the age of the active segment is over the limit."""
-        active = self._segments[-1]
-        return active.size_bytes > 0 and self._is_too_old(active)
-
-    def roll(self) -> bool:
-        """Seal the active segment, unless it is empty; returns whether it did.
-
-        Syncs first. Called by the writer. Raises SyncFailed, StorageError, DiskFull.
-        """
-        if self._segments[-1].size_bytes == 0:
-            return False
-        with storage_errors(f"rolling {self.name}"):
-            self._roll()
-        return True
-
-    def roll_if_due(self) -> bool:
-        """Roll an idle active segment whose age is over the limit. Called by the writer."""
-        if not self.is_roll_due():
-            return False
-        return self.roll()
-
-    def _roll(self) -> None:
-        """Seal the active segment and begin the next one. Raises OSError; then nothing changed."""
-        with self._lock:
-            group = self._commit_group
-            self.sync()
-            # What is about to be appended was encoded before this sync. In the new segment nothing
-            # of this group was synced yet, so the number still tells groups apart.
-            self._commit_group = group
-            self._start_segment(self._log_end.offset)
-
-    def _start_segment(self, base_offset: int) -> None:
-        """Seal the active segment and begin one at `base_offset`. Raises OSError; then nothing
+    def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...]) -> None:
+        """Go on at `place`, the end of `kept`, as a new lineage: the offsets from there on are
+        assigned again. Everything in `kept` is durable. Under `lock`. Raises OSError; then nothing
         changed."""
-        old = self._segments[-1]
-        damaged = self._quarantined_in(old)
-        if old.size_bytes == 0 and not damaged:  # an empty segment is replaced, not kept
-            self._switch_active(self._segments[:-1], base_offset)
-            return
-        if not any(bad.end_position > old.size_bytes for bad in damaged):
-            self._trim_sealed(old.size_bytes)
-        index = self._index
-        write_index(self.environment.fs, old.path, index)
-        # Before readers see that it is sealed.
-        self.environment.indexes.put(old, index)
-        self._switch_active(self._segments, base_offset)
-
-    def _switch_active(self, kept: tuple[Segment, ...], base_offset: int, **changes: Any) -> None:
-        """A log of the sealed segments `kept` and a new active one. Raises OSError.
-
-        The manifest write inside is what makes it so, together with `changes` of other fields. If
-        the machine stops before the rename, the new file is garbage and all is as before; after
-        it, what the manifest lists is on disk: the directory is fsynced before, since a power cut
-        may keep the rename and lose the new file's name.
-        """
-        old = self._segments[-1]
-        generation: int = changes.get("generation", self._manifest.generation)
-        if base_offset == old.base_offset:
-            generation = max(generation, old.generation + 1)
-        entry = SegmentEntry(base_offset, generation, next_offset=base_offset)
-        file = self.environment.fs.open(self.directory / entry.file_name, create=True)
-        fields = {
-            "segments": (*(segment.entry() for segment in kept), entry),
-            "high_watermark": self._committed.offset,
-            "reserved_offset": max(self._manifest.reserved_offset, base_offset + RESERVE_STEP),
-        }
+        state = self.state
+        view, end = state.view, place.offset
+        manifest = view.manifest
+        epochs = tuple(entry for entry in manifest.epochs if entry[1] < end)
+        if epoch_before(epochs, end) < manifest.leader_epoch:
+            epochs = (*epochs, (manifest.leader_epoch, end))
+        if view.committed.offset > end:
+            # Before the manifest says so: a reader that took a record past `end` after it did could
+            # not tell that it is of the old lineage.
+            state.move_high_watermark(place)
         try:
-            self.environment.fs.fsync_directory(self.directory)
-            self._write_manifest(self._manifest.with_changes(**(fields | changes)))
-        except OSError:
-            file.close()
+            state.begin_segment(
+                kept,
+                end,
+                generation=manifest.unclaimed_generation,
+                log_start_offset=min(manifest.log_start_offset, end),
+                epochs=epochs,
+                quarantined=tuple(
+                    replace(bad, next_offset=min(bad.next_offset, end))
+                    for bad in manifest.quarantined
+                    if bad.first_offset < end
+                ),
+                cleaned_below=min(manifest.cleaned_below, end),
+                tombstones_removed_below=min(manifest.tombstones_removed_below, end),
+                acks_before_sync=False,  # what is left is durable
+            )
+        except BaseException:
+            # The old manifest counts, or the disk is told so before the next append.
+            state.move_high_watermark(view.committed)
             raise
-        for segment in kept:
-            segment.sealed = True
-        listed = {segment.path for segment in kept}
-        gone = [segment for segment in self._segments if segment.path not in listed]
-        self._leftover_bytes = False
-        self._must_leave_file = False
-        self._file.close()
-        self._file = file
-        self._allocated = 0
-        self._index = SparseIndex(base_offset)
-        self._segments = (*kept, Segment(self.directory, entry, sealed=False))
-        end = LogEnd(base_offset, base_offset, 0)
-        self._log_end = end
-        self._durable = end
-        if self._committed.offset == base_offset:
-            self._committed = end
-        for segment in gone:
-            self._remove_files(segment)
+        self._appended = [one for one in self._appended if one.offset < end]
+        if state.view.committed.offset < end:
+            self._appended.append(state.active.end)
+        # The slot names its lineage. A stop before this update leaves an entry of the old one,
+        # which the next start ignores. It then judges as after a power cut, which costs nothing:
+        # all of `kept` is sealed, and the active segment is empty.
+        self._acked_end = end
+        self.slot.begin_lineage(state.view.manifest.lineage)
+        self.slot.update(end)
 
-    def _reserve(self, next_offset: int) -> None:
-        with self._lock:
-            reserved = next_offset + RESERVE_STEP
-            self._write_manifest(self._manifest.with_changes(reserved_offset=reserved))
+    def begin_at(self, offset: int, epochs: tuple[tuple[int, int], ...]) -> None:
+        """Drop everything and go on at `offset`, at or past the log end. Under `lock`. Raises
+        OSError; then nothing changed."""
+        self.state.begin_segment(
+            (),
+            offset,
+            is_committed=True,
+            log_start_offset=offset,
+            high_watermark=offset,
+            quarantined=(),
+            epochs=epochs,
+            acks_before_sync=False,
+        )
+        self._appended = []
+        self.note_acked(offset)
+
+
+def _continuing(
+    view: memoryview, offset: int, epochs: list[tuple[int, int]]
+) -> tuple[list[EncodedBatch], int]:
+    """The batches in `view`, checked to continue a log that ends at `offset` with these epochs, and
+    the commit group of the last one; new epochs are added to `epochs`."""
+    batches: list[EncodedBatch] = []
+    position = group = 0
+    while position < len(view):
+        header = parse_header(view, position)
+        piece = view[position : position + header.length]
+        verify_body(piece, header)
+        if header.base_offset != offset:
+            raise ValueError(f"batch at offset {header.base_offset}, expected {offset}")
+        last = epochs[-1][0] if epochs else 0
+        if header.leader_epoch < last:
+            raise ValueError(f"batch of leader epoch {header.leader_epoch} behind {last}")
+        if header.leader_epoch > last:
+            epochs.append((header.leader_epoch, offset))
+        batches.append(
+            EncodedBatch(
+                piece,
+                offset,
+                header.next_offset,
+                header.record_count,
+                header.base_timestamp_ns,
+                header.max_timestamp_ns,
+            )
+        )
+        offset, group = header.next_offset, header.commit_group
+        position += header.length
+    return batches, group

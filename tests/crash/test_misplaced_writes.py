@@ -231,7 +231,7 @@ def check(stored: Stored, log: Log, what: str) -> set[int]:
     everything, known = set(stored.values), offsets_of(log.quarantined)
     sealed_end = log.segments[-1].base_offset
     offline = {
-        "repair": offsets_of(find_new_damage(FS, log.directory, log._manifest, None)),
+        "repair": offsets_of(find_new_damage(FS, log.directory, log.view.manifest, None)),
         "scrub": scrubbed(log),
         "verify": {offset for offset in verified(log) if offset < sealed_end},
         "Spark": spark_misses(log, sealed_end, stored.values) - known,
@@ -341,8 +341,7 @@ def test_a_tail_that_was_cut_comes_back(stop: str, tmp_path: Path) -> None:
     append(log, PAGE // 256, 256, b"never acked", commit=False)
     path = log.segments[0].path
     stale = path.read_bytes()[PAGE : 2 * PAGE]
-    log._file.close()
-    log._slot.close()
+    log.close_files()
     with path.open("r+b") as file:
         file.seek(PAGE + 9)
         file.write(b"torn")  # so that it is cut

@@ -13,7 +13,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.logs import BASE_NS, FakeClock, encode, environment
+from support.logs import BASE_NS, FakeClock, encode, environment, set_manifest
 from support.simfs import SimFileSystem
 
 from liftlog.log import DataDir, Log, LogConfig
@@ -164,7 +164,7 @@ def files() -> dict[str, bytes]:
     start = parse_header(fs.read(path)).length
     end = start + parse_header(fs.read(path), start).length
     bad = QuarantinedRange(3, 4, path.name, start, end, "an example")
-    log._manifest = log._manifest.with_changes(quarantined=(bad,))
+    set_manifest(log, quarantined=(bad,))
     log.remove_before(2, 0)
     data_dir.write_recovery_points({"orders": log.checkpoint()})
     state = log.close()

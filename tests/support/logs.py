@@ -316,6 +316,12 @@ def create(
     return Log.create(directory, environment(fs), config, boot_id=boot)
 
 
+def set_manifest(log: Log, **changes: object) -> None:
+    """Change the manifest in memory alone, as if it had been like this from the beginning."""
+    view = log.view
+    log._state.view = view._replace(manifest=view.manifest.with_changes(**changes))
+
+
 def flip(fs: SimFileSystem, path: Path, position: int, bit: int = 0) -> None:
     raw = bytearray(fs.read(path))
     raw[position] ^= 1 << bit

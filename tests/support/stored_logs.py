@@ -57,8 +57,7 @@ class StoredLog:
 
     def crash(self) -> None:
         """Leaves everything as a killed process does."""
-        self.log._slot.close()
-        self.log._file.close()
+        self.log.close_files()
         self._dir.close(None)
 
     def positions(self, segment: str = FIRST_SEGMENT) -> list[tuple[int, BatchHeader]]:

@@ -18,11 +18,10 @@ from typing import Any
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
 from liftlog.log.slot import read_slot
 from liftlog.log.walk import Missing, walk
-from liftlog.log.writing import RESERVE_STEP
 from liftlog.records.format import OFFSET_DELTAS
 
 _SEGMENT_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.log")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.logs import set_manifest
 from support.pull_broker import LogBroker
 
 from liftlog.client.batches import FetchAnswer
@@ -164,7 +165,7 @@ async def test_known_losses_are_told_as_well(both: Both, broker: LogBroker) -> N
     length = _lengths(log.segments[-1].path.read_bytes(), 4)[-1]
     name = log.segments[-1].path.name
     bad = QuarantinedRange(31, 41, name, position, position + length, "rot")
-    log._manifest = log._manifest.with_changes(quarantined=(bad,))
+    set_manifest(log, quarantined=(bad,))
     told: list[CorruptRange] = []
     records = await both.records("orders", until="end", on_corrupt=told.append)
     assert {record.offset for record in records} == ALL - offsets_of(3)

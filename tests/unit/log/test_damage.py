@@ -431,7 +431,7 @@ def test_walking_steps_over_what_is_quarantined() -> None:
     again, _ = reopen(image, config=BIG)
     segment = again.segments[-1]
     file = image.open(segment.path, writable=False)
-    index = again._index
+    index = again.view.active_index
     walked = list(
         walk_batches(
             file, index.floor(0)._replace(offset=1),

@@ -16,6 +16,7 @@ from support.logs import (
     encode,
     read_all,
     reopen,
+    set_manifest,
 )
 from support.simfs import Fault, MachineStopped, SimFileSystem
 
@@ -221,10 +222,10 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
     template = _STEPS[step]
     fault = Fault(template.operation, template.error, template.path, after=template.after)
     if what == "roll":
-        while not log._must_roll(400, 0):
+        while not log._writer.must_roll(400, 0):
             commit(log, promises, 1)
     if what == "reserve":
-        log._manifest = log._manifest.with_changes(reserved_offset=log.log_end_offset)
+        set_manifest(log, reserved_offset=log.log_end_offset)
     fs.faults = [fault]
     end = log.log_end_offset
     try:
@@ -256,7 +257,7 @@ def test_any_step_of_a_change_of_structure_may_fail(what: str, step: int) -> Non
 def test_a_manifest_in_doubt_is_settled_before_anything_is_appended() -> None:
     """Renamed, but its directory not synced: the disk may already call the segment sealed."""
     fs, log, promises = _log(12, SMALL)
-    while not log._must_roll(400, 0):
+    while not log._writer.must_roll(400, 0):
         commit(log, promises, 1)
     fs.faults = [Fault("rename", path="manifest", after=True)]
     with pytest.raises(StorageError):

@@ -23,6 +23,7 @@ from support.logs import (
     environment,
     read_all,
     reopen,
+    set_manifest,
 )
 from support.simfs import SimFileSystem
 
@@ -162,8 +163,7 @@ def test_whoever_comes_to_a_loss_is_told_and_can_go_on_behind_it() -> None:
 def test_offsets_that_were_only_skipped_are_passed_over() -> None:
     log, promises = _with_a_hole()
     (lost,) = log.quarantined
-    manifest = log._manifest
-    log._manifest = manifest.with_changes(quarantined=(replace(lost, reason=SKIPPED),))
+    set_manifest(log, quarantined=(replace(lost, reason=SKIPPED),))
     for offset in (4, 6, 7, 8):
         with log.read(offset, 1) as piece:  # type: ignore[union-attr]
             assert piece.first_offset == 8
@@ -276,14 +276,14 @@ def test_offsets_and_positions_must_be_given_in_order() -> None:
 def test_offsets_are_reserved_ahead_before_they_are_used() -> None:
     fs = SimFileSystem()
     log = create(fs)
-    log._manifest = log._manifest.with_changes(reserved_offset=2)
+    set_manifest(log, reserved_offset=2)
     fs.log.clear()
     log.append([encode(log, [b"a"])])
     assert "rename manifest" not in fs.log
     log.append([encode(log, [b"b"])])
     steps = [step for step in fs.log if step.startswith(("rename", "write 0", "fsync"))]
     assert steps.index("rename manifest") < len(steps) - 1
-    assert log._manifest.reserved_offset > 1_000_000
+    assert log.view.manifest.reserved_offset > 1_000_000
 
 
 def test_hundreds_of_segments_need_few_descriptors_and_little_memory() -> None:

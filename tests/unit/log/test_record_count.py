@@ -12,9 +12,10 @@ from support.logs import DIRECTORY, create
 from support.simfs import SimFileSystem
 
 from liftlog.log import Log
+from liftlog.log.active_segment import LogEnd
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.reading import LogEnd
 from liftlog.log.segment import Segment
+from liftlog.log.state import ReadView
 
 
 def _log(
@@ -27,20 +28,21 @@ def _log(
     """A log of these segments, as far as counting goes."""
     log = create(SimFileSystem())
     *sealed, active = entries
-    log._segments = (
+    segments = (
         *(Segment(DIRECTORY, entry, sealed=True) for entry in sealed),
         Segment(DIRECTORY, active, sealed=False),
     )
     end = active.next_offset if end is None else end
-    log._committed = LogEnd(end, active.base_offset, 0)
-    log._manifest = replace(
-        log._manifest,
+    manifest = replace(
+        log.view.manifest,
         log_start_offset=start,
         quarantined=tuple(
             QuarantinedRange(first, following, "any.log", 0, 8, "rot")
             for first, following in ranges
         ),
     )
+    committed = LogEnd(end, active.base_offset, 0)
+    log._state.view = ReadView(committed, segments, manifest, log.view.active_index)
     return log
 
 

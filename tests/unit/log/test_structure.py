@@ -312,7 +312,7 @@ def test_the_files_of_a_failed_swap_are_discarded_only_when_that_is_safe(number:
     _survives(fs, promises)
     # The disk is still in trouble: then nothing may go that a manifest on it could name.
     fs.faults = [Fault("fsync", path="manifest", times=2)]
-    if log._manifest_in_doubt:
+    if log._state.manifest_in_doubt:
         with pytest.raises(StorageError):
             log.discard_files([entry.file_name for entry in new])
         assert new[0].file_name in _files(fs)

@@ -57,7 +57,7 @@ def stored(request: pytest.FixtureRequest, codec: str, tmp_path: Path) -> Iterat
     log = StoredLog(tmp_path / "data")
     log.expected = fill(log, codec, request.param)  # type: ignore[attr-defined]
     yield log
-    log.log._file.close()
+    log.log.close_files()
 
 
 def expected(stored: StoredLog) -> Rows:

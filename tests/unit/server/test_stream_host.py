@@ -186,13 +186,13 @@ async def test_acks_that_may_not_leave_early_are_nacks(
     assert seqs(await harness.publish(b"1", b"2")) == [10077, 10077]
     assert harness.log.log_end_offset == 1
     assert seqs(await harness.publish(b"3")) == [1]
-    assert harness.log._manifest.acks_before_sync
+    assert harness.log.view.manifest.acks_before_sync
     harness.close()
 
 
 async def test_with_fsync_no_ack_leaves_early(harness: Harness) -> None:
     assert seqs(await harness.publish(b"1")) == [1]
-    assert not harness.log._manifest.acks_before_sync
+    assert not harness.log.view.manifest.acks_before_sync
 
 
 # --- maintenance ---

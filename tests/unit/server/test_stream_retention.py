@@ -75,7 +75,7 @@ def test_a_decision_in_the_middle_of_an_append_keeps_what_is_committed(
     append(log, 3)
     limits = settings(retention={"max_messages": 3})
     seen: list[RetentionDecision | None] = []
-    original = log._index.maybe_add
+    original = log._state.active.index.maybe_add
 
     class Watched:
         def maybe_add(self, *arguments: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_decision_in_the_middle_of_an_append_keeps_what_is_committed(
             original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(log, "_index", Watched())
+        patch.setattr(log._state.active, "index", Watched())
         end = log.log_end_offset
         log.append([encode(log, [b"y"], first=end + i) for i in range(4)])
     assert seen == [None] * 4

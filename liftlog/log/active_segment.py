@@ -1,0 +1,210 @@
+"""The segment that is being written: its file, its index, its ends, and the space ahead of them.
+
+It knows nothing of the manifest, of other segments or of what is committed. One thread at a time
+uses it, the writer of the moment. Readers in other threads see its `segment` and `index`, which
+only grow, and go no further in them than the high watermark of their view.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from liftlog.log.environment import EncodedBatch, LogEnvironment
+from liftlog.log.filesystem import File, write_all
+from liftlog.log.index import SparseIndex, write_index
+from liftlog.log.segment import Segment
+from liftlog.log.unreadable import is_unreadable
+
+logger = logging.getLogger("liftlog.log")
+
+_MIN_ALLOCATION = 64 * 1024
+_MAX_ALLOCATION = 16 * 1024 * 1024
+_MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
+
+
+class LogEnd(NamedTuple):
+    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies.
+
+    `record_count` is how many records its segment holds before it.
+    """
+
+    offset: int
+    segment_base: int
+    position: int
+    record_count: int = 0
+
+    @classmethod
+    def of(cls, segment: Segment) -> LogEnd:
+        """The end of what is valid in a segment."""
+        return cls(
+            segment.next_offset, segment.base_offset, segment.size_bytes, segment.record_count
+        )
+
+
+class ActiveSegment:
+    """The one writer of a segment file.
+
+    `end` is the end of what was written, `durable` of what was fdatasynced. `has_leftovers`: bytes
+    of a failed append lie behind the end. `must_be_left`: a page at the end cannot be read, so
+    nothing can be added to the file.
+    """
+
+    __slots__ = (
+        "_allocated",
+        "durable",
+        "end",
+        "file",
+        "has_leftovers",
+        "index",
+        "must_be_left",
+        "segment",
+    )
+
+    def __init__(self, segment: Segment, file: File, index: SparseIndex) -> None:
+        self.segment = segment
+        self.file = file
+        self.index = index
+        self.end = self.durable = LogEnd.of(segment)
+        self.has_leftovers = False
+        self.must_be_left = False
+        self._allocated = file.size()
+
+    # --- writing ---
+
+    def append(
+        self, batches: Sequence[EncodedBatch], size_bytes: int, max_allocation: int
+    ) -> LogEnd:
+        """Write batches of `size_bytes` at the end: all of them or, on an error, none. Returns the
+        new end, which is not durable before `sync`. The file is allocated ahead to no more than
+        `max_allocation`. Raises OSError."""
+        position = self.end.position
+        if position + size_bytes > self._allocated:
+            self._allocate(position + size_bytes, max_allocation)
+        try:
+            for i in range(0, len(batches), _MAX_BUFFERS):
+                buffers = [batch.data for batch in batches[i : i + _MAX_BUFFERS]]
+                position += write_all(self.file, buffers, position)
+        except OSError as error:
+            self.must_be_left = is_unreadable(error)
+            self._roll_back()
+            raise
+        return self._account(batches)
+
+    def _allocate(self, needed: int, limit: int) -> None:
+        """Extend the file ahead of what is written, in growing steps.
+
+        A sync then need not commit a new file size to the file system's journal, which is a third
+        of its cost. The zeros behind the last batch are no data: recovery and readers stop there.
+        """
+        step = min(max(needed, _MIN_ALLOCATION), _MAX_ALLOCATION)
+        self._allocated = max(min(needed + step, limit), needed)
+        try:
+            self.file.allocate(self._allocated)
+        except OSError as error:  # this only saves time; if the disk is full, the write fails
+            logger.debug("allocation-failed path=%s error=%s", self.file.path, error)
+
+    def _account(self, batches: Sequence[EncodedBatch]) -> LogEnd:
+        segment = self.segment
+        position, count = segment.size_bytes, segment.record_count
+        newest = segment.max_timestamp_ns
+        next_offset = batches[-1].next_offset
+        # The offset changes before the record count: a thread that decides on retention meanwhile
+        # subtracts what lies past the high watermark, and counting too few records keeps too much
+        # rather than too little.
+        segment.next_offset = next_offset
+        add = self.index.maybe_add
+        for data, base_offset, _, records, _, stamp in batches:
+            if stamp > newest:
+                newest = stamp
+            add(base_offset, position, newest)
+            position += len(data)
+            count += records
+        segment.record_count = count
+        segment.max_timestamp_ns = newest
+        segment.created_ns = segment.created_ns or batches[0].base_timestamp_ns
+        segment.size_bytes = position
+        self.end = end = LogEnd(next_offset, segment.base_offset, position, count)
+        return end
+
+    def _roll_back(self) -> None:
+        self.has_leftovers = True
+        try:
+            self._cut_leftovers()
+        except OSError as error:
+            # The next append tries again before it writes: behind a shorter group the rest of
+            # this one could look like batches that continue it.
+            logger.warning(
+                "append-rollback-failed stream=%s position=%d error=%s",
+                self.file.path.parent.name,
+                self.end.position,
+                error,
+            )
+
+    def _cut_leftovers(self) -> None:
+        self.file.truncate(self.end.position)
+        self._allocated = self.end.position
+        self.has_leftovers = False
+
+    def remove_leftovers(self) -> None:
+        """Cut off what a failed append left. Raises OSError; then nothing may be appended."""
+        if not self.has_leftovers:
+            return
+        try:
+            self._cut_leftovers()
+        except OSError as error:
+            # The file system has to read the page that it cuts. The log leaves this file, and what
+            # lies behind the end of a sealed file is ignored.
+            if not is_unreadable(error):
+                raise
+            self.must_be_left = True
+
+    def sync(self) -> None:
+        """Make everything written durable. Raises OSError: then nothing past `durable` can be
+        trusted, whatever a read of the file shows."""
+        end = self.end
+        self.file.fdatasync()
+        self.durable = end
+
+    # --- the last things ---
+
+    def seal(self, at: LogEnd, environment: LogEnvironment, *, trim: bool = True) -> Segment:
+        """The part up to `at`, as a sealed segment that has its index on disk and in the cache.
+
+        Nothing that readers or the writer see has changed on return, so if a later step fails the
+        active segment goes on; the index on disk is then as good as one of a checkpoint. Without
+        `trim` the file keeps what lies behind `at`. Raises OSError.
+        """
+        if trim:
+            try:
+                self._trim(at.position)
+            except OSError as error:
+                # The file system has to read the page that it cuts. What lies behind is ignored.
+                if not is_unreadable(error):
+                    raise
+                logger.warning("allocation-kept path=%s error=%s", self.file.path, error)
+        segment = self.segment
+        sealed = segment.sealed_at(at.position, at.offset, at.record_count)
+        index = self.index
+        if at.position < self.end.position:
+            index = index.copy()  # readers may be looking into the other
+            index.truncate(at.position)
+        write_index(environment.fs, segment.path, index)
+        # In the cache before any reader can see that the segment is sealed.
+        environment.indexes.put(sealed, index)
+        return sealed
+
+    def store_index(self, environment: LogEnvironment) -> None:
+        """Write the index as it is now, for the next start. From any thread; raises OSError."""
+        write_index(environment.fs, self.segment.path, self.index.copy())
+
+    def finish(self) -> None:
+        """Give back what was allocated ahead, durably. Raises OSError."""
+        self._trim(self.end.position)
+        self.file.fdatasync()
+
+    def _trim(self, size: int) -> None:
+        if self._allocated > size:
+            self.file.truncate(size)
+            self._allocated = size
