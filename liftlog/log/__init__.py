@@ -1,12 +1,12 @@
 """Blocking storage: segments, index, manifest, recovery. No asyncio and no NATS here.
 
-One stream's log, as five classes one on top of the other; read them in this order:
+One stream's log; `log` is what others see of it. Read its parts in this order:
 
-    state        what a log is made of and what is known of it
-    writing      appending, syncing, acks, the roll to a new segment
-    structure    retention, swaps of rewritten segments, quarantine
-    truncation   cutting either end, batches of another log
-    log          `Log`: creating, reading, closing
+    active_segment   the one file that is being written, its index and its ends
+    state            the immutable view that readers take, and how it is replaced
+    writing          appending, syncing, acks, the roll to a new segment
+    structure        retention, swaps of rewritten segments, quarantine
+    truncation       cutting either end
 
     reading, slices, counting     across segments; inside one; the n-th record of one
     segment, index, index_cache   a file of batches and how places in it are found

@@ -7,29 +7,23 @@ may read, and change the structure: retention, swaps, quarantine.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import DiskFull, OffsetOutOfRange, SegmentsChanged, StorageError
-from liftlog.log import structure, truncation
-from liftlog.log.active_segment import ActiveSegment
+from liftlog.errors import DiskFull, StorageError
+from liftlog.log import reading, structure, truncation
 from liftlog.log.counting import RecordCounts
 from liftlog.log.damage import is_covered
 from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
 from liftlog.log.extents import Extent, measure
 from liftlog.log.filesystem import Buffer, storage_errors
-from liftlog.log.index import SparseIndex
 from liftlog.log.leases import Leases
 from liftlog.log.manifest import (
-    RESERVE_STEP,
-    Manifest,
     QuarantinedRange,
     SegmentEntry,
     epoch_before,
 )
-from liftlog.log.reading import find_damage, first_offset_at, read_slice
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice
@@ -77,32 +71,12 @@ class Log:
         boot_id: str | None = None,
     ) -> Log:
         """Make a new, empty log. Durable on return. Raises StorageError, DiskFull."""
-        fs = environment.fs
-        with storage_errors(f"creating {directory.name}"):
-            fs.make_directory(directory)
-            fs.fsync_directory(directory.parent)
-            entry = SegmentEntry(base_offset=initial_offset, next_offset=initial_offset)
-            manifest = Manifest(
-                incarnation=uuid.uuid4().hex,
-                leader_epoch=1,
-                log_start_offset=initial_offset,
-                reserved_offset=initial_offset + RESERVE_STEP,
-                high_watermark=initial_offset,
-                segments=(entry,),
-                epochs=((1, initial_offset),),
-                metadata=metadata or {},
-            )
-            segment = Segment(directory, entry, sealed=False)
-            file = fs.open(segment.path, create=True)
-            try:
-                fs.fsync_directory(directory)
-                manifest.write(fs, directory)
-                active = ActiveSegment(segment, file, SparseIndex(initial_offset))
-                state = LogState(directory, environment, config, manifest, (), active)
-                return cls(state, boot_id=boot_id)
-            except BaseException:
-                file.close()
-                raise
+        state = LogState.create(directory, environment, config, initial_offset, metadata or {})
+        try:
+            return cls(state, boot_id=boot_id)
+        except BaseException:
+            state.active.file.close()
+            raise
 
     # --- what is known of it ---
 
@@ -406,59 +380,22 @@ class Log:
         released. In a hole it begins with what follows. Raises OffsetOutOfRange, CorruptRange,
         StorageError.
         """
-        return self._read_from(offset, max_bytes, max_records)
+        return reading.read_from(
+            self._state, offset, max_bytes, max_records, self.quarantine_damage
+        )
 
     def read_stored(self, offset: int, max_bytes: int) -> LogSlice | None:
         """Like `read`, but below the log start too, as far as files are still there.
 
         For rebuilding state (message ids outlive retention), never for consumers.
         """
-        return self._read_from(offset, max_bytes, None, stored=True)
-
-    def _read_from(
-        self, offset: int, max_bytes: int, max_records: int | None, *, stored: bool = False
-    ) -> LogSlice | None:
-        with storage_errors(f"reading {self.name}"):
-            while True:
-                view = self._state.view
-                start = offset
-                if stored:
-                    start = max(offset, view.segments[0].base_offset)
-                else:
-                    # It may lie before the first segment: in a loss that retention has reached.
-                    self._check_bounds(offset, view)
-                try:
-                    found = read_slice(view, self.environment, start, max_bytes, max_records)
-                    if found is not None:
-                        found.on_damage = self.quarantine_damage
-                    return found
-                except FileNotFoundError:
-                    # It may have been removed between our look at the view and the open.
-                    if view.segments is self._state.view.segments:
-                        raise
-
-    def _check_bounds(self, offset: int, view: ReadView) -> None:
-        start, end = view.manifest.log_start_offset, self._state.active.end.offset
-        if start <= offset <= max(end, view.committed.offset):
-            return
-        raise OffsetOutOfRange(
-            f"offset {offset} is outside [{start}, {end}] of stream {self.name}",
-            hint="start at `earliest` or `latest`, or at an offset inside the range",
-            log_start_offset=start,
-            log_end_offset=end,
+        return reading.read_from(
+            self._state, offset, max_bytes, None, self.quarantine_damage, stored=True
         )
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
-        with storage_errors(f"reading {self.name}"):
-            while True:
-                view = self._state.view
-                try:
-                    return first_offset_at(view, self.environment, timestamp_ns)
-                except FileNotFoundError:
-                    # It may have been removed between our look at the view and the open.
-                    if view.segments is self._state.view.segments:
-                        raise
+        return reading.offset_for_timestamp(self._state, timestamp_ns)
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
         """Whether all of these offsets are known to be damaged or lost."""
@@ -471,17 +408,7 @@ class Log:
         Takes as long as reading it; from any thread. Each range that is found is an ERROR in the
         log. Raises StorageError, DiskFull, UnsupportedFormat.
         """
-        with storage_errors(f"examining {self.name}"):
-            view = self._state.view
-            for segment in view.segments:
-                if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
-                    continue
-                try:
-                    found = find_damage(view, self.environment, segment, first_offset, next_offset)
-                    if found:
-                        self.quarantine(segment.path.name, found)
-                except (FileNotFoundError, SegmentsChanged):
-                    continue  # replaced or removed meanwhile: readers read something else
+        reading.quarantine_damage(self._state, first_offset, next_offset)
 
     def offset_of_record(self, segment: Segment, number: int) -> int:
         """The offset of record `number` of a segment, from 0 on, across holes; less if damage

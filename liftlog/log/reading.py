@@ -3,18 +3,91 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from liftlog.errors import CorruptRange
+from liftlog.errors import CorruptRange, OffsetOutOfRange, SegmentsChanged
 from liftlog.log.damage import is_covered
 from liftlog.log.environment import LogEnvironment
+from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice, find_time_in_segment, slice_segment
-from liftlog.log.state import ReadView
+from liftlog.log.state import LogState, ReadView
+from liftlog.log.structure import quarantine
 from liftlog.log.walk import Missing, walk
 
 _DAMAGE_WINDOW_BYTES = 256 * 1024
+
+OnDamage = Callable[[int, int], object]
+
+
+def read_from(
+    state: LogState,
+    offset: int,
+    max_bytes: int,
+    max_records: int | None,
+    on_damage: OnDamage,
+    *,
+    stored: bool = False,
+) -> LogSlice | None:
+    """See `Log.read`. With `stored`, also what lies below the log start."""
+    with storage_errors(f"reading {state.name}"):
+        while True:
+            view = state.view
+            start = offset
+            if stored:
+                start = max(offset, view.segments[0].base_offset)
+            else:
+                # It may lie before the first segment: in a loss that retention has reached.
+                _check_bounds(state, view, offset)
+            try:
+                found = read_slice(view, state.environment, start, max_bytes, max_records)
+                if found is not None:
+                    found.on_damage = on_damage
+                return found
+            except FileNotFoundError:
+                # It may have been removed between our look at the view and the open.
+                if view.segments is state.view.segments:
+                    raise
+
+
+def _check_bounds(state: LogState, view: ReadView, offset: int) -> None:
+    start, end = view.manifest.log_start_offset, state.active.end.offset
+    if start <= offset <= max(end, view.committed.offset):
+        return
+    raise OffsetOutOfRange(
+        f"offset {offset} is outside [{start}, {end}] of stream {state.name}",
+        hint="start at `earliest` or `latest`, or at an offset inside the range",
+        log_start_offset=start,
+        log_end_offset=end,
+    )
+
+
+def offset_for_timestamp(state: LogState, timestamp_ns: int) -> int:
+    """See `Log.offset_for_timestamp`."""
+    with storage_errors(f"reading {state.name}"):
+        while True:
+            view = state.view
+            try:
+                return first_offset_at(view, state.environment, timestamp_ns)
+            except FileNotFoundError:  # as in `read_from`
+                if view.segments is state.view.segments:
+                    raise
+
+
+def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> None:
+    """See `Log.quarantine_damage`."""
+    with storage_errors(f"examining {state.name}"):
+        view = state.view
+        for segment in view.segments:
+            if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
+                continue
+            try:
+                found = find_damage(view, state.environment, segment, first_offset, next_offset)
+                if found:
+                    quarantine(state, segment.path.name, found)
+            except (FileNotFoundError, SegmentsChanged):
+                continue  # replaced or removed meanwhile: readers read something else
 
 
 def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset: int) -> bool:

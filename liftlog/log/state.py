@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from liftlog.errors import StorageError
 from liftlog.log.active_segment import ActiveSegment, LogEnd
 from liftlog.log.environment import LogConfig, LogEnvironment
-from liftlog.log.filesystem import File
+from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex, index_path
 from liftlog.log.index_cache import IndexCache
 from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
@@ -131,6 +132,44 @@ class LogState:
         self.manifest_in_doubt = False
         self.closed = False
         self._swapping = threading.Lock()
+
+    @classmethod
+    def create(
+        cls,
+        directory: Path,
+        environment: LogEnvironment,
+        config: LogConfig,
+        initial_offset: int,
+        metadata: dict[str, Any],
+    ) -> LogState:
+        """The state of a new log, which is on disk on return. The manifest is written last: without
+        it the directory counts as a creation that was not finished. Raises StorageError, DiskFull.
+        """
+        fs = environment.fs
+        with storage_errors(f"creating {directory.name}"):
+            fs.make_directory(directory)
+            fs.fsync_directory(directory.parent)
+            entry = SegmentEntry(base_offset=initial_offset, next_offset=initial_offset)
+            manifest = Manifest(
+                incarnation=uuid.uuid4().hex,
+                leader_epoch=1,
+                log_start_offset=initial_offset,
+                reserved_offset=initial_offset + RESERVE_STEP,
+                high_watermark=initial_offset,
+                segments=(entry,),
+                epochs=((1, initial_offset),),
+                metadata=metadata,
+            )
+            segment = Segment(directory, entry, sealed=False)
+            file = fs.open(segment.path, create=True)
+            try:
+                fs.fsync_directory(directory)
+                manifest.write(fs, directory)
+            except BaseException:
+                file.close()
+                raise
+            active = ActiveSegment(segment, file, SparseIndex(initial_offset))
+            return cls(directory, environment, config, manifest, (), active)
 
     # --- the manifest ---
 
