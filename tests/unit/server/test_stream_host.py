@@ -366,7 +366,7 @@ async def test_a_commit_without_a_sync_says_nothing_about_the_disk(tmp_path: Pat
     harness = Harness(tmp_path, 64, durability="interval", flush={"interval": "60s"})
     await harness.publish(b"1")
     harness.log.sync()
-    harness.log.last_sync_seconds = 1.0
+    harness.log._writer.last_sync_seconds = 1.0
     harness.host._commits._observed_syncs = harness.log.fsync_count
     await harness.publish(b"2")
     assert harness.shared.inline.allows(1)
