@@ -12,7 +12,7 @@ from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import print_pairs, print_table, write_object
-from liftlog.cli.problems import Problem, warn
+from liftlog.cli.problems import Problem, check_standard_input, warn
 from liftlog.cli.text import plural, printable
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) 
     if principal is not None and not is_name(principal):
         raise click.UsageError("A principal has 1 to 64 letters, digits, '_' or '-'.")
     if from_stdin:
+        check_standard_input()
         secret = sys.stdin.readline(_MAX_SECRET_CHARACTERS + 2).rstrip("\r\n")
         if len(secret) > _MAX_SECRET_CHARACTERS:
             raise click.UsageError(f"A secret has at most {_MAX_SECRET_CHARACTERS} characters.")

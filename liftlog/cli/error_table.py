@@ -69,7 +69,7 @@ def _facts(kind: type[LiftlogError]) -> ErrorFacts:
     )
 
 
-REFUSAL_CLASSES = ("400", "429", "500", "503")  # `code` of a refusal, beside its err_code
+REFUSAL_CLASSES = ("400", "412", "429", "500", "503")  # `code` of a refusal, beside its err_code
 
 
 def all_refusals() -> list[ErrorFacts]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from liftlog.cli.error_table import REFUSAL_CLASSES, ErrorFacts, all_errors, all_refusals
 from liftlog.cli.exit_codes import MEANINGS, ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
 from liftlog.cli.problems import Problem
-
-if TYPE_CHECKING:
-    from liftlog.cli.error_table import ErrorFacts
+from liftlog.cli.suggestions import closest
 
 
 @click.group(cls=Commands, name="errors", aliases={"list": "ls", "show": "lookup"})
@@ -27,16 +26,16 @@ def errors_commands() -> None:
 @output_option
 @debug_option
 def list_errors() -> None:
-    """List the errors of daemon, clients and commands.
+    """List all errors, and the refusals of publishers.
+
+    Refusals have JetStream's err_code, 10003 and above: a publisher gets them instead of an ack.
 
     \b
     Examples:
       liftlog errors ls
       liftlog errors ls -o jsonl | jq -r 'select(.exit_code == 11).name'
     """
-    from liftlog.cli.error_table import all_errors
-
-    style, found = output_format(), all_errors()
+    style, found = output_format(), [*all_errors(), *all_refusals()]
     if style != "table":
         write_objects([one.to_object() for one in found], style)
         return
@@ -47,9 +46,11 @@ def list_errors() -> None:
 def _complete_code(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    from liftlog.cli.error_table import all_errors
-
-    return [one.name for one in all_errors() if one.name.startswith(incomplete.upper())]
+    return [
+        one.name
+        for one in [*all_errors(), *all_refusals()]
+        if one.name.upper().startswith(incomplete.upper())
+    ]
 
 
 @errors_commands.command()
@@ -69,9 +70,6 @@ def lookup(code: str) -> ExitCode:
       liftlog errors lookup 10071
       liftlog errors lookup exit:8
     """
-    from liftlog.cli.error_table import REFUSAL_CLASSES, all_errors, all_refusals
-    from liftlog.cli.suggestions import closest
-
     style, word = output_format(), code.strip()
     if word.startswith("exit:"):
         return _tell_exit_code(word.removeprefix("exit:"), style)

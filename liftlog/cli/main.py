@@ -35,13 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Whoever starts us may have closed some. The next file that is opened would take the place of
-    one: data files would get what is meant for the terminal, and the event loop aborts on a socket
-    that is number 0, 1 or 2."""
+    """The caller may have closed some. The next file that is opened would take the place of one:
+    data files would get what is meant for the terminal, and the event loop aborts on a socket that
+    is number 0, 1 or 2. Input that was closed still cannot be read: it is not an empty one."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            # Takes the lowest number that is free: this one.
+            os.open(os.devnull, os.O_WRONLY if name == "stdin" else os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115

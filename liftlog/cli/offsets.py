@@ -23,9 +23,11 @@ from liftlog.cli.suggestions import complete_consumer, complete_stream
 from liftlog.cli.text import plural, printable, show_time
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from liftlog.client import Checkpoint, SyncClient
 
-_HEADINGS = ("CONSUMER", "STREAM", "OFFSET", "LAG", "COMMITTED", "PROBLEM")
+_HEADINGS = ("CONSUMER", "STREAM", "OFFSET", "LAG", "COMMITTED")
 _WIDE_HEADINGS = ("EPOCH", "INCARNATION", "METADATA")
 
 
@@ -65,9 +67,7 @@ def list_offsets(consumer: str | None, stream: str | None) -> None:
     if style != "table":
         write_objects([one.to_wire() for one in found], style)
     elif found:
-        wide = wide_wanted()
-        headings = (*_HEADINGS, *(_WIDE_HEADINGS if wide else ()))
-        print_table(headings, [_row(one, wide=wide) for one in found], right=(2, 3))
+        print_table(*table_of(found, wide=wide_wanted()), right=(2, 3))
     else:
         note("There are no checkpoints.")
 
@@ -226,17 +226,31 @@ def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> 
     return ExitCode.OK if done or dry_run else ExitCode.FAILED
 
 
-def _row(found: Checkpoint, *, wide: bool) -> tuple[str, ...]:
-    more = (str(found.epoch), found.incarnation, printable(found.metadata)) if wide else ()
-    return (
-        printable(found.consumer),
-        printable(found.stream),
-        str(found.offset),
-        "" if found.lag is None else f"{found.lag:,}",
-        show_time(found.time_ns),
-        printable(_problem_of(found)),
-        *more,
+def table_of(
+    found: Sequence[Checkpoint], *, wide: bool
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and rows. Without an ACL no checkpoint has an owner, and the column is left out."""
+    owners = wide or any(one.owner for one in found)
+    headings = (
+        *_HEADINGS,
+        *(("OWNER",) if owners else ()),
+        "PROBLEM",
+        *(_WIDE_HEADINGS if wide else ()),
     )
+    rows = [
+        (
+            printable(one.consumer),
+            printable(one.stream),
+            str(one.offset),
+            "" if one.lag is None else f"{one.lag:,}",
+            show_time(one.time_ns),
+            *((printable(one.owner),) if owners else ()),
+            printable(_problem_of(one)),
+            *((str(one.epoch), one.incarnation, printable(one.metadata)) if wide else ()),
+        )
+        for one in found
+    ]
+    return headings, rows
 
 
 def _problem_of(found: Checkpoint) -> str:
@@ -251,6 +265,7 @@ def _facts(found: Checkpoint) -> list[tuple[str, str]]:
         ("lag", "" if found.lag is None else f"{found.lag:,}"),
         ("problem", _problem_of(found)),
         ("committed", show_time(found.time_ns)),
+        ("owner", found.owner),
         ("metadata", found.metadata),
         ("leader epoch", str(found.epoch)),
         ("incarnation", found.incarnation),

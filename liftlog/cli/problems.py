@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import traceback
 from typing import Any
@@ -92,6 +94,19 @@ def _reasons(error: LiftlogError) -> list[str]:
     return found
 
 
+def check_standard_input() -> None:
+    """Raises Problem if it is closed; see `main`."""
+    try:
+        os.read(sys.stdin.fileno(), 0)
+    except ValueError:  # no descriptor behind it
+        return
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            raise Problem(
+                "standard input is closed", ExitCode.USAGE, hint="give it a pipe or a file"
+            ) from None
+
+
 def note(text: str) -> None:
     """A remark beside the data: on stderr."""
     click.echo(printable(text), err=True)
@@ -104,8 +119,6 @@ def warn(text: str) -> None:
 def silence_closed_output() -> None:
     """After a write to stdout or stderr failed: send what is still buffered to /dev/null, so that
     the flush at the end of the interpreter does not print an error of its own."""
-    import os
-
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

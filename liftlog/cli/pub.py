@@ -10,6 +10,7 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import debug_option, output_format, output_option
+from liftlog.cli.problems import check_standard_input
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
 
@@ -105,6 +106,8 @@ def pub(
         _wrong("--tombstone takes no MESSAGE." if tombstone else "Give a MESSAGE, or - for lines.")
     if message == "-" and count > 1:
         _wrong("--count goes with a MESSAGE.")
+    if message == "-":
+        check_standard_input()
 
     from liftlog.cli.pub_run import Job, Template
     from liftlog.client.publishing.message import checked

@@ -26,6 +26,9 @@ class Checkpoint(Described):
 
     `uncertain`: damage at the daemon has cost checkpoints, maybe a newer one than this. Going on
     from here then reads some records again. With `offset` 0 there is none, but may have been one.
+
+    `owner` is the principal that committed it, and against whose quota it counts; empty without an
+    ACL, and from an older daemon.
     """
 
     consumer: str = ""
@@ -38,6 +41,7 @@ class Checkpoint(Described):
     lag: int | None = None
     problem: str = ""
     uncertain: bool = False
+    owner: str = ""
 
 
 # --- requests -------------------------------------------------------------------

@@ -521,3 +521,28 @@ def end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+
+
+def test_doctor_beside_a_healthy_daemon_does_not_complain_of_its_ports(liftlog: Cli) -> None:
+    config = (
+        f"data_dir={liftlog.daemon.data_dir}",
+        f"pull.listen={liftlog.daemon.pull_address}",
+        f"http.listen={liftlog.daemon.http_address}",
+        f"nats.servers={liftlog.environ['NATS_URL']}",
+    )
+    options = [word for one in config for word in ("--set", one)]
+    found = liftlog.objects("doctor", *options)
+    ports = [one for one in found if one["check"] == "port"]
+    assert [one["status"] for one in ports] == ["ok", "ok"]
+    assert all("in use by a liftlog daemon" in one["detail"] for one in ports)
+
+
+def test_doctor_recognises_a_daemon_that_wants_a_login(tmp_path: Path) -> None:
+    acl = tmp_path / "acl.yaml"
+    principal = f"{{a: {{token_hash: '{hash_token(new_secret())}'}}}}"
+    acl.write_text(f"principals: {principal}\nroles: {{}}\nbindings: {{}}\n")
+    with NatsServer() as nats, Daemon(nats.url, {"acl": {"file": str(acl)}}) as daemon:
+        options = ("--set", f"pull.listen={daemon.pull_address}", "--set", "http.listen=null")
+        found = Cli(daemon, nats).objects("doctor", *options, "--set", f"nats.servers={nats.url}")
+        (port,) = (one for one in found if one["check"] == "port")
+    assert port["status"] == "ok"

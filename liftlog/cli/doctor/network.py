@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +21,13 @@ from liftlog import __version__
 from liftlog.cli.doctor.findings import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.options import connect_to_server
 from liftlog.cli.text import show_size
-from liftlog.errors import LiftlogError
+from liftlog.errors import LiftlogError, Unauthenticated, UnsupportedVersion
 
 if TYPE_CHECKING:
     from liftlog.settings import Settings
 
 _SECONDS = 3
+_MAX_ANSWER_BYTES = 1_000_000
 
 
 def check_daemon(settings: Settings) -> Iterator[Checkup]:
@@ -57,9 +62,13 @@ def check_daemon(settings: Settings) -> Iterator[Checkup]:
 
 def _pull_address(settings: Settings) -> str:
     """Where a client on this machine finds the daemon of these settings."""
+    return _dialled(settings.pull.listen[0])
+
+
+def _dialled(url: str) -> str:
+    """How a client on this machine reaches what listens at `url`."""
     from liftlog.settings import parse_listen
 
-    url = settings.pull.listen[0]
     address = parse_listen(url)
     if address.path is not None or address.host not in ("", "0.0.0.0", "::"):
         return url
@@ -71,14 +80,52 @@ def check_ports(settings: Settings) -> Iterator[Checkup]:
     """Whether a daemon could listen where the settings say."""
     from liftlog.settings import parse_host_port, parse_listen
 
-    addresses = [parse_listen(url) for url in settings.pull.listen]
-    if settings.http.listen:
-        addresses.append(parse_host_port(settings.http.listen))
-    for address in addresses:
+    for url in settings.pull.listen:
+        address = parse_listen(url)
         if address.path is not None:
             yield _socket_file(address.path)
         else:
-            yield _port(address.host, address.port)
+            yield _port(address.host, address.port, partial(_serves_streams, _dialled(url)))
+    if settings.http.listen:
+        address = parse_host_port(settings.http.listen)
+        yield _port(address.host, address.port, partial(_serves_health, address.host, address.port))
+
+
+def _serves_streams(url: str) -> bool:
+    """Whether a daemon of liftlog listens there. It is not logged in to: no token, and no check of
+    a certificate."""
+    from liftlog.client.blocking.client import connect_sync
+
+    tls = None
+    if url.startswith("tls://"):
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    try:
+        connect_sync(
+            url, tls=tls, connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
+        ).close()
+    except (Unauthenticated, UnsupportedVersion):
+        return True
+    except (LiftlogError, OSError):
+        return False
+    return True
+
+
+def _serves_health(host: str, port: int) -> bool:
+    """Whether /livez there answers as a daemon of liftlog does."""
+    connection = HTTPConnection(
+        {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host),
+        port,
+        timeout=_SECONDS,
+    )
+    try:
+        connection.request("GET", "/livez", headers={"Accept": "application/json"})
+        found = json.loads(connection.getresponse().read(_MAX_ANSWER_BYTES))
+    except (OSError, HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
+    return isinstance(found, dict) and "uptime_seconds" in found
 
 
 def _socket_file(path: str) -> Checkup:
@@ -88,7 +135,7 @@ def _socket_file(path: str) -> Checkup:
     return Checkup("port", FAILED, f"{above} cannot be written", "choose another directory")
 
 
-def _port(host: str, port: int) -> Checkup:
+def _port(host: str, port: int, is_liftlog: Callable[[], bool]) -> Checkup:
     shown = f"{host or '*'}:{port}"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -97,12 +144,10 @@ def _port(host: str, port: int) -> Checkup:
             probe.bind((host, port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return Checkup(
-                "port",
-                WARNING,
-                f"{shown} is in use",
-                "well if this daemon runs; else end what listens there (ss -ltnp)",
-            )
+            if is_liftlog():
+                return Checkup("port", OK, f"{shown} is in use by a liftlog daemon")
+            advice = "end what listens there (ss -ltnp), or choose another address"
+            return Checkup("port", WARNING, f"{shown} is in use", advice)
         advice = "choose another address, or a port above 1023"
         return Checkup("port", FAILED, f"{shown}: {error.strerror or error}", advice)
     return Checkup("port", OK, f"{shown} is free")

@@ -395,6 +395,7 @@ class Checkpoints:
             lag,
             "" if error is None else error.name,
             self.table.is_uncertain(key),
+            stored.owner,
         )
         return described, error
 

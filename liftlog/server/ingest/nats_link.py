@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import nats.errors
 
+from liftlog.client.publishing.nats_link import why_not_connected
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
@@ -227,7 +228,7 @@ class NatsLink:
         return connection
 
     def _failed(self, address: NatsServerAddress, error: Exception) -> None:
-        text = (str(error) or type(error).__name__).removeprefix("nats: ")
+        text = why_not_connected(error).removeprefix("nats: ")
         self.problem = f"{address.shown}: {text}"
         self._warn("nats-connect-failed server=%s error=%s", address.shown, text)
 

@@ -308,6 +308,9 @@ async def test_owners_are_known_after_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path) as one:
         table = one.checkpoints.table
         assert [table.owned_count(name) for name in ("shop", "ops", "")] == [3, 1, 1]
+        listed, _ = one.checkpoints.page(lambda name: True)
+        owners = {found.consumer: found.owner for found in listed}
+        assert owners == {"c0": "ops", "c2": "shop", "c3": "shop", "c4": "shop", "n": ""}
 
 
 @pytest.mark.parametrize(

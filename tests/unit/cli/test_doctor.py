@@ -5,7 +5,9 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,21 @@ def test_ports() -> None:
     assert f"127.0.0.1:{port} is in use" in pull.detail
     lost = settings("pull.listen=unix:///nowhere/liftlog.sock", "http.listen=null")
     assert only(network.check_ports(lost)).status == FAILED
+
+
+def test_ports_of_another_program_that_answers() -> None:
+    """It speaks HTTP, but is not liftlog."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        try:
+            port = other.server_address[1]
+            chosen = settings(
+                f"pull.listen=tcp://127.0.0.1:{port}", f"http.listen=127.0.0.1:{port}"
+            )
+            found = list(network.check_ports(chosen))
+        finally:
+            other.shutdown()
+    assert [one.status for one in found] == [WARNING, WARNING]
 
 
 def test_a_wrong_configuration_ends_it() -> None:

@@ -313,3 +313,19 @@ def test_output_onto_a_full_disk_is_an_error_and_nothing_else(arguments: list[st
         )
     assert done.returncode == ExitCode.FAILED
     assert done.stderr == "error: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["pub orders.new -", "pub orders.new - --no-ack", "acl hash-token --stdin"]
+)
+def test_closed_standard_input_is_not_an_empty_one(arguments: str) -> None:
+    """Without a NATS server: it is found before anything else."""
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{sys.executable}' -m liftlog {arguments} <&-"],
+        env={**os.environ, "NATS_URL": "nats://127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+    assert "standard input is closed" in done.stderr

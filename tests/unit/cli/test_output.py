@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liftlog.cli import offsets
 from liftlog.cli.output import (
     JsonArray,
     object_array,
@@ -20,6 +21,7 @@ from liftlog.cli.output import (
     write_objects,
 )
 from liftlog.cli.record_output import record_object, record_writer
+from liftlog.client import Checkpoint
 from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
 
@@ -206,3 +208,13 @@ def test_nothing_in_a_table_moves_the_cursor(capsys: pytest.CaptureFixture[str])
     print_table(["NAME"], [[HOSTILE]])
     print_pairs([("name", HOSTILE)])
     assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
+
+
+def test_checkpoints_are_listed_with_their_owners_where_there_are_any() -> None:
+    anonymous = Checkpoint("billing", "orders", 7)
+    owned = Checkpoint("shop", "orders", 8, owner="ops")
+    headings, rows = offsets.table_of([anonymous, owned], wide=False)
+    assert [row[headings.index("OWNER")] for row in rows] == ["", "ops"]
+    assert "OWNER" not in offsets.table_of([anonymous], wide=False)[0]
+    assert "OWNER" in offsets.table_of([anonymous], wide=True)[0]
+    assert ("owner", "ops") in offsets._facts(owned)

@@ -191,6 +191,21 @@ async def test_a_reason_is_told_once(start: Start) -> None:
     assert harness.link.counters.slow_consumer_errors == 1
 
 
+async def test_a_port_that_says_nothing_is_told_in_words(start: Start) -> None:
+    """Without them the log had the bare name of an exception."""
+    harness = await start(server=False)
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(hold, "127.0.0.1", harness.server.port)
+    try:
+        await until(lambda: "does not answer as a NATS server does" in harness.link.problem)
+    finally:
+        silent.close()
+
+
 async def test_garbage_is_a_counted_reconnect(start: Start) -> None:
     harness = await start()
     await harness.attach("a.>")
