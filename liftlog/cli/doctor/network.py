@@ -94,7 +94,7 @@ def check_ports(settings: Settings) -> Iterator[Checkup]:
 def _serves_streams(url: str) -> bool:
     """Whether a daemon of liftlog listens there. It is not logged in to: no token, and no check of
     a certificate."""
-    from liftlog.client.blocking.client import connect_sync
+    from liftlog.client import connect_sync
 
     tls = None
     if url.startswith("tls://"):
