@@ -1,4 +1,4 @@
-"""The daemon: put the parts together, run, stop cleanly."""
+"""The daemon: it puts the parts together, runs them and stops cleanly."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def run(
     load_again: Callable[[], Settings] | None = None,
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code. `load_again` reads the
-    settings from where they came, to tell after a SIGHUP what would need a restart.
+    settings again from their source: a SIGHUP reports which changes need a restart.
 
     Raises LiftlogError when it cannot start: ConfigError, DataDirLocked, StorageError.
     """
-    # A writer thread that comes back from a sync must not wait 5 ms for the interpreter.
+    # A writer thread that returns from a sync must not wait 5 ms for the interpreter.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     raise_open_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -145,7 +145,7 @@ class Daemon:
                 broker, limits_of(self.settings.pull), policy, tls, broker.intake.ingested
             )
             self._make_reloadable(pull, link)
-            # Before the streams are opened, which may take minutes: alive, but not yet ready.
+            # Opening the streams may take minutes: meanwhile the daemon is alive, but not ready.
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
             self._manager.status("recovering the streams")
             await broker.open_streams(assume_yes=assume_yes, is_stopping=self._stop.is_set)
@@ -174,7 +174,8 @@ class Daemon:
             self.reloads.add("settings", self._load_again, self._compare_settings)
 
     def _compare_settings(self, written: Settings) -> None:
-        """They hold from the start to the end; whoever has changed some is told so."""
+        """Settings hold from the start to the end: report which have been changed in their
+        source."""
         self.reloads.restart_needed = differing_keys(self.settings, written)
         if self.reloads.restart_needed:
             logger.warning("restart-needed changed=%s", ",".join(self.reloads.restart_needed))
@@ -233,7 +234,7 @@ class Daemon:
     async def _serve(
         self, housekeeping: Housekeeping, broker: Broker, cleaner: Cleaner, health: Health
     ) -> None:
-        """Until somebody wants the daemon to stop."""
+        """Runs until the daemon is asked to stop."""
         self._manager.ready(self._serving_status(broker))
         async with asyncio.TaskGroup() as group:
             work = {
@@ -271,7 +272,7 @@ class Daemon:
         return [url]
 
     def _announce(self, pull: list[str], http: str | None) -> None:
-        """Tell where we listen: in the log, and in a file for programs that chose port 0."""
+        """Publish the addresses: in the log, and in a file for programs that chose port 0."""
         path = self._data_dir.path / ADDRESSES_NAME
         temporary = path.with_suffix(".tmp")
         with storage_errors(f"writing {path}"):
@@ -280,7 +281,7 @@ class Daemon:
         logger.info("listening pull=%s http=%s", ",".join(pull), http)
 
     async def _open_checkpoints(self, broker: Broker) -> None:
-        """Without them streams are recorded and read all the same."""
+        """If that fails, streams are recorded and read without checkpoints."""
         try:
             broker.serve_checkpoints(await open_checkpoints(broker, self._clock.now_ns))
         except LiftlogError as error:
@@ -289,7 +290,7 @@ class Daemon:
     # --- the end ---
 
     async def _drain(self, broker: Broker, pull: PullServer) -> int:
-        """Stop intake, commit, ack, close. The order of closing is the exit stack's."""
+        """Stop intake, commit, ack, close. The exit stack closes the rest, in its order."""
         code = _EXIT_OK
         try:
             async with asyncio.timeout(self.settings.drain_timeout_seconds):
@@ -305,8 +306,8 @@ class Daemon:
 
 
 def raise_open_file_limit() -> None:
-    """Up to what the system allows: each stream holds two files open, each connection one, and
-    the soft limit of most systems (1024) is meant for programs that use `select`."""
+    """Raise it to the hard limit. Each stream holds two files open and each connection one; the
+    soft limit of most systems (1024) is meant for programs that use `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -314,8 +315,8 @@ def raise_open_file_limit() -> None:
 
 
 def _calm_garbage_collector() -> None:
-    """What was loaded until now stays for good, and messages make no cycles: a collection every 700
-    objects would look at the same heap again and again, in the middle of commits."""
+    """Objects that exist by now stay until the end, and messages create no cycles. A collection
+    every 700 objects would walk the same heap again and again, in the middle of commits."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

@@ -1,10 +1,10 @@
-"""What is done next, one job at a time.
+"""What is cleaned next, one job at a time.
 
 A round first compacts the streams that are due, the dirtiest first, then gives re-batching and
-scrubbing a share of time each. Passes that were asked for come before the others. A stream whose
-keys do not fit into memory takes several passes: after some time its turn is over, and the rest
-comes in the next round, so that no stream keeps the others waiting. A job that fails concerns its
-stream alone, which is then left alone for a growing while.
+scrubbing a share of time each. Requested passes come before the others. A stream whose keys do not
+fit into memory takes several passes: after some time its turn is over, and the rest comes in the
+next round, so that no stream keeps the others waiting. A job that fails concerns its stream alone,
+for which the cleaner then backs off, longer with each failure.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ logger = logging.getLogger("liftlog.server.cleaner")
 _SECOND_NS = 1_000_000_000
 _MAX_DROPPED_PASSES = 3
 _LOOKING_PART = 200
-"""Looking at a stream may take one part in so many of the time; it grows with its segments."""
+"""Looking at a stream may take one part in so many of the time, as it is linear in its segments."""
 
 
 class Cleaner:
-    """Belongs to the event loop. `run` is its life; the other methods may be called meanwhile."""
+    """Belongs to the event loop. `run` does the work; the other methods may be called meanwhile.
+
+    `hosts` are the streams of the daemon, `now_ns` is the time for judging ages.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Cleaner:
         self._poke = asyncio.Event()
         self._current: tuple[StreamHost, asyncio.Task[None]] | None = None
 
-    # --- for others ---
+    # --- for the rest of the daemon ---
 
     def state_of(self, host: StreamHost) -> StreamCleaning:
         return self._states.setdefault(host, StreamCleaning())
@@ -101,7 +104,7 @@ class Cleaner:
             return f"the leases of the stream cannot be read: {error.message}"
 
     def failures(self) -> dict[str, str]:
-        """Of the streams whose last job failed: what failed, and how often in a row."""
+        """What failed and how often in a row, for each stream whose last job failed."""
         found = {}
         for host, state in self._states.items():
             if state.failures_in_a_row and self._hosts.get(host.name) is host:
@@ -114,19 +117,19 @@ class Cleaner:
         return found
 
     def history(self, host: StreamHost) -> list[dict[str, Any]]:
-        """What the last passes since the start did, the newest first."""
+        """What the last passes since the start have done, newest first."""
         return list(self.state_of(host).history)
 
     def request(self, host: StreamHost) -> None:
-        """Compact this stream as soon as possible, whatever its dirty ratio.
+        """Compact this stream as soon as possible, regardless of its dirty ratio.
 
-        Raises InvalidArgument when the stream is not compacted.
+        Raises InvalidArgument when compaction is not enabled for the stream.
         """
         if compaction_of(host.settings) is None:
             raise InvalidArgument(
                 f"stream {host.name} has no compaction",
-                hint="switch it on: `liftlog stream update NAME --set compaction={}`, or in the "
-                "configuration file if the stream is in there",
+                hint="enable it with `liftlog stream update NAME --set compaction={}`, or in the "
+                "configuration file if the stream comes from there",
             )
         state = self.state_of(host)
         state.requested += 1
@@ -134,8 +137,8 @@ class Cleaner:
         self._poke.set()
 
     async def interrupt(self, host: StreamHost) -> None:
-        """The stream has other settings: what is done for it by the old ones has ended on return,
-        and is planned anew."""
+        """The settings of the stream have changed. On return the job that was planned by the old
+        ones has ended; the next round plans again."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -144,7 +147,7 @@ class Cleaner:
             self._states[host].look_again_at = 0.0
 
     async def forget(self, host: StreamHost) -> None:
-        """The stream goes: on return nothing is done for it any more."""
+        """The stream is being deleted: on return no job runs for it, and none will."""
         await self.interrupt(host)
         self._states.pop(host, None)
         self._small.pop(host, None)
@@ -165,7 +168,7 @@ class Cleaner:
     async def _load_scrubs(self, scrubs: ScrubSchedule) -> None:
         try:
             await self._jobs.in_thread(scrubs.load)
-        except LiftlogError as error:  # of a newer version, for one: then the round begins anew
+        except LiftlogError as error:  # such as a file of a newer version: the rounds start over
             logger.warning("scrub-rounds-ignored error=%s", error)
 
     async def _wait(self) -> None:
@@ -179,7 +182,7 @@ class Cleaner:
             await self._guarded(self._serve_requests())
 
     async def _guarded(self, work: Coroutine[Any, Any, bool | None]) -> bool:
-        """Its result; False when it failed, since cleaning must not end the daemon."""
+        """The result of `work`; False when it failed, as cleaning must not end the daemon."""
         try:
             return bool(await work)
         except Exception:  # a supervisor
@@ -211,19 +214,20 @@ class Cleaner:
         self._poke.clear()
         now = time.monotonic()
         for host, state in list(self._states.items()):
-            if compaction_of(host.settings) is None:  # any more
+            if compaction_of(host.settings) is None:  # disabled since it was requested
                 state.finished = state.requested
             elif state.is_requested and state.not_before <= now and not host.failure:
                 await self._work(host, "compact", self._compact(host, on_demand=True))
 
     def _may_work_on(self, host: StreamHost) -> bool:
-        """Whether the stream is still there, healthy, and not left alone after a failure."""
+        """Whether the stream exists and is healthy, and no back-off after a failure is under
+        way."""
         if self._hosts.get(host.name) is not host or host.failure:
             return False
         return self.state_of(host).not_before <= time.monotonic()
 
     async def _work(self, host: StreamHost, kind: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do it, and see to it that a failure ends nothing else."""
+        """Do `work` in a task of its own, so that its failure or cancellation ends nothing else."""
         if self._hosts.get(host.name) is not host:
             work.close()
             return
@@ -246,7 +250,7 @@ class Cleaner:
     ) -> None:
         try:
             await work
-        except SegmentsChanged as error:  # by retention, meanwhile: the next round looks again
+        except SegmentsChanged as error:  # by retention meanwhile: the next round plans again
             logger.info("cleaning-dropped stream=%s kind=%s reason=%s", host.name, kind, error)
             return
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
@@ -272,8 +276,8 @@ class Cleaner:
     # --- compaction ---
 
     def _due(self) -> list[StreamHost]:
-        """Streams to compact, the dirtiest first; none while a clock that jumped would make young
-        records and tombstones look old."""
+        """Streams to compact, the dirtiest first. None while the clock is not trusted: after a
+        jump, young records and tombstones would look old."""
         found: list[tuple[float, StreamHost]] = []
         if not self._clock_is_trusted():
             return []
@@ -298,7 +302,7 @@ class Cleaner:
         return [host for _, host in found]
 
     async def _compact(self, host: StreamHost, *, on_demand: bool) -> None:
-        """As many passes as it takes, or as fit into one turn; on demand the active segment is
+        """As many passes as are needed, or as fit into one turn. On demand the active segment is
         rolled first."""
         state, log = self.state_of(host), host.log
         wanted = state.requested
@@ -342,7 +346,7 @@ class Cleaner:
     # --- re-batching and scrubbing ---
 
     async def _rebatch_some(self) -> bool:
-        """For about as long as a round waits; whether there is more."""
+        """For about as long as the pause between rounds; returns whether there is more to do."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
@@ -370,7 +374,7 @@ class Cleaner:
             raise
 
     async def _scrub_some(self, scrubs: ScrubSchedule) -> bool:
-        """For about as long as a round waits; whether there is more."""
+        """For about as long as the pause between rounds; returns whether there is more to do."""
         end = time.monotonic() + self._settings.interval_seconds
         more = False
         for host in list(self._hosts.values()):

@@ -55,11 +55,12 @@ def plan_pass(
 ) -> CompactionPlan | None:
     """What a pass over `segments`, a snapshot of the log's, would do now; None when none is due.
 
-    `keep_tombstones` however old they seem. Linear in the number of segments.
+    With `keep_tombstones` none is dropped, however old it seems. Takes time linear in the number of
+    segments.
     """
     try:
         leases = log.leases.live(now_ns)
-    except StorageError as error:  # what they hold must not change for that
+    except StorageError as error:  # nothing that they may hold must change
         logger.warning("compaction-waits stream=%s error=%s", log.name, error)
         return None
     return plan_compaction(
@@ -80,7 +81,7 @@ def plan_pass(
 
 
 def _first_stamp_ns(log: Log, segment: Segment) -> int:
-    """Of its first batch; where that cannot be read, of its newest record."""
+    """The stamp of its first batch or, where that cannot be read, of its newest record."""
     pool = log.environment.pool
     try:
         pooled = pool.acquire(segment.path)
@@ -95,8 +96,8 @@ def _first_stamp_ns(log: Log, segment: Segment) -> int:
 def measure_backlog(
     log: Log, settings: StreamSettings, now_ns: int, *, bound_offset: int | None = None
 ) -> CompactionBacklog:
-    """What could be compacted below `bound_offset`; None: below the high watermark, as if there
-    were no leases."""
+    """What could be compacted below `bound_offset`; by default below the high watermark, as if
+    there were no leases."""
     return backlog(
         log.segments,
         policy_of(settings),
@@ -109,8 +110,8 @@ def measure_backlog(
 
 
 def why_idle(log: Log, settings: StreamSettings, could_be: CompactionBacklog, now_ns: int) -> str:
-    """Why nothing of the stream is compacted at the moment; empty when a pass is due, or there is
-    nothing to say. `could_be` is `measure_backlog` of this moment."""
+    """Why the stream is not compacted at the moment; empty when a pass is due, or there is nothing
+    to compact. `could_be` is the result of `measure_backlog`."""
     policy = policy_of(settings)
     now = could_be
     held = min(log.leases.live(now_ns), key=lambda lease: lease.high, default=None)
@@ -135,7 +136,7 @@ def why_idle(log: Log, settings: StreamSettings, could_be: CompactionBacklog, no
 
 
 def damaged_files(log: Log) -> frozenset[str]:
-    """Segment files that hold quarantined bytes; they are never rewritten."""
+    """Names of the segment files that hold quarantined bytes; they are never rewritten."""
     return log.damaged_files if log.quarantined else frozenset()
 
 

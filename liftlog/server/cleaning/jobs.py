@@ -1,4 +1,4 @@
-"""One job for one stream: run it in the worker, make its outcome real, tidy up when it fails."""
+"""One job for one stream: run it in the worker, swap its outcome in, clean up when it fails."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _T = TypeVar("_T")
 class JobRunner:
     """Runs on the event loop; changes of the log run in threads of its own.
 
-    Errors are LiftlogError, JobFailed and WorkerDied; after each of them, and after cancellation,
-    nothing of the job is left and nothing of it goes on.
+    Errors are LiftlogError, JobFailed and WorkerDied. After each of them, and after cancellation,
+    no file of the job is left and no part of it is still running.
     """
 
     def __init__(self, settings: CleanerSettings, worker: Worker) -> None:
@@ -58,8 +58,8 @@ class JobRunner:
         self._threads.shutdown(wait=False)
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        """Also when it is cancelled, `call` has ended before this returns, unless the disk
-        stalls."""
+        """The result of `call`. `call` has ended before this returns, even when it is cancelled,
+        unless the disk stalls."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             return await asyncio.shield(future)
@@ -78,7 +78,7 @@ class JobRunner:
         plan: CompactionPlan,
         now_ns: Callable[[], int],
     ) -> bool:
-        """One pass; whether it did all that was planned for `segments`."""
+        """One pass; returns whether it did all that was planned for `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
         lineage = log.lineage
         job = CompactJob(
@@ -145,7 +145,7 @@ class JobRunner:
         log = host.log
         try:
             if result.tombstones_removed_below:
-                # As the writer of the moment, so that no lease is granted in between.
+                # In an exclusive call, so that no lease is granted between check and note.
                 await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
             return await self.in_thread(lambda: apply_compaction(log, result, lineage))
         except BaseException:
@@ -177,7 +177,7 @@ class JobRunner:
     # --- scrubbing ---
 
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
-        """Verify one segment; what is damaged is quarantined and told."""
+        """Verify one segment; damage is quarantined and logged."""
         log, name = host.log, job.source.file_name
         answer = await self._run(kinds.SCRUB, job, host, state, self._settings.scrub_max_rate_bytes)
         result = ScrubResult.from_dict(answer)
@@ -190,19 +190,19 @@ class JobRunner:
             try:
                 await self.in_thread(lambda: log.quarantine(name, result.damaged))
             except SegmentsChanged:
-                return  # retention was quicker
+                return  # retention has deleted it meanwhile
             host.subjects.request()
         if result.index_damaged:
             logger.warning("index-made-anew stream=%s segment=%s", host.name, name)
             await self.in_thread(lambda: _drop_index(log, name))
 
     async def examine(self, host: StreamHost, state: StreamCleaning, file_name: str) -> None:
-        """A job could not read this segment to its end: find out what of it is damaged."""
+        """A job could not read this segment to its end: find out which part of it is damaged."""
         for segment in host.log.segments:
             if segment.sealed and segment.path.name == file_name:
                 await self.scrub(host, state, job_for(host.log, segment))
 
-    # --- inner ---
+    # --- running a job ---
 
     async def _run(
         self,
@@ -221,10 +221,12 @@ class JobRunner:
             if error.reason == kinds.DAMAGED:
                 await self.examine(host, state, error.file_name)
             elif not _sources_are_listed(host.log, job):
-                raise SegmentsChanged(f"a segment went while it was read: {error}") from error
+                raise SegmentsChanged(
+                    f"a segment was deleted while it was read: {error}"
+                ) from error
             raise
         except (WorkerDied, asyncio.CancelledError):
-            # The process is dead and could not tidy up.
+            # The process is dead and could not remove its files.
             if not isinstance(job, ScrubJob):
                 await self.in_thread(lambda: _discard_leftovers(host.log, job))
             raise
@@ -233,14 +235,15 @@ class JobRunner:
 
 
 def _is_of_no_interest(future: asyncio.Future[_T]) -> None:
-    """Its caller is gone; asyncio would report an error that nobody asked for."""
+    """Its caller was cancelled: retrieve the error, or asyncio would report it."""
     if not future.cancelled():
         future.exception()
 
 
 def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
-    """Say that tombstones go before they do. Whoever holds a lease since the pass was planned was
-    told that they would stay: then nothing is swapped."""
+    """Note in the manifest that tombstones will be removed, before the first of them is. A lease
+    that was granted since the pass was planned promises its reader that they stay: then this
+    raises, and nothing is swapped."""
     held_from = log.leases.low_bound(now_ns)
     if held_from is not None and held_from < result.tombstones_removed_below:
         raise SegmentsChanged(f"a lease holds the tombstones from offset {held_from} on")
@@ -248,7 +251,7 @@ def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
 
 
 def _discard(log: Log, names: Sequence[str]) -> None:
-    """Remove those of the files that the log does not consist of."""
+    """Remove those of the files that are not part of the log."""
     listed = {segment.path.name for segment in log.segments}
     try:
         log.discard_files([name for name in names if name not in listed])
@@ -270,7 +273,8 @@ def _discard_leftovers(log: Log, job: CompactJob | RebatchJob) -> None:
 
 
 def _drop_index(log: Log, name: str) -> None:
-    """And make it anew here, or the next reader would, on the event loop."""
+    """Remove the index of a segment and rebuild it here, or the next reader would have to, on the
+    event loop."""
     path = log.directory / name
     try:
         log.environment.fs.unlink(index_path(path))
@@ -281,5 +285,5 @@ def _drop_index(log: Log, name: str) -> None:
     log.environment.indexes.drop(path)
     for segment in log.segments:
         if segment.path == path:
-            with contextlib.suppress(LiftlogError):  # whoever reads it is told
+            with contextlib.suppress(LiftlogError):  # its next reader gets the error
                 log.load_index(segment)

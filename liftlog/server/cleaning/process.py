@@ -19,8 +19,8 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _IDLE_SECONDS = 30.0
 _MAX_LINE_BYTES = 256 * 1024 * 1024  # a job lists all segments of a stream
-# -P: `-m` alone would put the working directory first on the module path, and a file named acl.py
-# that lies there (in the image: among the data) would run as the daemon's user.
+# -P: `-m` alone would put the working directory first on the module path. A file named acl.py in
+# there (in the image it holds the data) would run as the daemon's user.
 _PROGRAM = (sys.executable, "-P", "-m", "liftlog.server.cleaning.worker")
 
 
@@ -38,7 +38,7 @@ class JobFailed(Exception):
 
 
 class Worker:
-    """Starts the process for the first job and ends it when there was none for a while.
+    """Starts the process for the first job, and ends it when it was idle for a while.
 
     One job at a time. Belongs to the event loop, whose thread must start it: the process is
     killed when that thread ends.
@@ -64,7 +64,7 @@ class Worker:
     ) -> dict[str, Any]:
         """The result of one job. Raises JobFailed, WorkerDied.
 
-        When it is cancelled, the process is dead before it returns: nothing is written any more.
+        When it is cancelled, the process is dead before it returns, so nothing more is written.
         """
         if self._idle is not None:
             self._idle.cancel()
@@ -91,20 +91,20 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
-            # Threads of linear algebra, which nobody needs here, take memory each.
+            # Each of numpy's threads for linear algebra, which is not used here, takes memory.
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
         )
         logger.debug("worker-started pid=%d", self._process.pid)
         return self._process
 
     def _end_idle(self) -> None:
-        # It ends a moment later by itself; the next job starts another.
+        # It ends by itself at the end of its input; the next job starts another.
         self._ending, self._process = self._process, None
         if self._ending is not None and self._ending.stdin is not None:
             self._ending.stdin.close()
 
     async def close(self) -> None:
-        """Kill the process and wait for its end. Does nothing when it is not running."""
+        """Kill the process and wait until it has ended. Does nothing when it is not running."""
         if self._idle is not None:
             self._idle.cancel()
         process, self._process = self._process or self._ending, None

@@ -15,20 +15,21 @@ _SECOND_NS = 1_000_000_000
 
 
 class SmallBatches:
-    """Looks at each segment of a stream once; what was rewritten is a new one."""
+    """Looks at each segment of a stream once. A rewritten segment is a new one, and is looked at
+    again."""
 
     def __init__(self) -> None:
         self._judged: set[str] = set()
         self._all_judged: tuple[Segment, ...] = ()
 
     def candidates(self, log: Log, settings: StreamSettings, now_ns: int) -> list[Segment]:
-        """Segments that were not looked at yet, some of them. Costs an idle stream nothing."""
+        """Some of the segments that were not looked at yet. Costs nothing for an idle stream."""
         segments = log.segments
         if not settings.rebatch.enabled or self._all_judged is segments:
             return []
         oldest_ns = now_ns - int(settings.rebatch.min_age_seconds * _SECOND_NS)
         damaged = damaged_files(log)
-        # What compaction has not looked at yet is soon rewritten anyway.
+        # Compaction will soon rewrite the segments that it has not cleaned yet.
         end = segments[-1].base_offset if compaction_of(settings) is None else log.cleaned_below
         found: list[Segment] = []
         waiting = False
@@ -65,6 +66,6 @@ class SmallBatches:
         return None
 
     def look_again(self, file_name: str) -> None:
-        """The job for this segment came to nothing."""
+        """The job for this segment failed: judge it again."""
         self._judged.discard(file_name)
         self._all_judged = ()

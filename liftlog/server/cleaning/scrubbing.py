@@ -1,8 +1,8 @@
 """Which sealed segment is verified next, so that each is verified again after an interval.
 
-A round goes over all segments of a stream from the oldest to the newest; the next one begins an
-interval after this one began. How far it got is kept in a checkpoint file, so that a daemon that
-is often restarted does not begin anew each time; when the file is lost, only the wait begins anew.
+A round visits all segments of a stream from the oldest to the newest; the next one begins an
+interval after this one began. Its progress is kept in a checkpoint file, so that a daemon that is
+often restarted does not start over each time. When the file is lost, the interval begins again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_RUNNING = -1
 
 @dataclass(slots=True)
 class ScrubRound:
-    """Of one stream. `next_offset` is where the round goes on; -1 between two rounds."""
+    """The round of one stream. It goes on at `next_offset`, which is -1 between two rounds."""
 
     incarnation: str
     started_ns: int
@@ -55,7 +55,7 @@ class ScrubSchedule:
             logger.warning("checkpoint-file-ignored file=%s error=%s", SCRUB_NAME, error)
 
     def save(self, names: Collection[str]) -> None:
-        """Keep the rounds of these streams. Raises OSError."""
+        """Write the rounds of these streams to the file. Raises OSError."""
         if self._changed:
             self._rounds = {name: self._rounds[name] for name in names if name in self._rounds}
             streams = {name: asdict(one) for name, one in self._rounds.items()}
@@ -63,7 +63,7 @@ class ScrubSchedule:
             self._changed = False
 
     def next_job(self, log: Log, now_ns: int) -> ScrubJob | None:
-        """The segment whose turn it is, or None while there is nothing to do."""
+        """A job for the next segment, or None while there is nothing to verify."""
         current = self._rounds.get(log.name)
         if current is None or current.incarnation != log.incarnation:
             current = self._rounds[log.name] = ScrubRound(log.incarnation, now_ns)

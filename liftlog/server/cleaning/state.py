@@ -15,24 +15,25 @@ _MAX_HISTORY = 20
 
 @dataclass(slots=True, eq=False)
 class StreamCleaning:
-    """Changed by the cleaner only. Times on the monotonic clock in seconds, but for `history`."""
+    """Changed by the cleaner only. Times are seconds of the monotonic clock, except in
+    `history`."""
 
     requested: int = 0
-    """How many passes were asked for, and how many of them are done."""
+    """How many passes were requested; `finished` says how many of them are done."""
     finished: int = 0
     rolled: int = 0
-    """For which of them the active segment was rolled."""
+    """The last request for which the active segment was rolled."""
     unfinished: bool = False
-    """Its turn was over before its passes were."""
+    """Its turn ended before its passes did."""
     running: str = ""
     """"compact", "rebatch", "scrub" or nothing."""
     progress: dict[str, Any] | None = None
     backlog: CompactionBacklog = field(default_factory=lambda: CompactionBacklog(0, 0))
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
-    """Of the last passes, the newest first."""
+    """The last passes, newest first."""
     error: str = ""
     failed_kind: str = ""
-    """Of the job that failed with `error`."""
+    """The kind of the job that failed with `error`."""
     failures_in_a_row: int = 0
     not_before: float = 0.0
     look_again_at: float = 0.0
@@ -65,7 +66,7 @@ class StreamCleaning:
     def note_failure(
         self, kind: str, error: str, now: float, first_backoff_seconds: float
     ) -> float:
-        """Leave the stream alone for a while; returns how long."""
+        """Back off; returns for how many seconds."""
         self.error, self.failed_kind = error, kind
         self.failures += 1
         doubled: float = first_backoff_seconds * 2 ** min(self.failures_in_a_row, 20)

@@ -1,8 +1,8 @@
 """The worker process: `python -m liftlog.server.cleaning.worker`.
 
-A job a line comes in on stdin, lines of progress and one line of outcome go out on stdout, all of
-it JSON. At the end of stdin it ends at once, whatever it is doing: what a job wrote is garbage
-until the daemon lists it.
+It reads jobs from stdin, one a line, and writes lines of progress and one line of outcome to
+stdout, all of them JSON. At the end of stdin it exits at once, even in the middle of a job: the
+files of a job are garbage until the daemon lists them.
 
     in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432}
     out  {"progress": ["rewrite", 1048576, 8388608]}
@@ -61,7 +61,7 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
 }
 
 
-# --- what a job is held to: a rate, and room that is left on the disk ---
+# --- limits of a job: its rate, and the space that it leaves on the disk ---
 
 
 class RateLimit:
@@ -87,10 +87,10 @@ class RateLimit:
 
 
 class FreeRoom:
-    """Ends a job with ENOSPC before the disk is full: what is left belongs to the messages.
+    """Ends a job with ENOSPC before the disk is full: the rest of the space is for messages.
 
-    Messages would be refused while a job uses up the last bytes, though what it writes takes the
-    place of something larger.
+    Otherwise messages would be refused while a job uses up the last bytes, although its output will
+    replace something larger.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -105,7 +105,7 @@ class FreeRoom:
         found = os.statvfs(self._directory)
         wanted = min(_MIN_FREE_BYTES, found.f_blocks * found.f_frsize // _MIN_FREE_PART)
         if found.f_bavail * found.f_frsize < wanted:
-            raise OSError(errno.ENOSPC, "less room is left than cleaning may use")
+            raise OSError(errno.ENOSPC, "less space is left than cleaning may use")
 
 
 # --- jobs ---
@@ -136,7 +136,7 @@ def perform(order: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dic
         return _failed(DAMAGED, str(error), file_name=error.file_name)
     except OSError as error:
         return _failed(IO_ERROR, f"{error.strerror or error}")
-    except Exception:  # noqa: BLE001  # a supervisor: the daemon logs it and goes on
+    except Exception:  # noqa: BLE001  # a supervisor: the daemon logs the defect
         return _failed(DEFECT, traceback.format_exc())
     return {"result": result.to_dict()}
 
@@ -146,7 +146,7 @@ def _failed(reason: str, message: str, *, file_name: str = "") -> dict[str, Any]
 
 
 def main() -> None:
-    # What a terminal sends reaches us too; the daemon says when it is time.
+    # A terminal sends these to the whole process group; the daemon decides when this one ends.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
@@ -167,7 +167,7 @@ def _say(line: dict[str, Any]) -> None:
         sys.stdout.buffer.write(json.dumps(line).encode() + b"\n")
         sys.stdout.buffer.flush()
     except OSError:
-        os._exit(0)  # nobody listens any more
+        os._exit(0)  # the daemon no longer listens
 
 
 if __name__ == "__main__":

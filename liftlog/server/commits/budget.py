@@ -1,9 +1,9 @@
 """When a commit may run inside the event loop.
 
-A small group that is synced inline is acked without two thread hand-overs, which is most of a
-lone publisher's latency. It must not make the loop wait for a slow disk: so only while recent
-syncs were fast, and only for a small share of the time: at most the budget for each chunk that
-is read.
+A small group that is synced inline is acked without two handovers between threads, which are most
+of a lone publisher's latency. The loop must not wait for a slow disk, so this is allowed only while
+recent syncs were fast, and only for a small share of the time: at most the budget for each chunk
+that is read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ class InlineBudget:
     def observe(self, sync_seconds: float) -> None:
         """A sync, inline or in a thread, took this long.
 
-        The median decides, so that one slow sync does not banish small commits from the loop and
-        one lucky sync does not bring them back.
-
-        But nobody waits for the median while the disk stands still: the loop stood still as well.
-        Then they come back after as many fast syncs in threads as make the median fast again.
+        The median decides: one slow sync does not end inline commits, and one lucky sync does not
+        bring them back. A stall is the exception, as the loop has stalled with the disk: it ends
+        inline commits at once, until enough fast syncs in threads have made the median fast again.
         """
         if sync_seconds > _STALLED_SYNC_SECONDS:
             self._recent_slow.extend([True] * _REMEMBERED)
@@ -54,5 +52,5 @@ class InlineBudget:
         self._left_seconds -= seconds
 
     def begin_chunk(self) -> None:
-        """The loop is back from other work: inline commits may take their share of time again."""
+        """A chunk is read: inline commits have their full share of time again."""
         self._left_seconds = self._budget_seconds

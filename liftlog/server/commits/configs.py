@@ -12,7 +12,7 @@ _SECOND_NS = 1_000_000_000
 def log_config(settings: StreamSettings) -> LogConfig:
     age, compaction = settings.segment.max_age_seconds, settings.compaction
     if compaction is not None and compaction.enabled and compaction.max_lag_seconds is not None:
-        # Only sealed segments are compacted, so on a quiet stream this has to roll as well.
+        # Only sealed segments are compacted, so a quiet stream must roll for max_lag, too.
         age = min(compaction.max_lag_seconds, age or compaction.max_lag_seconds)
     return LogConfig(
         segment_max_bytes=settings.segment.max_bytes,

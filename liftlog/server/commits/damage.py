@@ -1,7 +1,7 @@
-"""Damage that a reader met: in the books of the daemon before anybody is told.
+"""Damage that a reader finds is quarantined before the reader gets the error.
 
-The scrubber would find it too, in its time. Until then each reader would meet it anew, and neither
-metrics nor health would say anything.
+The scrubber would find it as well, but later. Until then every reader would run into it again, and
+neither metrics nor health would report it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class Quarantining(Protocol):
 
 
 def quarantine_damage(log: Quarantining, first_offset: int, next_offset: int) -> None:
-    """Quarantine what is damaged there, unless all of it is known. Blocking: for threads.
+    """Quarantine what is damaged there, unless all of it is already known. Blocking: for threads.
 
-    Raises StorageError: who cannot write to the disk either knows little about what is on it, so
-    readers had better try again. With the disk full they are told the damage all the same.
+    Raises StorageError when the manifest cannot be written: on a disk that fails to write as well,
+    the damage may be temporary, so the reader should retry. On a full disk it is only logged, and
+    the reader gets the error about the damage.
     """
     if log.is_quarantined(first_offset, next_offset):
         return
@@ -41,5 +42,5 @@ def quarantine_damage(log: Quarantining, first_offset: int, next_offset: int) ->
 
 
 def quarantine_found(log: Quarantining, damage: CorruptRange) -> None:
-    """The same for the range that was told."""
+    """`quarantine_damage` for the range of an error."""
     quarantine_damage(log, damage.first_offset, damage.next_offset)

@@ -12,7 +12,7 @@ _INLINE_BYTES = 64 * 1024
 
 
 def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBatch]:
-    """Each batch compressed, or as it was if that would not make it smaller.
+    """Each batch compressed, or unchanged if compression would not make it smaller.
 
     Runs at about 100 MB/s and releases the GIL.
     """
@@ -23,7 +23,7 @@ def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBat
 
 
 class GroupWriter:
-    """For as long as these settings hold. Its methods touch only the log: `write` may run in a
+    """Made again when the settings change. Its methods use only the log, so `write` may run in a
     thread."""
 
     def __init__(self, log: Log, settings: StreamSettings) -> None:
@@ -42,19 +42,19 @@ class GroupWriter:
         return list(map(EncodedBatch._make, encoded))
 
     def takes_long(self, size_bytes: int) -> bool:
-        """Whether the event loop would wait for the compression of so much."""
+        """Whether compressing so much would block the event loop for too long."""
         return self._settings.compression != "none" and size_bytes > _INLINE_BYTES
 
     def must_sync(self, unsynced: int) -> bool:
-        """Whether a group is synced that makes so many records wait for it."""
+        """Whether a group is synced that brings the records without a sync to `unsynced`."""
         if self._settings.durability == "interval":
             return unsynced >= self._settings.flush.messages
         return self._settings.durability == "fsync"
 
     def write(self, batches: list[EncodedBatch]) -> None:
-        """Not synced."""
+        """Append them; they are not synced."""
         batches = compressed(batches, self._settings.compression)
         if self._acks_early:
-            # The acks of this group may leave before it is durable; that must be on disk first.
+            # The acks of this group may leave before it is durable; the manifest must say so first.
             self._log.admit_early_acks()
         self._log.append(batches)

@@ -1,9 +1,9 @@
 """The last offset of each subject, found in the log: at the start, after a change of the setting,
-and when records went that were not the oldest (compaction, damage, a failed sync).
+and when records were removed that were not the oldest (compaction, damage, a failed sync).
 
-A small log is scanned when it is opened. For a large one, and later, a thread does it beside the
-commits; until it is done, publishers who expect a subject's last offset are refused with a code
-that says so, unless the subject was written to since.
+A small log is scanned when it is opened. A large one is scanned by a thread beside the commits, as
+is every log later. Until that is done, a message that names the expected last offset of its subject
+is refused with a code that says so, unless the subject was written to since.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _SCAN_BYTES = 1024 * 1024
 _AT_ONCE_BYTES = 256 * 1024 * 1024
-"""A log of at most so many bytes is scanned before its stream is served: a second or less."""
+"""A log of at most so many bytes is scanned before its stream is served; it takes a second."""
 _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
-"""Between two reads of a scan beside commits, which share the interpreter with it."""
+"""Between two reads of a scan, so that commits beside it get the interpreter."""
 _SNAPSHOT_NAME = "subjects"
 _SNAPSHOT_MAX_SUBJECTS = 200_000  # beyond it a scan costs about as much
 
 
 class SubjectHost(Protocol):
-    """The stream whose subjects are kept."""
+    """The stream whose subjects are kept: `StreamHost`, which has a `SubjectUpkeep`."""
 
     name: str
     log: Log
@@ -50,7 +50,8 @@ class SubjectHost(Protocol):
 
 
 def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSequences | None:
-    """A table that knows nothing of the records below `known_from` yet; None if none is wanted."""
+    """A table that does not know the records below `known_from` yet; None if the settings want
+    none."""
     wanted = settings.subject_sequences
     if wanted is None:
         return None
@@ -60,7 +61,7 @@ def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSeq
 
 
 def restore_subjects(log: Log, table: SubjectSequences) -> None:
-    """Fill the table of a log that is being opened, unless that would take long. Blocking."""
+    """Fill the table of a log that is being opened, unless it takes too long. Blocking."""
     if restore_subject_snapshot(log, table):
         return
     if sum(segment.size_bytes for segment in log.segments) <= _AT_ONCE_BYTES:
@@ -70,11 +71,11 @@ def restore_subjects(log: Log, table: SubjectSequences) -> None:
 def scan_subjects(
     log: Log, scan: SubjectScan, go_on: Callable[[], bool] = lambda: True
 ) -> SubjectScan:
-    """Walk over all records that are committed now; returns `scan`. Blocking. Ends early, with
-    `scan.end` as it was, when `go_on`, called for every megabyte, says so.
+    """Walk over all records that are committed now; returns `scan`. Blocking. Ends early, and
+    leaves `scan.end` as it was, when `go_on`, called for every megabyte, returns False.
 
-    Damage is quarantined when it is met. Records that are lost are gone, as if they had been
-    deleted. Where records cannot be read although they may be there, any subject may be among them.
+    Damage is quarantined when it is found. Records that are lost count as deleted. Where records
+    exist but cannot be read, any subject may have its newest record among them.
     """
     offset, end, examined = log.log_start_offset, log.high_watermark, -1
     while offset < end:
@@ -114,14 +115,14 @@ def scan_subjects(
 
 
 def _end_of_segment(log: Log, offset: int, end: int) -> int:
-    """Of the one that holds `offset`, `end` at most."""
+    """The end of the segment that holds `offset`, at most `end`."""
     ends = [segment.next_offset for segment in log.segments]
     return min([stop for stop in ends if stop > offset], default=end)
 
 
 def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -> int:
-    """Add the records of the batches in `raw` from `offset` on and below `end`; returns the offset
-    to read on at. Stops at a damaged batch, and at one that does not belong there."""
+    """Add the records in [offset, end) of the batches in `raw`; returns the offset to go on at.
+    Stops at a damaged batch, and at one that does not belong there."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:
         try:
@@ -137,7 +138,7 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
 
 
 class SubjectUpkeep:
-    """Scans for one stream, one at a time. Belongs to the event loop."""
+    """Scans one stream, one scan at a time. Belongs to the event loop."""
 
     def __init__(self, host: SubjectHost) -> None:
         self._host = host
@@ -148,7 +149,8 @@ class SubjectUpkeep:
         self._closed = threading.Event()
 
     def adopt(self, settings: StreamSettings) -> None:
-        """These settings hold from the next message on."""
+        """Keep a table, resize it or drop it, as these settings say. They hold from the next
+        message on."""
         sequencer, wanted = self._host.sequencer, settings.subject_sequences
         table = sequencer.subjects
         if table is not None and wanted is not None:
@@ -160,14 +162,14 @@ class SubjectUpkeep:
             self.request()
 
     def lost_from(self, offset: int) -> None:
-        """Committed records from there on are lost."""
+        """Records from `offset` on are lost that were acked before."""
         table = self._host.sequencer.subjects
         if table is not None:
             table.lost_from(offset, self._host.log.log_end_offset)
             self.request()
 
     def request(self) -> None:
-        """Records went: scan what is left. Does nothing where no table is kept."""
+        """Records were removed: scan those that remain. Does nothing without a table."""
         if self._host.sequencer.subjects is None or self._closed.is_set():
             return
         self._wanted, self._is_current = True, False
@@ -179,7 +181,7 @@ class SubjectUpkeep:
             while self._wanted and not self._closed.is_set():
                 self._wanted = False
                 await self._scan()
-        except Exception:  # a supervisor: publishers are refused, and the stream goes on
+        except Exception:  # a supervisor: such messages are refused, and the stream goes on
             logger.exception("subjects-scan-failed stream=%s", self._host.name)
         finally:
             self._task = None
@@ -193,7 +195,7 @@ class SubjectUpkeep:
             if host.failure or self._closed.is_set():
                 return
             committed = host.wait_high_watermark(table.known_from - 1)
-            # The group may fail, and offsets go back.
+            # Look again from time to time: the group may fail, and its offsets be used again.
             await asyncio.wait({committed}, timeout=_LOOK_AGAIN_SECONDS)
             committed.cancel()
         began, damage = time.monotonic(), host.log.quarantined
@@ -217,12 +219,12 @@ class SubjectUpkeep:
         return not self._closed.is_set()
 
     def close(self) -> None:
-        """A scan that is under way ends soon, and changes nothing."""
+        """A scan that is under way ends soon and changes nothing."""
         self._closed.set()
 
     def save(self) -> None:
-        """Write a snapshot for the next start, if the table says what the log does. Call it when
-        the stream is closed; blocking. Raises OSError."""
+        """Write a snapshot for the next start, if the table agrees with the log. Call it when the
+        stream is closed. Blocking. Raises OSError."""
         table, log = self._host.sequencer.subjects, self._host.log
         if table is not None and self._is_current and self._damage_seen == log.quarantined:
             write_subject_snapshot(log, table)
@@ -232,7 +234,8 @@ class SubjectUpkeep:
 
 
 def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
-    """Save the table, which must have seen everything that went from the log. Raises OSError."""
+    """Save the table, so that the next start need not scan a large log. The table must know of all
+    removals. Raises OSError."""
     if not 0 < len(table) <= _SNAPSHOT_MAX_SUBJECTS:
         return
     content = table.snapshot(log.log_end_offset) | _state_of(log)
@@ -240,7 +243,7 @@ def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
 
 
 def restore_subject_snapshot(log: Log, table: SubjectSequences) -> bool:
-    """True when there was a snapshot of exactly this state of the log."""
+    """Whether there was a snapshot of exactly this state of the log."""
     try:
         content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         state = _state_of(log)
@@ -257,7 +260,7 @@ def _snapshot_path(log: Log) -> Path:
 
 
 def _state_of(log: Log) -> dict[str, Any]:
-    """Other files, or other damage, and other records may be there."""
+    """What the snapshot depends on: with other files or other damage there may be other records."""
     return {
         "lineage": log.lineage,
         "log_end_offset": log.log_end_offset,

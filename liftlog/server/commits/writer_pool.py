@@ -13,7 +13,7 @@ _MAX_JOBS_AT_ONCE = 64
 @dataclass(slots=True, eq=False)
 class CommitJob:
     """`write` and `sync` run in a writer thread, in this order; `done` gets the first error, or
-    None, in that thread. A `write` that failed is not synced."""
+    None, in that thread. After a failed `write` there is no `sync`."""
 
     write: Callable[[], object]
     sync: Callable[[], object] | None
@@ -24,8 +24,8 @@ class CommitJob:
 class WriterPool:
     """A bounded number of writer threads over one queue.
 
-    A thread takes whatever waits and does all writes before all syncs: the first sync then
-    makes the file system's journal commit what the others need too.
+    A thread takes the jobs that wait, and does all writes before all syncs: the first sync then
+    makes the file system's journal commit what the others need as well.
     """
 
     def __init__(self, threads: int) -> None:
@@ -42,7 +42,7 @@ class WriterPool:
 
     @property
     def waiting_jobs(self) -> int:
-        """That no thread has taken yet."""
+        """Jobs that no thread has taken yet."""
         return self._jobs.qsize()
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class WriterPool:
             if job is None:
                 return
             batch = [job]
-            # With several threads idle, leave the rest to them.
+            # Leave the rest to the other threads, which may be idle.
             limit = max(1, min(_MAX_JOBS_AT_ONCE, self._jobs.qsize() // len(self._threads)))
             while len(batch) < limit:
                 try:

@@ -1,4 +1,4 @@
-"""What is done next, and what happens when it fails."""
+"""What is cleaned next, and what happens when a job fails."""
 
 from __future__ import annotations
 
@@ -558,6 +558,6 @@ async def test_a_job_leaves_room_on_the_disk(
     with monkeypatch.context() as patch:
         patch.setattr("os.statvfs", lambda path: nearly_full)
         await cleaning.cleaner._round()
-    assert "less room is left" in cleaning.state("a").error
+    assert "less space is left" in cleaning.state("a").error
     assert names(cleaning, "a") == before
     await cleaning.running.put("a", [("key-0", b"goes on")])
