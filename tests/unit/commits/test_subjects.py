@@ -17,7 +17,7 @@ from liftlog.errors import CorruptRange, StorageError, SyncFailed
 from liftlog.log import LogSlice, OsFileSystem
 from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.records import parse_header
-from liftlog.server.commits import subjects as subject_scanning
+from liftlog.server.commits import subjects as subjects_module
 from liftlog.server.commits.host import StreamHost
 from liftlog.stream import MessageRun
 from liftlog.stream.subject_sequences import SubjectSequences
@@ -85,7 +85,7 @@ async def test_after_a_restart(
     expected = [25, 31, 27, 28, 29, 30, 0]
     assert known(host, [*SUBJECTS, b"in.new"]) == expected
     if way != "scan at once":
-        monkeypatch.setattr(subject_scanning, "_AT_ONCE_BYTES", 0)
+        monkeypatch.setattr(subjects_module, "_AT_ONCE_BYTES", 0)
     again, host = await reopened(running, tmp_path, snapshot=way == "snapshot")
     if way == "scan beside":
         assert known(host, SUBJECTS) == [None] * 6
@@ -99,8 +99,8 @@ async def test_an_unfinished_scan_refuses_and_does_not_guess(
 ) -> None:
     await running.broker.create_stream("s", SETTINGS)
     await store(running.broker.hosts["s"], [b"in.a", b"in.b"])
-    monkeypatch.setattr(subject_scanning, "_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(subject_scanning.SubjectUpkeep, "request", lambda self: None)
+    monkeypatch.setattr(subjects_module, "_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(subjects_module.SubjectUpkeep, "request", lambda self: None)
     again, host = await reopened(running, tmp_path)
     sent: list[bytes] = []
     monkeypatch.setattr(host._shared, "send", sent.append)
@@ -176,7 +176,7 @@ async def test_what_cannot_be_read_makes_subjects_unknown(
         return original(piece)
 
     monkeypatch.setattr(LogSlice, "pread", pread)
-    scan = subject_scanning.scan_subjects(host.log, table_of(host).new_scan())
+    scan = subjects_module.scan_subjects(host.log, table_of(host).new_scan())
     assert table_of(host).adopt(scan)
     assert "subjects-unknown stream=s" in caplog.text
     assert known(host, [b"in.early", b"in.new", b"in.both", b"in.5"]) == [None, None, 9, 8]
@@ -271,7 +271,7 @@ async def test_a_scan_that_fails_ends_nothing_else(
     def fail(*_: Any) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(subject_scanning, "scan_subjects", fail)
+    monkeypatch.setattr(subjects_module, "scan_subjects", fail)
     host.subjects.request()
     await until(lambda: "subjects-scan-failed stream=s" in caplog.text)
     monkeypatch.undo()
@@ -288,8 +288,8 @@ async def test_a_closed_stream_ends_its_scan(
     host = running.broker.hosts["s"]
     for _ in range(4):
         await store(host, [b"in.a"], 9000)
-    monkeypatch.setattr(subject_scanning, "_SCAN_BYTES", 1)
-    monkeypatch.setattr(subject_scanning, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(subjects_module, "_SCAN_BYTES", 1)
+    monkeypatch.setattr(subjects_module, "_PAUSE_SECONDS", 0.05)
     host.subjects.request()
     await asyncio.sleep(0)
     task = host.subjects._task
@@ -309,7 +309,7 @@ async def test_a_failing_read_is_told(running: Running, monkeypatch: pytest.Monk
         raise StorageError("reading s: Input/output error")
 
     monkeypatch.setattr(host.log, "read_stored", read)
-    scan = subject_scanning.scan_subjects(host.log, table_of(host).new_scan())
+    scan = subjects_module.scan_subjects(host.log, table_of(host).new_scan())
     assert (scan.last, scan.unknown_below, scan.end) == ({}, 2, 2)
 
 
@@ -384,7 +384,7 @@ async def test_no_snapshot_while_a_scan_is_due(
     await running.broker.create_stream("s", SETTINGS)
     host = running.broker.hosts["s"]
     await store(host, [b"in.a"])
-    monkeypatch.setattr(subject_scanning.SubjectUpkeep, "_run", _nothing)
+    monkeypatch.setattr(subjects_module.SubjectUpkeep, "_run", _nothing)
     host.subjects.request()
     await running.broker.close()
     assert not (host.log.directory / "subjects").exists()
