@@ -11,7 +11,7 @@ line at a time. Protocol: https://docs.nats.io/reference/reference-protocols/nat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from nats.errors import ProtocolError
@@ -24,6 +24,7 @@ _CRLF = b"\r\n"
 _COOKIE_START = COOKIES[0][:1]
 _COOKIE = re.compile(b"|".join(map(re.escape, COOKIES)))
 _UNIFORM_MIN_ROWS = 8
+_UNIFORM_MAX_SIZES = 32
 _UNIFORM_RETRY_CHUNKS = 16
 
 
@@ -57,34 +58,137 @@ class _Columns:
         self.payloads: list[bytes] = []
         self.headers: list[bytes] | None = None
 
+    def header_column(self) -> list[bytes]:
+        """The header column, filled up with b"" for the messages before."""
+        if self.headers is None:
+            self.headers = [b""] * len(self.payloads)
+        return self.headers
+
+    def extend(
+        self,
+        subjects: Sequence[bytes],
+        replies: Sequence[bytes],
+        headers: Sequence[bytes] | None,
+        payloads: Sequence[bytes],
+    ) -> None:
+        if headers is not None:
+            self.header_column().extend(headers)
+        elif self.headers is not None:
+            self.headers += [b""] * len(payloads)
+        self.subjects += subjects
+        self.replies += replies
+        self.payloads += payloads
+
 
 class _Shape:
-    """Messages that differ only in reply and payload bytes, and in the subject unless that is
-    known to be `subject`."""
+    """Messages of one subscription that differ in reply, header and payload bytes, in the subject
+    unless it is known to be `subject`, and in size among the few `sizes`: (of the headers, of
+    both), the first one 0 for a message without headers.
 
-    __slots__ = ("fixed_bytes", "has_reply", "pattern", "sid", "size", "stride", "subject")
+    One expression splits a chunk into columns. With a single size headers and payload are groups
+    of their own; with several, what follows the reply subject is one group, cut up afterwards.
+    """
 
-    def __init__(self, sid: bytes, size: bytes, subject: bytes | None, *, has_reply: bool) -> None:
+    __slots__ = ("_fixed_bytes", "_header_sizes", "has_headers", "has_reply", "pattern", "sid",
+                 "stride", "subject")  # fmt: skip
+
+    def __init__(
+        self, sid: bytes, sizes: Collection[tuple[int, int]], subject: bytes | None, *,
+        has_reply: bool,
+    ) -> None:  # fmt: skip
         self.sid = sid
-        self.size = size
         self.subject = subject
         self.has_reply = has_reply
         # `[^ ]` instead of all that a subject may not hold: three times as fast, and checked after.
         reply = rb"([^ ]+) " if has_reply else b""
         name = rb"([^ ]+)" if subject is None else re.escape(subject)
-        self.pattern = re.compile(
-            rb"MSG %b %b %b%b\r\n(.{%b})\r\n" % (name, sid, reply, size, size), re.DOTALL
-        )
-        self.stride = 2 + has_reply + (subject is None)
+        self._header_sizes: dict[bytes, int] | None = None
+        if len(sizes) == 1:
+            ((header_size, size),) = sizes
+            self.has_headers = header_size > 0
+            op = b"HMSG" if header_size else b"MSG"
+            line = _size_line(header_size, size)
+            body = b"(.{%d})" % (size - header_size)
+            if header_size:
+                body = b"(.{%d})%b" % (header_size, body)
+            body = line + body
+            fixed = len(op) + len(line) + size
+            groups = 1 + self.has_headers
+        else:
+            self.has_headers = any(header_size for header_size, _ in sizes)
+            op = b"(H?)MSG"
+            body = b"(%b)" % b"|".join(
+                [b"%b.{%d}" % (_size_line(*pair), pair[1]) for pair in sorted(sizes)]
+            )
+            self._header_sizes = {
+                (b"H" if header_size else b"") + _size_line(header_size, size): header_size
+                for header_size, size in sizes
+            }
+            fixed = len(b"MSG")
+            groups = 2
+        self.pattern = re.compile(rb"%b %b %b %b%b\r\n" % (op, name, sid, reply, body), re.DOTALL)
+        self.stride = 1 + groups + has_reply + (subject is None)
         blanks = 4 if has_reply else 3
-        line_ends = 4
-        fixed = b"MSG" + (subject or b"") + sid + size
-        self.fixed_bytes = len(fixed) + blanks + line_ends + int(size)
+        self._fixed_bytes = fixed + len(subject or b"") + blanks + len(sid) + len(_CRLF)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Shape) and self.pattern == other.pattern
 
     __hash__ = None  # type: ignore[assignment]  # compared, never kept in a set
+
+    def take(self, columns: _Columns, fields: Sequence[bytes]) -> int:
+        """Append the messages that were split into `fields`; returns how many bytes they are long.
+        0, and nothing done, when they are not what they look like."""
+        stride = self.stride
+        count = len(fields) // stride
+        payloads = fields[stride - 1 :: stride]
+        at = 1 if self._header_sizes is None else 2
+        subjects: Sequence[bytes] = [self.subject or b""] * count
+        replies: Sequence[bytes] = [b""] * count
+        names = b""
+        if self.subject is None:
+            subjects = fields[at::stride]
+            names = b"".join(subjects)
+            at += 1
+        if self.has_reply:
+            replies = fields[at::stride]
+            names += b"".join(replies)
+        if b"\n" in names:
+            return 0  # a field swallowed a line end: a payload that looks like protocol
+        headers: Sequence[bytes] | None = None
+        length = count * self._fixed_bytes + len(names)
+        if self._header_sizes is None:
+            if self.has_headers:
+                headers = fields[stride - 2 :: stride]
+        else:
+            ops = fields[1::stride]
+            length += sum(map(len, payloads)) + sum(map(len, ops))
+            try:
+                headers, payloads = _cut(ops, payloads, self._header_sizes)
+            except KeyError:
+                return 0  # HMSG with one size or MSG with two: the reply subject is none
+            if not self.has_headers:
+                headers = None
+        columns.extend(subjects, replies, headers, payloads)
+        return length
+
+
+def _size_line(header_size: int, size: int) -> bytes:
+    """The end of a control line."""
+    return b"%d %d\r\n" % (header_size, size) if header_size else b"%d\r\n" % size
+
+
+def _cut(
+    ops: Sequence[bytes], bodies: Sequence[bytes], header_sizes: Mapping[bytes, int]
+) -> tuple[list[bytes], list[bytes]]:
+    """Headers and payloads of bodies that begin with their sizes."""
+    headers, payloads = [], []
+    for op, body in zip(ops, bodies, strict=True):
+        start = body.index(b"\n") + 1
+        end = start + header_sizes[op + body[:start]]
+        headers.append(body[start:end])
+        payloads.append(body[end:])
+    return headers, payloads
 
 
 class BatchParser:
@@ -196,9 +300,13 @@ class BatchParser:
             pos = self._take_uniform(data, pos, by_sid)
         elif self._uniform_wait:
             self._uniform_wait -= 1
-        pos = self._take_any(data, pos, by_sid)
+        known = {sid: len(columns.payloads) for sid, columns in by_sid.items()}
+        pos = self._take_any(data, pos, len(data), by_sid)
         if pos == start:
             return pos
+        if len(by_sid) == 1:
+            ((sid, columns),) = by_sid.items()
+            self._learn_uniform(sid, columns, len(columns.payloads) - known.get(sid, 0))
         for sid, columns in by_sid.items():
             run = MessageRun(
                 columns.subjects,
@@ -212,11 +320,12 @@ class BatchParser:
         return pos
 
     def _take_uniform(self, data: bytes, pos: int, by_sid: dict[bytes, _Columns]) -> int:
-        """Messages of one subscription, one size, all with a reply or all without, no headers: one
-        call of the regex engine splits the chunk into columns.
+        """Messages of the shape that was learned: one call of the regex engine splits the chunk
+        into columns.
 
-        The split is a search, so what it skipped shows as text between two matches: only the rows
-        before the first such gap count.
+        The split is a search, so what it skipped shows as text between two matches. It is read
+        message by message, and what follows counts only if it begins where the last of them ends:
+        else it was found inside of a payload.
         """
         shape = self._uniform
         assert shape is not None
@@ -224,47 +333,57 @@ class BatchParser:
         stride = shape.stride
         gaps = fields[0:-1:stride]
         count = len(gaps)
-        if any(gaps):
-            count = next(i for i, gap in enumerate(gaps) if gap)
-            fields = fields[: count * stride]
-        if count < _UNIFORM_MIN_ROWS:
-            self._uniform = None
-            self._uniform_wait = _UNIFORM_RETRY_CHUNKS
-            return pos
-        replies = fields[stride - 2 :: stride] if shape.has_reply else [b""] * count
-        names = b"".join(replies)
-        if shape.subject is None:
-            subjects = fields[1::stride]
-            names += b"".join(subjects)
-        else:
-            subjects = [shape.subject] * count
-        if b"\n" in names:
-            # A field swallowed a line end: a payload that looks like protocol. Go slowly.
-            self._uniform = None
-            self._uniform_wait = _UNIFORM_RETRY_CHUNKS
-            return pos
-        columns = by_sid[shape.sid] = _Columns()
-        columns.subjects = subjects
-        columns.replies = replies
-        columns.payloads = fields[stride - 1 :: stride]
-        return pos + count * shape.fixed_bytes + len(names)
+        stops = [i for i, gap in enumerate(gaps) if gap] if any(gaps) else []
+        if count < _UNIFORM_MIN_ROWS or len(stops) * _UNIFORM_MIN_ROWS > count:
+            self._forget_shape()
+        at = 0
+        for stop in [*stops, count]:
+            if at < stop:
+                columns = by_sid.get(shape.sid) or by_sid.setdefault(shape.sid, _Columns())
+                length = shape.take(columns, fields[at * stride : stop * stride])
+                if not length:
+                    self._forget_shape()
+                    return pos
+                pos += length
+            if stop < count:
+                end = pos + len(gaps[stop])
+                pos = self._take_any(data, pos, end, by_sid)
+                if pos != end:
+                    return pos
+            at = stop
+        return pos
 
-    def _learn_uniform(self, sid: bytes, size: bytes, columns: _Columns, count: int) -> None:
+    def _forget_shape(self) -> None:
+        self._uniform = None
+        self._uniform_wait = _UNIFORM_RETRY_CHUNKS
+
+    def _learn_uniform(self, sid: bytes, columns: _Columns, count: int) -> None:
+        """From the last `count` messages, which came one after the other."""
         if count < _UNIFORM_MIN_ROWS or self._uniform_wait:
             return
+        replies = columns.replies[-count:]
+        without_reply = replies.count(b"")
+        header_sizes = [0] * count
+        if columns.headers is not None:
+            header_sizes = list(map(len, columns.headers[-count:]))
+        sizes = {*zip(header_sizes, map(len, columns.payloads[-count:]), strict=True)}
+        if without_reply not in (0, count) or len(sizes) > _UNIFORM_MAX_SIZES:
+            self._forget_shape()
+            return
+        sizes = {(header_size, header_size + size) for header_size, size in sizes}
         seen = columns.subjects[-count:]
         subject = seen[0] if seen.count(seen[0]) == len(seen) else None
-        shape = _Shape(sid, size, subject, has_reply=bool(columns.replies[-1]))
+        shape = _Shape(sid, sizes, subject, has_reply=not without_reply)
         if shape != self._uniform:
             self._uniform = shape
 
-    def _take_any(self, data: bytes, pos: int, by_sid: dict[bytes, _Columns]) -> int:
-        """One message after the other, whatever its form."""
+    def _take_any(self, data: bytes, pos: int, until: int, by_sid: dict[bytes, _Columns]) -> int:
+        """One message after the other, whatever its form, as long as they begin before `until`."""
         find = data.find
         length = len(data)
-        count = same = 0
-        sid = size = last_sid = last_size = b""
-        while pos < length:
+        columns = _Columns()
+        last_sid = b""
+        while pos < until:
             end = find(_CRLF, pos)
             if end < 0:
                 break
@@ -285,23 +404,17 @@ class BatchParser:
                 break
             if header_end > stop:
                 raise ProtocolError
-            columns = by_sid.get(sid)
-            if columns is None:
-                columns = by_sid[sid] = _Columns()
+            if sid != last_sid:
+                columns = by_sid.get(sid) or by_sid.setdefault(sid, _Columns())
+                last_sid = sid
             if header_end > start:
-                _headers(columns).append(data[start:header_end])
+                columns.header_column().append(data[start:header_end])
             elif columns.headers is not None:
                 columns.headers.append(b"")
             columns.subjects.append(subject)
             columns.replies.append(reply)
             columns.payloads.append(data[header_end:stop])
             pos = stop + 2
-            count += 1
-            if sid == last_sid and size == last_size and header_end == start:
-                same += 1
-            last_sid, last_size = sid, size
-        if count and same >= count - 1:
-            self._learn_uniform(last_sid, last_size, by_sid[last_sid], count)
         return pos
 
 
@@ -312,10 +425,3 @@ def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes,
     if len(words) == least + 1:
         return words[2], words[-1], words[1], words[3]
     raise ProtocolError
-
-
-def _headers(columns: _Columns) -> list[bytes]:
-    """The header column, filled up with b"" for the messages before."""
-    if columns.headers is None:
-        columns.headers = [b""] * len(columns.payloads)
-    return columns.headers

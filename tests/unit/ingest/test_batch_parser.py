@@ -128,19 +128,37 @@ ROWS = st.builds(
 )
 
 
+BLOCKS = [
+    b"NATS/1.0\r\nA: b\r\n\r\n",
+    b"NATS/1.0\r\nA: %d\r\n\r\n" % 2**40,
+    b"HMSG 5 5\r\n",
+    b"1 1\r\n",
+]
+
+
 @st.composite
 def uniform_runs(draw: st.DrawFn) -> list[Row]:
     """What the fast path is for, and what looks like it for a while."""
-    size = draw(st.sampled_from([0, 5, 18, 20]))
+    sizes = draw(st.sampled_from([[0], [5], [18], [20], [0, 5], [5, 18, 20]]))
+    blocks = draw(st.sampled_from([[b""], [b""], BLOCKS[:1], BLOCKS[:2], BLOCKS, [b"", *BLOCKS]]))
     sid = draw(st.sampled_from([1, 2]))
+    subjects = draw(st.sampled_from([SUBJECTS, st.just(b"orders.new")]))
     has_reply = draw(st.booleans())
-    payload = st.one_of(
-        st.binary(min_size=size, max_size=size),
-        st.just((b"MSG a %d 5\r\nhello\r\n" % sid).ljust(size)[:size]),
-        st.just((b" %d %d\r\n" % (sid, size)).ljust(size)[:size]),
+    forged = [b"MSG a %d 5\r\nhello\r\n" % sid, b" %d %d\r\n" % (sid, sizes[0])]
+    payload = st.sampled_from(sizes).flatmap(
+        lambda size: st.one_of(
+            st.binary(min_size=size, max_size=size),
+            st.sampled_from([text.ljust(size)[:size] for text in forged]),
+        )
     )
-    rows = draw(st.lists(st.tuples(SUBJECTS, SUBJECTS, payload), min_size=8, max_size=40))
-    return [Row(sid, s, r if has_reply else b"", b"", p) for s, r, p in rows]
+    messages = st.tuples(subjects, SUBJECTS, st.sampled_from(blocks), payload)
+    rows = [
+        Row(sid, subject, reply if has_reply else b"", block, body)
+        for subject, reply, block, body in draw(st.lists(messages, min_size=8, max_size=40))
+    ]
+    if draw(st.booleans()):
+        rows.insert(draw(st.integers(0, len(rows))), draw(ROWS))
+    return rows
 
 
 CONTROLS = st.sampled_from(
@@ -271,6 +289,47 @@ async def test_the_fast_path_ends_where_the_run_does() -> None:
         recorder.rows.clear()
         await parser.parse(b"".join(map(frame, mixed)))
         assert by_sid(recorder.rows) == by_sid(mixed)
+
+
+@pytest.mark.parametrize("sizes", [[40], [40, 41, 300]])
+async def test_headers_and_several_sizes_are_on_the_fast_path(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    blocks = [b"NATS/1.0\r\nKey: %b\r\n\r\n" % (b"k" * (i % 4)) for i in range(30)]
+    rows = [Row(3, b"s", b"_INBOX.x", block, b"v" * n) for block in blocks for n in sizes]
+    await parser.parse(b"".join(map(frame, rows)))
+    shape, take_any = parser._uniform, parser._take_any
+    assert shape is not None
+    calls = 0
+
+    def counted(data: bytes, pos: int, until: int, by_sid: Any) -> int:
+        nonlocal calls
+        calls += pos < until
+        return take_any(data, pos, until, by_sid)
+
+    monkeypatch.setattr(parser, "_take_any", counted)
+    recorder.rows.clear()
+    # One message of another size in between costs no more than itself.
+    odd = Row(3, b"s", b"_INBOX.x", b"", b"of another size")
+    await parser.parse(b"".join(map(frame, [*rows, odd, *rows])))
+    assert recorder.rows == [*rows, odd, *rows]
+    assert parser._uniform is shape
+    assert calls == 1
+
+
+async def test_what_follows_an_odd_message_is_not_taken_from_inside_it() -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    rows = rows_of(60)
+    await parser.parse(b"".join(map(frame, rows)))
+    shadow = Row(3, b"s", b"r", b"", b"".join(map(frame, rows[:3])) + b"more")
+    cut_off = Row(3, b"s", b"r", b"", frame(rows[0])[:-2])
+    for odd in (shadow, cut_off):
+        recorder.rows.clear()
+        await parser.parse(b"".join(map(frame, [*rows, odd, *rows])))
+        assert recorder.rows == [*rows, odd, *rows]
 
 
 async def test_payloads_full_of_protocol() -> None:
