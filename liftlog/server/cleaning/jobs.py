@@ -110,22 +110,7 @@ class JobRunner:
         removed = result.records_in - result.records_out
         if removed:
             host.subjects.request()
-        state.passes += 1
-        state.records_removed += removed
-        state.bytes_freed += freed
-        state.history.appendleft(
-            {
-                "time_ns": planned_ns,
-                "seconds": round(seconds, 3),
-                "records_in": result.records_in,
-                "records_out": result.records_out,
-                "bytes_in": result.bytes_in,
-                "bytes_out": result.bytes_out,
-                "keys": result.distinct_keys,
-                "complete": result.complete,
-                "reasons": list(plan.reasons),
-            }
-        )
+        state.note_pass(plan, result, freed, time_ns=planned_ns, seconds=seconds)
         logger.info(
             "compacted stream=%s records_removed=%d freed_bytes=%d cleaned_below=%d keys=%d "
             "complete=%s seconds=%.2f",
@@ -145,10 +130,16 @@ class JobRunner:
         log = host.log
         try:
             if result.tombstones_removed_below:
-                # In an exclusive call, so that no lease is granted between check and note.
+                # In an exclusive call, so that no lease is granted between check and note. If this
+                # is cancelled, the note may still be written: then it names tombstones as removed
+                # that are still there. An export starts over because of that; no record is lost.
                 await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
             return await self.in_thread(lambda: apply_compaction(log, result, lineage))
         except BaseException:
+            # Nothing is swapping any more: `in_thread` returns after its call, also when it is
+            # cancelled. Swaps that were made stay, each being complete in itself; `_discard` spares
+            # their files, and the next pass does the rest. On a disk that stalls a swap may still
+            # be under way: the log refuses to discard a file that it lists.
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
 
@@ -218,6 +209,7 @@ class JobRunner:
                 kind, job.to_dict(), max_rate_bytes=rate, on_progress=state.note_progress
             )
         except JobFailed as error:
+            # The worker has removed what it wrote.
             if error.reason == kinds.DAMAGED:
                 await self.examine(host, state, error.file_name)
             elif not _sources_are_listed(host.log, job):
@@ -226,7 +218,7 @@ class JobRunner:
                 ) from error
             raise
         except (WorkerDied, asyncio.CancelledError):
-            # The process is dead and could not remove its files.
+            # The process is dead, so nothing more is written, and it could not remove its files.
             if not isinstance(job, ScrubJob):
                 await self.in_thread(lambda: _discard_leftovers(host.log, job))
             raise

@@ -6,8 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from compaction.planning import CompactionBacklog
+from compaction.planning import CompactionBacklog, CompactionPlan
 from liftlog.log import Log
+from liftlog.log.rewrite import CompactResult
 
 _MAX_BACKOFF_SECONDS = 3600.0
 _MAX_HISTORY = 20
@@ -62,6 +63,33 @@ class StreamCleaning:
 
     def note_progress(self, phase: str, done_bytes: int, total_bytes: int) -> None:
         self.progress = {"phase": phase, "done_bytes": done_bytes, "total_bytes": total_bytes}
+
+    def note_pass(
+        self,
+        plan: CompactionPlan,
+        result: CompactResult,
+        freed_bytes: int,
+        *,
+        time_ns: int,
+        seconds: float,
+    ) -> None:
+        """A pass has been swapped in; it was planned at `time_ns`."""
+        self.passes += 1
+        self.records_removed += result.records_in - result.records_out
+        self.bytes_freed += freed_bytes
+        self.history.appendleft(
+            {
+                "time_ns": time_ns,
+                "seconds": round(seconds, 3),
+                "records_in": result.records_in,
+                "records_out": result.records_out,
+                "bytes_in": result.bytes_in,
+                "bytes_out": result.bytes_out,
+                "keys": result.distinct_keys,
+                "complete": result.complete,
+                "reasons": list(plan.reasons),
+            }
+        )
 
     def note_failure(
         self, kind: str, error: str, now: float, first_backoff_seconds: float

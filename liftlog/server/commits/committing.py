@@ -47,7 +47,11 @@ class CommitResources(Protocol):
 
 class GroupCommits:
     """Belongs to the event loop. `fail` stops the stream: it is called with a reason, and with the
-    group that is out, when nothing can be said about the log any more."""
+    group that is out, when the state of the log is unknown.
+
+    The high watermark moves in `_finish` and `_committed_up_to`, and nowhere else: what is durable
+    here is committed.
+    """
 
     def __init__(
         self,

@@ -7,21 +7,14 @@ neither metrics nor health would report it.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 from liftlog.errors import CorruptRange, DiskFull
+from liftlog.log import Log
 
 logger = logging.getLogger("liftlog.server")
 
 
-class Quarantining(Protocol):
-    """See `liftlog.log.Log`."""
-
-    def is_quarantined(self, first_offset: int, next_offset: int) -> bool: ...
-    def quarantine_damage(self, first_offset: int, next_offset: int) -> None: ...
-
-
-def quarantine_damage(log: Quarantining, first_offset: int, next_offset: int) -> None:
+def quarantine_damage(log: Log, first_offset: int, next_offset: int) -> None:
     """Quarantine what is damaged there, unless all of it is already known. Blocking: for threads.
 
     Raises StorageError when the manifest cannot be written: on a disk that fails to write as well,
@@ -41,6 +34,6 @@ def quarantine_damage(log: Quarantining, first_offset: int, next_offset: int) ->
         )
 
 
-def quarantine_found(log: Quarantining, damage: CorruptRange) -> None:
+def quarantine_found(log: Log, damage: CorruptRange) -> None:
     """`quarantine_damage` for the range of an error."""
     quarantine_damage(log, damage.first_offset, damage.next_offset)
