@@ -19,11 +19,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from liftlog.client.publishing.answers import read_answer
-from liftlog.client.publishing.delivery import Delivery
-from liftlog.client.publishing.message import Message, checked
-from liftlog.client.publishing.nats_link import NatsLink, NatsTarget
-from liftlog.client.publishing.outbox import Outbox, RetryPolicy, Sequenced, Unordered
+from liftlog.client.publishing.delivery import Delivery, read_answer
+from liftlog.client.publishing.message import OutgoingMessage, checked
+from liftlog.client.publishing.publisher_link import NatsTarget, PublisherLink
 from liftlog.client.publishing.results import (
     Ack,
     NotPublished,
@@ -34,6 +32,7 @@ from liftlog.client.publishing.results import (
     PublishUnknown,
     Refusal,
 )
+from liftlog.client.publishing.send_queue import RetryPolicy, SendQueue, Sequenced, Unordered
 from liftlog.errors import InvalidArgument, LiftlogError
 from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE, EXPECTED_STREAM, MESSAGE_ID
 
@@ -55,30 +54,31 @@ logger = logging.getLogger("liftlog.client.publisher")
 Order = Literal["any", "one_in_flight", "sequence"]
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
-_LARGE = 2**62  # stands for any offset
-_WATCH_SECONDS = 0.25  # nats-py tells nobody but its creator of a reconnect, so look for it
+_LARGE = 2**62  # as long as any offset
+_WATCH_SECONDS = 0.25  # nats-py reports a reconnect only to the owner of the connection
 
 
 class Publisher:
     """Publishes messages and waits for the acks of streams. Open it with `async with`.
 
-    `nats` is a connection of nats-py, which stays the caller's, or the address (or addresses)
+    `nats` is a connection of nats-py, which remains the caller's, or the address (or addresses)
     of a server; further keywords then go to `nats.connect`. Belongs to one event loop; any
     number of its tasks may publish at the same time.
 
     An attempt without an answer for `ack_timeout` seconds is repeated with the same message id,
-    which the stream stores once, until `retry_for` seconds after the first; then the message
-    ends as PublishUnknown. `retry_for` is at most half of `dedupe_window` (what the streams have
-    as `dedupe_window`; in seconds, all of them). 0 makes one attempt, and no message ids.
+    which the stream stores once, until `retry_for` seconds after the first attempt. The message
+    then ends as PublishUnknown. `retry_for` is at most half of `dedupe_window`, which is that of
+    the streams. With 0 there is one attempt and no message id. All times are in seconds.
 
-    `order`: what is stored keeps the order of the calls
-      `any`            not promised: up to `max_in_flight` messages at once, each for itself
-      `one_in_flight`  by waiting for each ack before the next message is sent
-      `sequence`       with up to `max_in_flight` at once, by `Nats-Expected-Last-Sequence`;
-                       for the only publisher of one stream, the one that `expect` names;
-                       `last_sequence` is its last offset, if known
-    In the last two nothing more is sent after it became uncertain whether a message was stored,
-    or after another publisher wrote to the stream: OrderBroken, until `resume`.
+    `order`: whether records are stored in the order of the calls
+      `any`            not promised: up to `max_in_flight` messages at once, each on its own
+      `one_in_flight`  yes: each message is sent after the ack of the one before
+      `sequence`       yes, with up to `max_in_flight` at once, by `Nats-Expected-Last-Sequence`;
+                       for the only publisher of one stream, which `expect` names;
+                       `last_sequence` is the last offset of the stream, if known
+    With the last two, no further message is sent after one that may or may not have been stored.
+    With `sequence` the same holds after another publisher wrote to the stream. Calls then raise
+    OrderBroken until `resume`.
     """
 
     def __init__(
@@ -96,11 +96,10 @@ class Publisher:
         connect_timeout: float = 10.0,
         **connect_options: Any,
     ) -> None:
-        if isinstance(expect, str):
-            raise InvalidArgument("expect is a list of stream names")
+        self._expect = _stream_names(expect)
         if order not in ("any", "one_in_flight", "sequence"):
             raise InvalidArgument(f"order is any, one_in_flight or sequence, not {order!r}")
-        if order == "sequence" and len(expect) != 1:
+        if order == "sequence" and len(self._expect) != 1:
             raise InvalidArgument('order="sequence" needs the name of one stream in expect')
         if max_in_flight < 1 or ack_timeout <= 0 or retry_for < 0:
             raise InvalidArgument("max_in_flight and ack_timeout are above 0, retry_for at least 0")
@@ -109,17 +108,16 @@ class Publisher:
                 "retry_for is more than half of dedupe_window: a repeated message might come so "
                 "late that it is stored twice"
             )
-        self._expect = tuple(dict.fromkeys(expect))
         self._order = order
         self._ack_timeout = ack_timeout
         self._makes_ids = retry_for > 0
         self._use_envelope = use_envelope
-        self._link = NatsLink(nats, connect_options, connect_timeout)
-        self._outbox: Outbox
+        self._link = PublisherLink(nats, connect_options, connect_timeout)
+        self._queue: SendQueue
         if order == "sequence":
-            self._outbox = Sequenced(RetryPolicy(retry_for), last_sequence, self._on_broken)
+            self._queue = Sequenced(RetryPolicy(retry_for), last_sequence, self._on_broken)
         else:
-            self._outbox = Unordered(RetryPolicy(retry_for))
+            self._queue = Unordered(RetryPolicy(retry_for))
         self._slots = asyncio.Semaphore(1 if order == "one_in_flight" else max_in_flight)
         self._name = secrets.token_hex(8)
         self._made_ids = itertools.count(1)
@@ -139,7 +137,7 @@ class Publisher:
     # --- life ---
 
     async def open(self) -> Self:
-        """Connect, or start on the connection that was given. Raises NatsUnavailable."""
+        """Connect, or start on the given connection. Raises NatsUnavailable, MissingDependency."""
         await self._link.open(self._on_answer)
         self._reconnects = self._link.reconnects
         self._closed = ""
@@ -148,7 +146,7 @@ class Publisher:
         return self
 
     async def close(self) -> None:
-        """Stop at once: what has no answer yet ends as PublishUnknown or NotPublished."""
+        """Stop at once: messages without an answer end as PublishUnknown or NotPublished."""
         self._closed = self._closed or "the publisher is closed"
         if self._engine is not None:
             self._engine.cancel()
@@ -166,7 +164,7 @@ class Publisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Waits for everything that is under way, unless an exception leaves the block."""
+        """Wait for all messages under way, unless an exception leaves the block."""
         try:
             if error is None:
                 await self.flush()
@@ -185,10 +183,10 @@ class Publisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> Published:
-        """Publish and wait for the ack of every stream in `expect`; of one, if it is empty.
+        """Publish and wait for the ack of every stream in `expect`; of any stream, if it is empty.
 
-        `value` None is a tombstone for `key`. Without `message_id` one is made up. Cancelling
-        only stops the waiting: the message may be stored all the same.
+        `value` None is a tombstone for `key`. Without `message_id` the publisher makes one.
+        Cancelling ends only the wait: the message may be stored all the same.
 
         Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed), and
         InvalidArgument for what cannot be sent at all.
@@ -208,14 +206,15 @@ class Publisher:
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> asyncio.Future[Published]:
-        """Like `publish`, but returns as soon as the message has its place among those under
-        way; the future has the result."""
+        """Like `publish`, but return as soon as the message is among the `max_in_flight` under way;
+        the future has the result.
+
+        Raises OrderBroken, InvalidArgument, and LiftlogError when the publisher is closed.
+        """
         message = self._message(subject, value, key, headers, message_id, makes_id=self._makes_ids)
-        names = self._expect if expect is None else tuple(dict.fromkeys(expect))
-        if isinstance(expect, str) or (self._order == "sequence" and names != self._expect):
-            raise InvalidArgument(
-                "expect is a list of stream names, with order=sequence always one"
-            )
+        names = self._expect if expect is None else _stream_names(expect)
+        if self._order == "sequence" and names != self._expect:
+            raise InvalidArgument("with order=sequence, expect is that of the publisher")
         await self._slots.acquire()
         number = self._count + 1
         try:
@@ -233,7 +232,7 @@ class Publisher:
             delivery.wire = wire
         self._pending[self._count] = delivery
         self._idle.clear()
-        self._outbox.add(delivery)
+        self._queue.add(delivery)
         self._wake.set()
         return future
 
@@ -246,14 +245,14 @@ class Publisher:
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
     ) -> None:
-        """Publish without asking for an ack, for a stream with `acks: off`: sent once, and whether
-        it is stored is not known. Keeps the order of the calls.
+        """Publish without asking for an ack, for a stream with `acks: off`. The message is sent
+        once; whether it is stored is not known. Keeps the order of the calls.
 
-        `flush` returns when NATS has taken it. Raises NotPublished while there is no connection,
+        `flush` returns when NATS has received it. Raises NotPublished while there is no connection,
         and InvalidArgument as `publish` does, also with an `order` other than `any`.
         """
         if self._order != "any":
-            raise InvalidArgument('send needs order="any": the others rest on acks')
+            raise InvalidArgument('send needs order="any": the other orders need acks')
         message = self._message(subject, value, key, headers, message_id, makes_id=False)
         self._check_open(message)
         payload, lines = message.to_wire("")
@@ -268,10 +267,10 @@ class Publisher:
             )
 
     async def flush(self) -> None:
-        """Returns when no message is under way; the futures have the results.
+        """Return when no message is under way; the futures have the results.
 
-        Raises something only after `send`: NatsUnavailable when it is uncertain whether NATS has
-        taken every message, NatsRefused for one that NATS refused.
+        Raises errors only after `send`: NatsUnavailable when NATS may not have received every
+        message, NatsRefused for a message that NATS refused.
         """
         await self._idle.wait()
         since, self._unconfirmed_since = self._unconfirmed_since, None
@@ -280,19 +279,19 @@ class Publisher:
 
     @property
     def closed(self) -> str:
-        """Why nothing can be published any more, such as a connection that NATS will not try
-        again. Empty while the publisher is open."""
+        """Why the publisher cannot publish any more, such as a connection to NATS that was closed
+        for good. Empty while the publisher is open."""
         return self._closed
 
     def resume(self, last_sequence: int | None = None) -> None:
-        """Go on after OrderBroken. `last_sequence`: the stream's last offset, if known.
+        """Continue after OrderBroken. `last_sequence` is the stream's last offset, if known.
 
         Raises LiftlogError while messages are still under way: `flush` first.
         """
         if self._pending:
             raise LiftlogError("messages are still under way", hint="await flush() first")
         self._broken = None
-        self._outbox.resume(last_sequence)
+        self._queue.resume(last_sequence)
 
     def _message(
         self,
@@ -303,7 +302,7 @@ class Publisher:
         message_id: str | None,
         *,
         makes_id: bool,
-    ) -> Message:
+    ) -> OutgoingMessage:
         headers = dict(headers) if headers else {}
         if message_id is None:
             message_id = headers.pop(MESSAGE_ID, None)
@@ -324,13 +323,13 @@ class Publisher:
         )
 
     def _to_wire(
-        self, message: Message, reply: str, last_sequence: int | None
+        self, message: OutgoingMessage, reply: str, last_sequence: int | None
     ) -> tuple[bytes, dict[str, str] | None]:
         if self._order != "sequence":
             return message.to_wire(reply)
         return message.to_wire(reply, stream=self._expect[0], last_sequence=last_sequence)
 
-    def _check_open(self, message: Message) -> None:
+    def _check_open(self, message: OutgoingMessage) -> None:
         if self._closed:
             raise LiftlogError(f"cannot publish: {self._closed}")
         if self._broken is not None:
@@ -338,7 +337,7 @@ class Publisher:
                 f"not sent: a message before it failed: {self._broken.message}",
                 subject=message.subject,
                 message_id=message.message_id,
-                hint="resume() lets the publisher go on",
+                hint="decide about that message, then call resume()",
             )
 
     # --- what happens ---
@@ -351,7 +350,7 @@ class Publisher:
         if answer is None:
             delivery.foreign_answers += 1
             return
-        self._outbox.answered(delivery, attempt, answer, self._loop.time())
+        self._queue.answered(delivery, attempt, answer, self._loop.time())
         self._wake.set()
 
     def _on_settled(
@@ -366,7 +365,7 @@ class Publisher:
             self._explain(result, delivery)
             if self._order == "one_in_flight":
                 self._on_broken(result)
-        if future.done():  # cancelled: nobody waits
+        if future.done():  # the wait was cancelled
             return
         if isinstance(result, Published):
             future.set_result(result)
@@ -374,7 +373,7 @@ class Publisher:
             future.set_exception(result)
 
     def _explain(self, failure: PublishUnknown, delivery: Delivery) -> None:
-        """NATS drops what a user may not publish and tells the connection, not the message."""
+        """NATS drops a message without permission and reports that on the connection."""
         if delivery.first_sent is not None:
             error = self._link.error_since(delivery.first_sent)
             if error is not None:
@@ -410,7 +409,7 @@ class Publisher:
         self._fail_all(reason)
 
     async def _send_what_is_due(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (delivery := self._outbox.next(loop.time())) is not None:
+        while (delivery := self._queue.next(loop.time())) is not None:
             now = loop.time()
             attempt = delivery.start_attempt(now)
             self._deadlines.append((now + self._ack_timeout, delivery, attempt))
@@ -421,11 +420,11 @@ class Publisher:
             payload, headers = wire
             if not await self._link.send(delivery.message.subject, payload, reply, headers):
                 delivery.withdraw_attempt()
-                self._outbox.send_again(delivery, now)
+                self._queue.send_again(delivery, now)
 
     def _expire(self, now: float) -> None:
-        """Attempts whose time is over; all of them when the connection is another one: what was
-        under way on the old one may never be answered."""
+        """Expire attempts whose time is over, and all attempts after a reconnect: those on the old
+        connection may never be answered."""
         reconnects = self._link.reconnects
         lost = reconnects != self._reconnects
         self._reconnects = reconnects
@@ -433,13 +432,20 @@ class Publisher:
         while deadlines and (lost or deadlines[0][0] <= now or deadlines[0][1].settled):
             _, delivery, attempt = deadlines.popleft()
             if not delivery.settled:
-                self._outbox.expired(delivery, attempt, now)
+                self._queue.expired(delivery, attempt, now)
 
     def _next_look(self, now: float) -> float:
         times = [now + _WATCH_SECONDS]
         if self._deadlines:
             times.append(self._deadlines[0][0])
-        wake_at = self._outbox.wake_at()
+        wake_at = self._queue.wake_at()
         if wake_at is not None:
             times.append(wake_at)
         return max(min(times), now)
+
+
+def _stream_names(expect: Sequence[str]) -> tuple[str, ...]:
+    """Each name once. Raises InvalidArgument."""
+    if isinstance(expect, str):
+        raise InvalidArgument("expect is a list of stream names")
+    return tuple(dict.fromkeys(expect))

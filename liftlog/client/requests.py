@@ -11,8 +11,8 @@ from liftlog.client.selecting import Column, Filter, not_selected, selection_fie
 from liftlog.errors import InvalidArgument, ProtocolViolation, StreamUnavailable
 from liftlog.protocol.administration import RenewLease, TruncateStream, UpdateStream
 from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import CreateStream, Fetch, FetchHeader, Message
-from liftlog.protocol.stream_info import StreamInfo
 
 DEFAULT_TTL_SECONDS = 60.0
 DEFAULT_STEP_BYTES = 4 * 1024 * 1024

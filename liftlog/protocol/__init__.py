@@ -1,7 +1,7 @@
 """The pull protocol, sans-io. Nothing here opens a socket or reads a clock.
 
     messages, administration, checkpoints    requests and answers, as values
-    described, stream_info                   values that travel inside them
+    described                                values that travel inside them
     wire                                     values <-> msgpack maps, by the fields' declarations
     frames                                   maps and bodies <-> bytes
     states                                   the life cycle of a connection

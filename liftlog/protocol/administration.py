@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal, StreamInfo
 from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, one_of, text, uint
 from liftlog.protocol.wire import wire as key
 

@@ -1,4 +1,4 @@
-"""Values that travel as maps with attribute names for keys."""
+"""Values that travel as maps whose keys are their attribute names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Every field has a default. `from_wire` ignores keys that it does not know and fills in what
-    is missing or of another type, so that old clients read new daemons and the other way round."""
+    """Every field has a default. `from_wire` ignores unknown keys and uses the default for a value
+    that is missing or has another type, so that old clients read new daemons and vice versa."""
 
     def to_wire(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _wire_types(type(self))}
@@ -32,7 +32,7 @@ _known: dict[type, dict[str, type]] = {}
 
 
 def _wire_types(cls: type[Described]) -> dict[str, type]:
-    """What the value of each field is: of `int | None` an int, of `list[str]` a list."""
+    """The type of each field's value: int for `int | None`, list for `list[str]`."""
     types = _known.get(cls)
     if types is None:
         hints = get_type_hints(cls)
@@ -49,12 +49,50 @@ def _plain_type(hint: Any) -> type:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseInfo(Described):
-    """A lease on [low, high) of a stream: while it lives, its reader sees the stream as it was at
-    `high`.
+class StreamInfo(Described):
+    """A stream as the daemon sees it at one moment. Sizes are in bytes, offsets as in the log."""
 
-    `expires_ns` is by the daemon's clock; `remaining_ms` was left when this was said. `lease_id`
-    is empty for those who may not give the lease back.
+    name: str = ""
+    subject: str = ""
+    queue_group: str | None = None
+    state: str = "unknown"
+    origin: str = "api"
+    incarnation: str = ""
+    log_start_offset: int = 0
+    high_watermark: int = 0
+    log_end_offset: int = 0
+    record_count: int | None = None
+    """Records between the log start and the high watermark; None from an older daemon. It is an upper
+    bound where records are damaged, and after compaction, when those of the first segment that lie
+    below the log start are counted, too."""
+    size_bytes: int = 0
+    segment_count: int = 0
+    leader_epoch: int = 0
+    acks: str = ""
+    durability: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    possible_losses: list[dict[str, Any]] = field(default_factory=list)
+    quarantined: list[dict[str, Any]] = field(default_factory=list)
+    compaction: dict[str, Any] = field(default_factory=dict)
+    readable_subjects: list[str] = field(default_factory=list)
+    """If not empty, the caller gets only the records on these subjects. Only `describe` says so."""
+
+    @property
+    def records(self) -> int:
+        """`record_count`, or the number of offsets if that is not known."""
+        if self.record_count is not None:
+            return self.record_count
+        return max(self.high_watermark - self.log_start_offset, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo(Described):
+    """A lease on [low, high) of a stream: as long as it lasts, its reader sees the stream as it was
+    at `high`.
+
+    `expires_ns` is by the daemon's clock; `remaining_ms` was left when the daemon answered.
+    `lease_id` is empty for a caller that may not release the lease.
     """
 
     stream: str = ""
@@ -69,8 +107,8 @@ class LeaseInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class Removal(Described):
-    """What retention would remove at once: readers then begin at `log_start_offset`. At most
-    `records` go, and `size_bytes` in `segments` files."""
+    """What retention would remove at once: at most `records` records, and `segments` files of
+    `size_bytes` together. Readers then start at `log_start_offset`."""
 
     log_start_offset: int = 0
     records: int = 0
@@ -81,10 +119,13 @@ class Removal(Described):
 
 @dataclass(frozen=True, slots=True)
 class DaemonInfo(Described):
-    """What a daemon says of itself. `nats` holds `connected` and `server_version`; `limits` are
-    those of its connections; `features` are the kinds of request that it answers and what else a
-    client may want to know before it asks. `stream_count` counts what the principal may read,
-    failed streams too; `warnings` say in words what is wrong with these, by kind."""
+    """What a daemon says about itself.
+
+    `nats` holds `connected` and `server_version`; `limits` are those of its connections; `features`
+    lists the kinds of request that it answers and what else a client may want to know in advance.
+    `stream_count` counts the streams that the principal may read, including failed ones; `warnings`
+    say in words what is wrong with them, by kind.
+    """
 
     name: str = ""
     version: str = ""

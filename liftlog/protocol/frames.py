@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from liftlog.errors import BadRequest, LimitExceeded
-from liftlog.protocol.foreign import foreign_protocol
 from liftlog.protocol.limits import MAX_ANSWER_VALUES, MAX_DEPTH
 
 LENGTH = struct.Struct("<I")
@@ -143,6 +142,39 @@ def _check_shape(data: bytes, max_values: int) -> None:
             raise BadRequest(f"the frame's map holds more than {max_values} values")
     if position != end:
         raise BadRequest("the frame's map does not end where the frame does")
+
+
+class Foreign(NamedTuple):
+    """Another protocol."""
+
+    name: str
+    hint: str
+    """What the caller should do."""
+
+
+_HTTP = Foreign(
+    "HTTP", "give the address of the pull port (pull.listen, usually 9292), not of http.listen"
+)
+_TLS = Foreign("TLS", "use tls:// on a port that speaks TLS, and tcp:// on one that does not")
+_NATS = Foreign("NATS", "give the address of the daemon's pull port, not of the NATS server")
+_SSH = Foreign("SSH", "check host and port")
+
+_KNOWN = {
+    **dict.fromkeys(
+        (b"HTTP", b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PRI "), _HTTP
+    ),
+    **dict.fromkeys((b"INFO", b"-ERR", b"CONN"), _NATS),
+    b"SSH-": _SSH,
+}
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, a handshake
+
+
+def foreign_protocol(first: bytes) -> Foreign | None:
+    """The protocol of a peer that does not speak ours, by its first four bytes. As the length of a
+    frame each of these is far above any limit that holds before the login."""
+    if first[:2] in _TLS_RECORDS and first[2] <= 4:
+        return _TLS
+    return _KNOWN.get(first)
 
 
 def _allocate(length: int) -> memoryview:

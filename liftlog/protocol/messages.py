@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.protocol import administration, checkpoints
+from liftlog.protocol.described import StreamInfo as StreamInfo
 from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, WireLimits
-from liftlog.protocol.stream_info import StreamInfo as StreamInfo
 from liftlog.protocol.wire import (
     BOOL,
     LABEL,

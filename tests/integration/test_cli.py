@@ -184,7 +184,7 @@ def test_a_refusal_is_told_and_the_rest_goes_on(liftlog: Cli, stream: str) -> No
 def test_nobody_listens_and_nobody_answers(liftlog: Cli) -> None:
     result = liftlog("pub", "nobody.here", "x", "--count", "1000")
     assert result.exit_code == ExitCode.NOT_ACKED
-    assert "nobody listens on nobody.here" in result.stderr
+    assert "no one listens on nobody.here" in result.stderr
     assert "Nothing more was sent" in result.stderr
     result = liftlog("pub", "silent", "x", "--timeout", "0.2")
     assert result.exit_code == ExitCode.NOT_ACKED

@@ -109,7 +109,7 @@ async def test_refusals(publisher: Publisher, daemon: Daemon) -> None:
 async def test_nobody_listens_and_nobody_answers(
     publisher: Publisher, server: NatsServer, daemon: Daemon
 ) -> None:
-    with pytest.raises(NotPublished, match="nobody listens"):
+    with pytest.raises(NotPublished, match="no one listens"):
         await publisher.publish("nobody.here", b"")
     with pytest.raises(PublishUnknown):
         await publisher.publish("silent", b"once")

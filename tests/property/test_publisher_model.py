@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lossy_network import STREAM, Simulation, Weather
 
-from liftlog.client.publishing.outbox import RetryPolicy, Sequenced, Unordered
 from liftlog.client.publishing.results import (
     NotPublished,
     OrderBroken,
@@ -16,6 +15,7 @@ from liftlog.client.publishing.results import (
     PublishRefused,
     PublishUnknown,
 )
+from liftlog.client.publishing.send_queue import RetryPolicy, Sequenced, Unordered
 
 rare = st.sampled_from([0.0, 0.02, 0.1, 0.4])
 weathers = st.builds(
@@ -75,8 +75,8 @@ def test_sequenced_keeps_the_order(
     weather: Weather, seed: int, retry: RetryPolicy, knows_the_start: bool
 ) -> None:
     broken: list[PublishFailed] = []
-    outbox = Sequenced(retry, 0 if knows_the_start else None, broken.append)
-    simulation = Simulation(outbox, weather, seed)
+    queue = Sequenced(retry, 0 if knows_the_start else None, broken.append)
+    simulation = Simulation(queue, weather, seed)
     simulation.publish(payloads(40, too_large_every=7), 8, (STREAM,))
     check_reports(simulation)
     assert own(simulation) == sorted(own(simulation)), "out of order"
@@ -92,8 +92,8 @@ def test_sequenced_keeps_the_order(
 @given(weathers, st.integers(0, 2**32), st.sampled_from([0.01, 0.1]))
 def test_another_writer_is_noticed_and_stops_it(weather: Weather, seed: int, often: float) -> None:
     broken: list[PublishFailed] = []
-    outbox = Sequenced(LONG, 0, broken.append)
-    simulation = Simulation(outbox, weather._replace(foreign_writer=often), seed)
+    queue = Sequenced(LONG, 0, broken.append)
+    simulation = Simulation(queue, weather._replace(foreign_writer=often), seed)
     simulation.publish(payloads(30), 8, (STREAM,))
     check_reports(simulation)
     stored = own(simulation)
@@ -108,8 +108,8 @@ def test_another_writer_is_noticed_and_stops_it(weather: Weather, seed: int, oft
 
 @pytest.mark.parametrize("seed", range(5))
 def test_without_trouble_each_message_is_sent_once(seed: int) -> None:
-    for outbox in (Unordered(LONG), Sequenced(LONG, None, print), Sequenced(LONG, 0, print)):
-        simulation = Simulation(outbox, Weather(), seed)
+    for queue in (Unordered(LONG), Sequenced(LONG, None, print), Sequenced(LONG, 0, print)):
+        simulation = Simulation(queue, Weather(), seed)
         simulation.publish(payloads(100), 16, (STREAM,))
         assert simulation.attempts == 100
         assert all(isinstance(d.result, Published) for d in simulation.deliveries)
@@ -118,8 +118,8 @@ def test_without_trouble_each_message_is_sent_once(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_losses_alone_lose_nothing(seed: int) -> None:
     weather = Weather(lose_request=0.05, lose_answer=0.05)
-    for outbox in (Unordered(LONG), Sequenced(LONG, 0, print)):
-        simulation = Simulation(outbox, weather, seed)
+    for queue in (Unordered(LONG), Sequenced(LONG, 0, print)):
+        simulation = Simulation(queue, weather, seed)
         simulation.publish(payloads(100), 16, (STREAM,))
         assert all(isinstance(d.result, Published) for d in simulation.deliveries)
         assert sorted(own(simulation)) == payloads(100)
@@ -128,8 +128,8 @@ def test_losses_alone_lose_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("knows_the_start", [False, True])
 def test_what_was_stored_long_ago_does_not_lead_astray(knows_the_start: bool) -> None:
-    outbox = Sequenced(LONG, 10 if knows_the_start else None, print)
-    simulation = Simulation(outbox, Weather(), 1)
+    queue = Sequenced(LONG, 10 if knows_the_start else None, print)
+    simulation = Simulation(queue, Weather(), 1)
     for payload in payloads(10):
         simulation.stream.receive(payload, {"Nats-Msg-Id": payload.decode()}, 0.0)
     wanted = [*payloads(20)[:3], *payloads(20)[10:]]

@@ -1,4 +1,4 @@
-"""A publisher's outbox against the real sequencer, over a network that loses what it likes.
+"""A publisher's queue against the real sequencer, over a network that loses what it likes.
 
 Time is simulated; nothing waits. Requests keep their order, as one NATS connection keeps it, and
 so do answers; either can be lost, and a lost connection loses all that is under way.
@@ -11,10 +11,9 @@ import random
 from collections import deque
 from typing import NamedTuple
 
-from liftlog.client.publishing.answers import NO_RESPONDERS, Answer, read_answer
-from liftlog.client.publishing.delivery import Delivery
-from liftlog.client.publishing.message import Message
-from liftlog.client.publishing.outbox import Outbox
+from liftlog.client.publishing.delivery import NO_RESPONDERS, Answer, Delivery, read_answer
+from liftlog.client.publishing.message import OutgoingMessage
+from liftlog.client.publishing.send_queue import SendQueue
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.refusals import STORE_FAILED
 
@@ -72,10 +71,10 @@ class Stream:
 
 
 class Simulation:
-    """Publishes payloads through an outbox until each is settled."""
+    """Publishes payloads through a queue until each is settled."""
 
-    def __init__(self, outbox: Outbox, weather: Weather, seed: int) -> None:
-        self.outbox = outbox
+    def __init__(self, queue: SendQueue, weather: Weather, seed: int) -> None:
+        self.queue = queue
         self.weather = weather
         self.stream = Stream()
         self.now = 0.0
@@ -93,10 +92,10 @@ class Simulation:
             inside = sum(not d.settled for d in self.deliveries)
             while waiting and inside < max_in_flight:
                 payload = waiting.popleft()
-                message = Message("orders.x", payload, None, {}, payload[:20].decode())
+                message = OutgoingMessage("orders.x", payload, None, {}, payload[:20].decode())
                 delivery = Delivery(message, expect, lambda _: None)
                 self.deliveries.append(delivery)
-                self.outbox.add(delivery)
+                self.queue.add(delivery)
                 inside += 1
             self._step()
             assert self.now < 10_000, "it never ends"
@@ -106,7 +105,7 @@ class Simulation:
 
     def _step(self) -> None:
         weather = self.weather
-        while (delivery := self.outbox.next(self.now)) is not None:
+        while (delivery := self.queue.next(self.now)) is not None:
             self._send(delivery)
         if self._happens(weather.disconnect):
             self._disconnect()
@@ -118,13 +117,13 @@ class Simulation:
             if self._requests and self._happens(0.7):
                 self._deliver_request()
             if self._answers and self._happens(0.7):
-                self.outbox.answered(*self._answers.popleft(), self.now)
+                self.queue.answered(*self._answers.popleft(), self.now)
         self.now += self._random.uniform(0.001, 0.02)
         if not self._requests and not self._answers:
             self._skip_ahead()
         while self._deadlines and self._deadlines[0][0] <= self.now:
             _, delivery, attempt = self._deadlines.popleft()
-            self.outbox.expired(delivery, attempt, self.now)
+            self.queue.expired(delivery, attempt, self.now)
 
     def _send(self, delivery: Delivery) -> None:
         self.attempts += 1
@@ -156,12 +155,12 @@ class Simulation:
         self._answers.clear()
         while self._deadlines:
             _, delivery, attempt = self._deadlines.popleft()
-            self.outbox.expired(delivery, attempt, self.now)
+            self.queue.expired(delivery, attempt, self.now)
 
     def _skip_ahead(self) -> None:
         """Nothing is on the wire: on to the next moment at which anything can happen."""
         times = [self._deadlines[0][0]] if self._deadlines else []
-        wake_at = self.outbox.wake_at()
+        wake_at = self.queue.wake_at()
         if wake_at is not None:
             times.append(wake_at)
         if times:

@@ -21,8 +21,7 @@ from liftlog.log import (
     SystemClock,
 )
 from liftlog.log.leases import Lease
-from liftlog.protocol.described import LeaseInfo
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import LeaseInfo, StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import PullLimits, PullServer

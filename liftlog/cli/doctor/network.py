@@ -158,7 +158,7 @@ def check_nats(settings: Settings) -> Iterator[Checkup]:
     if settings.nats.embedded:
         yield Checkup("nats", SKIPPED, "the daemon starts a server of its own")
         return
-    from liftlog.client.publishing.nats_link import why_not_connected
+    from liftlog.client.publishing.publisher_link import why_not_connected
 
     try:
         found = asyncio.run(_ask_nats(settings))

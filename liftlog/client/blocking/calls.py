@@ -48,7 +48,7 @@ from liftlog.protocol.checkpoints import (
     FetchCheckpoint,
     ListCheckpoints,
 )
-from liftlog.protocol.described import DaemonInfo, LeaseInfo
+from liftlog.protocol.described import DaemonInfo, LeaseInfo, StreamInfo
 from liftlog.protocol.messages import (
     EARLIEST,
     CompactStream,
@@ -63,7 +63,6 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.protocol.stream_info import StreamInfo
 
 
 class SyncCalls:

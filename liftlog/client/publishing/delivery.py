@@ -1,15 +1,17 @@
-"""One message on its way: which attempts were made, which streams answered, what that proves.
+"""One message on its way: which attempts were made, what was answered, and what that proves.
 
-Pure. The rule behind it: a refusal tells about the attempt that it answers, and an attempt
-without an answer may have been stored. So "refused" is said only where nothing else is possible.
+Pure. A refusal proves something only about the attempt that it answers, and an attempt without an
+answer may have been stored. So a message counts as refused only where nothing else is possible.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from typing import Any, Final
 
-from liftlog.client.publishing.answers import Answer, NoResponders
-from liftlog.client.publishing.message import Message
+from liftlog.client.publishing.message import OutgoingMessage
 from liftlog.client.publishing.results import (
     Ack,
     NotPublished,
@@ -21,25 +23,37 @@ from liftlog.client.publishing.results import (
     Refusal,
 )
 
+
+class NoResponders:
+    """NATS itself answered: no one is subscribed to the subject, so the message reached no one."""
+
+
+NO_RESPONDERS: Final = NoResponders()
+_NO_RESPONDERS_STATUS = "503"
+_USUAL_ACK = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([1-9][0-9]{0,18})\}')
+_parse = json.JSONDecoder().decode
+
+Answer = Ack | Refusal | NoResponders
+
 _ANY = ""
 
 _DEPENDS_ON_THE_MOMENT = frozenset({10077, 10109, 10167})
 """Refusals that another attempt of the same message may have escaped: paused, disk full,
-read-only, overloaded. Every other one follows from the message, or (10070, 10071) comes after
-the look for duplicates: then no attempt before it was stored either."""
+read-only, overloaded. All others follow from the message itself, or (10070, 10071) are judged after
+duplicates are recognised: then no earlier attempt was stored either."""
 
 
 class Delivery:
     """`expect` names the streams to wait for; without names the first answer counts.
 
-    `on_settled` is called once, when `result` is there.
+    `on_settled` is called once, when `result` is set.
     """
 
     __slots__ = (
         "_acks",
-        "_nobody",
         "_refusals",
         "_refused",
+        "_unheard",
         "attempts",
         "expect",
         "first_sent",
@@ -55,10 +69,13 @@ class Delivery:
     )
 
     def __init__(
-        self, message: Message, expect: tuple[str, ...], on_settled: Callable[[Delivery], None]
+        self,
+        message: OutgoingMessage,
+        expect: tuple[str, ...],
+        on_settled: Callable[[Delivery], None],
     ) -> None:
         self.message = message
-        self.number = 0  # for whoever sends it
+        self.number = 0  # for the publisher
         self.wire: tuple[bytes, dict[str, str] | None] | None = None
         """Payload and headers of the first attempt, if they are known."""
         self.expect = expect
@@ -69,14 +86,14 @@ class Delivery:
         """When the first attempt was made, even if it did not reach the wire."""
         self.in_flight = False
         self.last_sequence: int | None = None
-        """What the newest attempt expects the last offset of the stream to be."""
+        """The last offset of the stream that the newest attempt states as its precondition."""
         self.foreign_answers = 0
         self.wrong_stream = ""
         """Another stream, which answered that it is not the expected one."""
         self._acks: dict[str, Ack] = {}
         self._refusals: dict[str, Refusal] = {}
         self._refused: dict[str, set[int]] = {}  # attempts that a stream answered without storing
-        self._nobody: set[int] = set()  # attempts that reached nobody
+        self._unheard: set[int] = set()  # attempts that reached no one
 
     @property
     def settled(self) -> bool:
@@ -93,7 +110,7 @@ class Delivery:
         return self.attempts
 
     def withdraw_attempt(self) -> None:
-        """The newest attempt certainly never reached the wire."""
+        """The newest attempt was certainly not sent."""
         self.attempts -= 1
         self.in_flight = False
 
@@ -103,11 +120,11 @@ class Delivery:
         A `passing` refusal is one that says nothing about the message: it came too early.
         """
         if not self.expect and self.result is None and isinstance(answer, Ack):
-            self._acks[_ANY] = answer  # the usual end, without detours
+            self._acks[_ANY] = answer  # the usual case
             self._settle(Published(self.message.subject, self.message.message_id, (answer,)))
             return
         if isinstance(answer, NoResponders):
-            self._nobody.add(attempt)
+            self._unheard.add(attempt)
         elif not self.expect or answer.stream in self.expect:
             name = answer.stream if self.expect else _ANY
             if isinstance(answer, Ack):
@@ -126,20 +143,20 @@ class Delivery:
 
     def _attempt_answered(self) -> bool:
         attempt = self.attempts
-        return attempt in self._nobody or all(
+        return attempt in self._unheard or all(
             name in self._acks or attempt in self._refused.get(name, ()) or self._is_final(name)
             for name in self._names()
         )
 
     def _is_final(self, name: str) -> bool:
-        """Whether the stream's refusal stands, for this attempt and every other."""
+        """Whether the stream's refusal holds for all attempts."""
         refusal = self._refusals.get(name)
         if refusal is None or refusal.retriable:
             return False
         return refusal.err_code not in _DEPENDS_ON_THE_MOMENT or not self._may_have_stored(name)
 
     def _may_have_stored(self, name: str) -> bool:
-        answered = self._refused.get(name, set()) | self._nobody
+        answered = self._refused.get(name, set()) | self._unheard
         return len(answered) < self.attempts
 
     def _settle_if_decided(self) -> None:
@@ -159,8 +176,8 @@ class Delivery:
     # --- the end without acks ---
 
     def give_up(self, reason: str = "", *, broken: PublishFailed | None = None) -> None:
-        """No further attempt: say what is known. `broken` is what became of a message before
-        this one, when order forbids to go on."""
+        """Make no further attempt and settle with what is known. `broken` is the failure of an
+        earlier message after which the order forbids sending this one."""
         if self.result is None:
             self._settle(self._failure(reason, broken=broken))
 
@@ -175,7 +192,7 @@ class Delivery:
         if missing:
             kind = PublishUnknown
             who = ", ".join(filter(None, missing)) or "a stream"
-            text = f"no answer tells whether {who} stored it ({self._attempts_made()})"
+            text = f"no answer says whether {who} stored it ({self._attempts_made()})"
             hint = "publish it again with the same message id"
             if self.message.message_id is None:
                 hint = "the stream may have `acks: off` (then ask for none), or be overloaded"
@@ -185,18 +202,18 @@ class Delivery:
                     f"is there a stream {missing[0]!r} that does, too?"
                 )
             if self.foreign_answers:
-                hint = "what answered on this subject is no stream: does a service reply there?"
+                hint = "the answers come from no stream: does a service reply on this subject?"
         elif broken is not None:
             kind = OrderBroken
             text = f"not stored: a message before it failed: {broken.message}"
-            hint = "resume() lets the publisher go on"
+            hint = "decide about that message, then call resume()"
         elif refusals:
             kind = PublishRefused
             text = "refused by " + "; ".join(map(str, refusals))
         elif self._refused:
-            text = "not stored: the time for retrying went to the messages before it"
+            text = "not stored: the time for retrying was spent on the messages before it"
         elif self.attempts:
-            text = f"nobody listens on {self.message.subject} ({self._attempts_made()})"
+            text = f"no one listens on {self.message.subject} ({self._attempts_made()})"
             hint = "no stream records this subject, or the daemon is down"
         else:
             text = "it could not be sent"
@@ -212,3 +229,47 @@ class Delivery:
 
     def _attempts_made(self) -> str:
         return "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+
+
+def read_answer(payload: bytes, status: str | None = None) -> Answer | None:
+    """None for an answer that comes from no stream, such as that of a service on the subject.
+
+    No input raises. `status` is the status line of the answer's header block, if it has one.
+    """
+    if status == _NO_RESPONDERS_STATUS and not payload:
+        return NO_RESPONDERS
+    usual = _USUAL_ACK.fullmatch(payload)
+    if usual is not None:  # a third of the time that JSON takes
+        return Ack(usual[1].decode(), int(usual[2]))
+    try:
+        found = _parse(payload.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    error = found.get("error")
+    if isinstance(error, dict):
+        return _refusal(found, error)
+    stream, offset = found.get("stream"), found.get("seq")
+    if not isinstance(stream, str) or type(offset) is not int or offset <= 0:
+        return None
+    durability = found.get("durability")
+    return Ack(
+        stream,
+        offset,
+        found.get("duplicate") is True,
+        durability if isinstance(durability, str) else "fsync",
+    )
+
+
+def _refusal(found: dict[str, Any], error: dict[str, Any]) -> Refusal | None:
+    code, err_code = error.get("code"), error.get("err_code", 0)
+    if type(code) is not int or type(err_code) is not int:
+        return None
+    stream, description = found.get("stream"), error.get("description")
+    return Refusal(
+        stream if isinstance(stream, str) else "",
+        code,
+        err_code,
+        description if isinstance(description, str) else "",
+    )

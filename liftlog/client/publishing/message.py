@@ -23,8 +23,8 @@ _BREAKS_LINE = re.compile(r"[\r\n\0\ud800-\udfff]")  # or cannot be encoded at a
 _WITHOUT_BLANKS = "without blanks at its ends"
 
 
-class Message(NamedTuple):
-    """What the caller wants to have stored. `value` None is a tombstone. Made by `checked`."""
+class OutgoingMessage(NamedTuple):
+    """A message to be stored. `value` None is a tombstone. Made by `checked`."""
 
     subject: str
     value: bytes | None
@@ -38,8 +38,8 @@ class Message(NamedTuple):
     ) -> tuple[bytes, dict[str, str] | None]:
         """Payload and headers of one attempt.
 
-        `stream` and `last_sequence` are preconditions: only that stream may store it, and only
-        if that is its last offset.
+        `stream` and `last_sequence` are preconditions: only that stream stores the message, and
+        only if `last_sequence` is its last offset.
         """
         headers = dict(self.headers)
         if stream is not None:
@@ -75,12 +75,12 @@ def checked(
     headers: Mapping[str, str],
     message_id: str | None,
     use_envelope: bool,
-) -> Message:
-    """Raises InvalidArgument for what NATS or liftlog could not carry unchanged."""
+) -> OutgoingMessage:
+    """A message. Raises InvalidArgument for what NATS or liftlog could not carry unchanged."""
     if not _is_subject(subject):
         raise InvalidArgument(
-            f"nothing can be published on {subject!r}",
-            hint="a subject is tokens joined by dots, without blanks and wildcards",
+            f"{subject!r} is not a subject to publish on",
+            hint="a subject consists of tokens joined by dots, without blanks or wildcards",
         )
     for name, text in headers.items():
         if not _NAME.fullmatch(name) or not _fits_header(text):
@@ -102,7 +102,7 @@ def checked(
             hint=f"a key in a header is one line of text {_WITHOUT_BLANKS}; an envelope carries "
             "any bytes: Publisher(..., use_envelope=True), `liftlog pub --envelope`",
         )
-    message = Message(
+    message = OutgoingMessage(
         subject, _to_bytes(value, "value"), raw_key, headers, message_id, use_envelope
     )
     if use_envelope:
@@ -128,7 +128,7 @@ def _to_bytes(item: bytes | str | None, name: str) -> bytes | None:
 
 
 def _fits_header(item: str | bytes) -> bool:
-    """Whether it arrives unchanged: NATS clients cut the blanks around a header value."""
+    """Whether it arrives unchanged: NATS clients strip blanks around a header value."""
     if isinstance(item, bytes):
         try:
             item = item.decode()

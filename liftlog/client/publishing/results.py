@@ -8,9 +8,9 @@ from liftlog.errors import LiftlogError
 
 
 class Ack(NamedTuple):
-    """A stream has stored the message at `offset`. `duplicate`: it had done so before.
+    """A stream has stored the message at `offset`; with `duplicate`, an earlier copy of it.
 
-    `durability` is the stream's: with `fsync` the record is on disk.
+    `durability` is the stream's setting: with `fsync` the record is on disk.
     """
 
     stream: str
@@ -29,7 +29,7 @@ class Refusal(NamedTuple):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same message may be stored later: the stream is paused, full, overloaded."""
+        """Whether the message may be stored later: the stream is paused, full or overloaded."""
         return self.code in (429, 503)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Published(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """Of the first ack; `ack` has the one of a certain stream."""
+        """The offset of the first ack; `ack` returns the ack of a given stream."""
         return self.acks[0].offset
 
     @property
@@ -54,7 +54,7 @@ class Published(NamedTuple):
         return all(ack.duplicate for ack in self.acks)
 
     def ack(self, stream: str) -> Ack:
-        """Raises KeyError for a stream that was not waited for."""
+        """The ack of `stream`. Raises KeyError for a stream that was not expected."""
         for ack in self.acks:
             if ack.stream == stream:
                 return ack
@@ -64,8 +64,8 @@ class Published(NamedTuple):
 class PublishFailed(LiftlogError):
     """Not every expected stream has confirmed the message.
 
-    `acks` are those that came all the same, `refusals` the last of each refusing stream, and
-    `missing` names the expected streams of which it is not known whether they stored it.
+    `acks` are those that did come, `refusals` holds the last refusal of each stream that refused,
+    and `missing` names the expected streams that may or may not have stored the message.
     """
 
     name: ClassVar[str] = "PUBLISH_FAILED"
@@ -93,7 +93,7 @@ class PublishRefused(PublishFailed):
     """At least one stream refused the message, and nothing is uncertain: every expected stream
     either has an ack in `acks` or has not stored it.
 
-    Look at `err_code`: the message is wrong, or the stream takes none for now.
+    Look at `err_code`: the message is wrong, or the stream accepts none for now.
     """
 
     name = "PUBLISH_REFUSED"
@@ -119,7 +119,7 @@ class PublishUnknown(PublishFailed):
 
 
 class NotPublished(PublishFailed):
-    """No stream got the message: nobody listens on its subject, or NATS was out of reach.
+    """No stream received the message: no one listens on its subject, or NATS was out of reach.
 
     Publish it again once there is a stream and a connection.
     """
@@ -129,9 +129,10 @@ class NotPublished(PublishFailed):
 
 
 class OrderBroken(NotPublished):
-    """Not sent, or refused everywhere: it is not certain what became of a message before it.
+    """The message was not sent, or refused everywhere, because it is not certain whether an earlier
+    message was stored.
 
-    Decide about that message, then `publisher.resume()`.
+    Decide about that message, then call `publisher.resume()`.
     """
 
     name = "ORDER_BROKEN"

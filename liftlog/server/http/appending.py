@@ -18,7 +18,7 @@ from acl.subjects import is_literal, matches
 from liftlog.client.publisher import Publisher
 from liftlog.client.publishing.results import Ack
 from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import StreamInfo
 from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE
 from liftlog.server.http.bodies import Message
 from liftlog.server.ingest.servers import login_options

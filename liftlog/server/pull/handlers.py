@@ -35,6 +35,7 @@ from liftlog.protocol.checkpoints import (
     FetchCheckpoint,
     ListCheckpoints,
 )
+from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import (
     CompactStream,
     CreateStream,
@@ -46,7 +47,6 @@ from liftlog.protocol.messages import (
     StreamAnswer,
     StreamsAnswer,
 )
-from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.pull.requests import Caller, Told, handles, starts
 
 # --- streams ---

@@ -25,9 +25,8 @@ from liftlog.errors import (
 )
 from liftlog.log.leases import MAX_DURATION_NS, MAX_LEASES
 from liftlog.protocol.administration import StreamUpdate
-from liftlog.protocol.described import DaemonInfo, Removal
+from liftlog.protocol.described import DaemonInfo, Removal, StreamInfo
 from liftlog.protocol.messages import REQUESTS
-from liftlog.protocol.stream_info import StreamInfo
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.leases import LeaseKeeping

@@ -27,7 +27,7 @@ from liftlog.errors import (
 from liftlog.log import Clock, DataDir
 from liftlog.log.recovery import ActiveState
 from liftlog.names import is_stream_name
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import StreamInfo
 from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import SYSTEM, StreamHost

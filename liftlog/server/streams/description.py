@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from liftlog.log import Log
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import StreamInfo
 from liftlog.server.commits.host import StreamHost
 
 _MAX_STREAMS = 20

@@ -210,7 +210,7 @@ for found in network.check_nats(settings):
             timeout=60,
         )
     assert done.stdout.startswith(FAILED), done.stderr
-    assert "does not answer as a NATS server does" in done.stdout
+    assert "does not answer like a NATS server" in done.stdout
 
 
 def test_no_nats_is_a_failure_and_no_password_is_shown(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from liftlog.client.publishing.answers import NO_RESPONDERS
-from liftlog.client.publishing.delivery import Delivery
-from liftlog.client.publishing.message import Message
+from liftlog.client.publishing.delivery import NO_RESPONDERS, Delivery
+from liftlog.client.publishing.message import OutgoingMessage
 from liftlog.client.publishing.results import (
     Ack,
     NotPublished,
@@ -29,7 +28,7 @@ class Watched(Delivery):
 
     def __init__(self, *expect: str) -> None:
         self.times = 0
-        message = Message("s.x", b"v", None, {}, "m")
+        message = OutgoingMessage("s.x", b"v", None, {}, "m")
         super().__init__(message, expect, self._count)
 
     def _count(self, _: Delivery) -> None:
@@ -143,7 +142,7 @@ def test_nobody_listens_and_never_sent() -> None:
     delivery.take(1, NO_RESPONDERS)
     assert not delivery.in_flight
     delivery.give_up()
-    assert "nobody listens" in str(delivery.failure())
+    assert "no one listens" in str(delivery.failure())
     assert type(delivery.failure()) is NotPublished
 
     delivery = Watched("a")

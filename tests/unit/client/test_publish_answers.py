@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.client.publishing.answers import NO_RESPONDERS, read_answer
-from liftlog.client.publishing.results import Ack, Refusal
+from liftlog.client.publishing.delivery import NO_RESPONDERS, Ack, Refusal, read_answer
 from liftlog.stream.acks import AckFormat
 from liftlog.stream.refusals import PAUSED, TOO_LARGE, refusal_body
 

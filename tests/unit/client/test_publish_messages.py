@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import envelope
-from liftlog.client.publishing.message import Message, checked
+from liftlog.client.publishing.message import OutgoingMessage, checked
 from liftlog.errors import InvalidArgument
 
 
-def make(subject: str = "orders.a", value: Any = b"v", **fields: Any) -> Message:
+def make(subject: str = "orders.a", value: Any = b"v", **fields: Any) -> OutgoingMessage:
     given = {"key": None, "headers": {}, "message_id": None, "use_envelope": False} | fields
     return checked(subject, value, **given)
 
@@ -51,7 +51,7 @@ def test_an_envelope_carries_the_same_and_the_ack_subject() -> None:
 
 @pytest.mark.parametrize("subject", ["", ".", "a..b", "a.", ".a", "a b", "a.*", ">", "a\r\nPUB x"])
 def test_subjects(subject: str) -> None:
-    with pytest.raises(InvalidArgument, match="nothing can be published"):
+    with pytest.raises(InvalidArgument, match="is not a subject to publish on"):
         make(subject)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from liftlog.protocol.administration import StreamUpdate
-from liftlog.protocol.described import DaemonInfo, Described, LeaseInfo, Removal
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import DaemonInfo, Described, LeaseInfo, Removal, StreamInfo
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/protocol.md").read_text()
 

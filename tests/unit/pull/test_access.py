@@ -14,7 +14,7 @@ from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.client import connect
 from liftlog.errors import Conflict, Forbidden, Unauthenticated
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import StreamInfo
 from liftlog.server.pull import PullLimits
 
 

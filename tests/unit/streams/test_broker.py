@@ -24,7 +24,7 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME
-from liftlog.protocol.stream_info import StreamInfo
+from liftlog.protocol.described import StreamInfo
 from liftlog.records import codecs
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams import broker as broker_module

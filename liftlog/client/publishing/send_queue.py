@@ -1,14 +1,14 @@
-"""What to send next, and when to send it again: in any order, or in the order of publishing.
+"""Which message to send next, and when to send it again: in any order, or in that of the calls.
 
-Pure: deliveries, answers and the time go in, what is to be sent comes out. Times are seconds of
+Pure: deliveries, answers and the time go in; the deliveries to send come out. Times are seconds of
 any steady clock.
 
-`Unordered` sends everything at once and each message again on its own. `Sequenced` keeps the
-order of one stream with many messages under way: each one states which offset it expects to come
-after (`Nats-Expected-Last-Sequence`), counted on from the last ack. When one is lost, the stream
-refuses all that were sent behind it; then the outbox waits until nothing is under way and goes
-back to the first one that is not settled. Duplicates are answered before expectations are
-judged, so what had been stored is not refused then.
+`Unordered` sends all messages at once and repeats each on its own. `Sequenced` keeps the order of
+one stream with many messages under way: each states after which offset it is to be stored
+(`Nats-Expected-Last-Sequence`), counting up from the last ack. When one is lost, the stream refuses
+all that were sent after it; the queue then waits until nothing is under way and goes back to the
+first message that is not settled. Streams answer duplicates before they judge preconditions, so a
+message that was stored is not refused then.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
-from liftlog.client.publishing.answers import Answer, NoResponders
-from liftlog.client.publishing.delivery import Delivery
-from liftlog.client.publishing.results import Ack, PublishFailed, Refusal
+from liftlog.client.publishing.delivery import Answer, Delivery, NoResponders
+from liftlog.client.publishing.results import (
+    Ack,
+    PublishFailed,
+    Refusal,
+)
 
 WRONG_LAST_SEQUENCE = 10071
 WRONG_STREAM = 10060
@@ -32,9 +35,9 @@ is not the expected one: the expected one may belong to another daemon, which is
 
 
 class RetryPolicy(NamedTuple):
-    """`retry_for` seconds after its first attempt a message is not sent again.
+    """A message is not sent again `retry_for` seconds after its first attempt.
 
-    After a refusal that may pass, the pause doubles from `first_pause` to `longest_pause`.
+    After a temporary refusal the pause doubles from `first_pause` to `longest_pause`.
     """
 
     retry_for: float
@@ -48,30 +51,8 @@ class RetryPolicy(NamedTuple):
         return delivery.first_sent is not None and now - delivery.first_sent >= self.retry_for
 
 
-class Outbox(Protocol):
-    def add(self, delivery: Delivery) -> None:
-        """Take a new message; the caller bounds how many are inside."""
-
-    def next(self, now: float) -> Delivery | None:
-        """What to send now. The caller starts an attempt and sends it."""
-
-    def answered(self, delivery: Delivery, attempt: int, answer: Answer, now: float) -> None: ...
-
-    def expired(self, delivery: Delivery, attempt: int, now: float) -> None:
-        """No answer came in time. Harmless for an attempt that is over already."""
-
-    def send_again(self, delivery: Delivery, now: float) -> None:
-        """What `next` gave out could not be sent; its attempt was withdrawn."""
-
-    def wake_at(self) -> float | None:
-        """When `next` may have something that it has not now; None: not by time alone."""
-
-    def resume(self, last_sequence: int | None) -> None:
-        """Go on after an end that broke the order."""
-
-
 class Unordered:
-    """Every message for itself."""
+    """Every message on its own."""
 
     def __init__(self, retry: RetryPolicy) -> None:
         self._retry = retry
@@ -80,9 +61,11 @@ class Unordered:
         self._tickets = itertools.count()
 
     def add(self, delivery: Delivery) -> None:
+        """Accept a new message; the caller bounds how many are inside."""
         self._ready.append(delivery)
 
     def next(self, now: float) -> Delivery | None:
+        """The message to send now. The caller starts an attempt and sends it."""
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[2])
         while self._ready:
@@ -99,8 +82,8 @@ class Unordered:
         was_in_flight = delivery.in_flight
         delivery.take(attempt, answer)
         if delivery.result is None and was_in_flight and not delivery.in_flight:
-            # Refused for the moment, or nobody there: the pause may reach past the end of
-            # retrying, which is then told at once.
+            # A temporary refusal, or no one listens. If the pause would reach past the end of
+            # retrying, the failure is reported at once.
             at = now + self._retry.pause(delivery.attempts)
             if self._retry.is_over(delivery, at):
                 delivery.give_up()
@@ -108,27 +91,31 @@ class Unordered:
                 heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def expired(self, delivery: Delivery, attempt: int, now: float) -> None:
+        """No answer came in time. Does nothing for an attempt that is over already."""
         if delivery.in_flight and attempt == delivery.attempts:
             delivery.in_flight = False
             self._ready.append(delivery)
 
     def send_again(self, delivery: Delivery, now: float) -> None:
+        """A message that `next` returned could not be sent; its attempt was withdrawn."""
         at = now + self._retry.first_pause
         heapq.heappush(self._later, (at, next(self._tickets), delivery))
 
     def wake_at(self) -> float | None:
+        """When `next` may return a message that it does not return now; None: not by time alone."""
         return self._later[0][0] if self._later else None
 
     def resume(self, last_sequence: int | None) -> None:
-        """Nothing to do: no message waits for another."""
+        """Continue after a failure that broke the order. Here no message waits for another."""
 
 
 class Sequenced:
-    """One stream, one publisher, no gaps but for refused messages, nothing out of order.
+    """One stream, one publisher; no gaps except for refused messages, and no message out of order.
 
-    `last_sequence` is the stream's last offset, None when unknown: then the first message goes
-    alone and its ack tells. `on_broken` is called when nothing more may be sent: the stream has
-    another writer, or it is not certain what became of a message. Whatever waits then fails.
+    `last_sequence` is the stream's last offset. None means that it is unknown: then the first
+    message is sent alone and its ack tells the offset. `on_broken` is called when no further
+    message may be sent: the stream has another writer, or it is not certain whether a message was
+    stored. All messages that wait then fail.
     """
 
     def __init__(
@@ -187,7 +174,7 @@ class Sequenced:
         return None
 
     def _pass_over(self, settled: Delivery) -> None:
-        """Its ack came, but not yet the one of a message in front of it."""
+        """Its ack came before that of an earlier message."""
         self._position += 1
         offset = _new_offset(settled)
         if offset is not None:
@@ -199,7 +186,7 @@ class Sequenced:
         is_newest = attempt == delivery.attempts and delivery.in_flight
         self._note_who_answers(delivery, answer, now)
         if isinstance(answer, Refusal) and self._is_chained(delivery, answer, is_newest):
-            # Refused because of what went before it, which says nothing about this message.
+            # Refused because of an earlier message: that says nothing about this one.
             delivery.take(attempt, answer, passing=True)
             self._going_back |= is_newest
             return
@@ -214,7 +201,7 @@ class Sequenced:
         if isinstance(answer, Ack):
             predicted = delivery.last_sequence
             if predicted is not None and answer.offset != predicted + 1:
-                self._going_back = True  # an old duplicate: those behind counted it as new
+                self._going_back = True  # an old duplicate: later messages counted it as new
         else:
             self._going_back = True
             if _is_wrong_sequence(answer):
@@ -244,15 +231,15 @@ class Sequenced:
         return since is not None and self._not_before - since >= self._retry.retry_for
 
     def _is_chained(self, delivery: Delivery, refusal: Refusal, is_newest: bool) -> bool:
-        """Only the first unsettled message, sent with the last offset that is known for certain,
-        learns from this refusal that somebody else writes to the stream."""
+        """Whether the refusal may be due to earlier messages. It proves another writer only for the
+        first unsettled message, sent with the last offset that is known for certain."""
         if not _is_wrong_sequence(refusal) or delivery.last_sequence is None:
             return False
         is_first = delivery is self._queue[0] and delivery.last_sequence == self._last
         return not (is_newest and is_first)
 
     def _shorten(self) -> None:
-        """Let go of settled messages at the head; their offsets are certain now."""
+        """Remove settled messages at the head; their offsets are certain now."""
         while self._queue and self._queue[0].result is not None:
             settled = self._queue.popleft()
             self._position = max(self._position - 1, 0)
@@ -295,7 +282,7 @@ class Sequenced:
         self._shorten()
 
     def _break(self, failure: PublishFailed) -> None:
-        """Those under way still get their answers; then everything that is left fails."""
+        """Messages under way still get their answers; then all others fail."""
         if self._broken is None:
             self._broken = failure
             self._on_broken(failure)
@@ -307,15 +294,18 @@ class Sequenced:
         self._absent_at = None
 
 
+SendQueue: TypeAlias = Unordered | Sequenced
+
+
 def _is_wrong_sequence(answer: Answer) -> bool:
     return isinstance(answer, Refusal) and answer.err_code == WRONG_LAST_SEQUENCE
 
 
 def _new_offset(settled: Delivery) -> int | None:
-    """Where it lies in the stream, if it was stored in its place."""
+    """Its offset in the stream, if it was stored in its place."""
     if settled.result is None or isinstance(settled.result, PublishFailed):
         return None
     ack = settled.result.acks[0]
     if ack.duplicate and settled.last_sequence is None:
-        return None  # stored, but who knows how long ago
+        return None  # stored, but maybe long ago
     return ack.offset

@@ -1,6 +1,6 @@
 """The connection to NATS under a publisher: the caller's own, or one opened here.
 
-The only module of the client that knows nats-py, and it imports it when it is used.
+The only module of the client that knows nats-py. It imports nats-py when a publisher is opened.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _HEADER_OVERHEAD_BYTES = 14  # NATS/1.0, two line ends
 _LINE_OVERHEAD_BYTES = 4
 
 
-class NatsLink:
-    """Sends messages and hears the answers to them."""
+class PublisherLink:
+    """Sends messages and receives the answers to them."""
 
     def __init__(self, nats: NatsTarget, options: Mapping[str, Any], timeout: float) -> None:
         """`options` are those of `nats.connect`, for a connection opened here."""
@@ -42,14 +42,14 @@ class NatsLink:
         else:
             self._client = nats
         if options and self._servers is None:
-            raise InvalidArgument("connect options do not go with a connection that is open")
+            raise InvalidArgument("connect options cannot be given with a connection that is open")
         self._options = dict(options)
         self._timeout = timeout
         self._inbox = ""
         self._subscription: Subscription | None = None
         self.last_error: Exception | None = None
         self._last_error_at = 0.0
-        # The errors of nats-py, which is imported by `open`: certainly not sent, perhaps sent.
+        # Errors of nats-py, which `open` imports: the message was not sent; it may have been sent.
         self._unsent: tuple[type[Exception], ...] = ()
         self._uncertain: tuple[type[Exception], ...] = ()
 
@@ -84,7 +84,7 @@ class NatsLink:
         try:
             self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=hear)
         except (nats.errors.Error, OSError) as error:
-            raise NatsUnavailable(f"NATS takes no subscription: {error!r}") from error
+            raise NatsUnavailable(f"NATS accepts no subscription: {error!r}") from error
 
     async def _connect(self, servers: list[str]) -> None:
         import nats.errors
@@ -118,21 +118,21 @@ class NatsLink:
 
     def error_since(self, start: float) -> Exception | None:
         """The last error that NATS reported, such as a missing permission, if it came after
-        `start`. None on a connection of the caller's, who has those errors."""
+        `start`. None on the caller's own connection: the caller receives its errors."""
         return self.last_error if self._last_error_at >= start else None
 
     @property
     def is_closed(self) -> bool:
-        """For good: NATS will not be tried again."""
+        """Whether the connection is closed for good: it does not reconnect."""
         return bool(self._client.is_closed)
 
     @property
     def reconnects(self) -> int:
-        """Grows with each connection; what was under way on the one before may be lost."""
+        """Grows with each reconnect; what was under way before it may be lost."""
         return int(self._client.stats["reconnects"])
 
     def check_size(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
-        """Raises InvalidArgument: NATS closes the connection of who publishes too much at once."""
+        """Raises InvalidArgument for a message so large that NATS would close the connection."""
         size = len(payload)
         if headers:
             size += _HEADER_OVERHEAD_BYTES + _LINE_OVERHEAD_BYTES * len(headers)
@@ -151,9 +151,9 @@ class NatsLink:
     async def send(
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
     ) -> bool:
-        """False when it certainly was not sent; True may mean anything, as usual on a network."""
+        """False when the message was certainly not sent; True says nothing certain."""
         if not self._client.is_connected:
-            # nats-py would keep it and send it after reconnecting, however late that is.
+            # nats-py would keep the message and send it after reconnecting, however late.
             return False
         try:
             await self._client.publish(subject, payload, reply=reply, headers=headers)
@@ -165,9 +165,9 @@ class NatsLink:
         return True
 
     async def confirm(self, since: float) -> None:
-        """Returns when NATS has taken everything that was sent since then.
+        """Return when NATS has received all messages sent since then.
 
-        Raises NatsUnavailable when that is uncertain, NatsRefused for what NATS reported.
+        Raises NatsUnavailable when that is uncertain, NatsRefused for an error that NATS reported.
         """
         import nats.errors
 
@@ -176,7 +176,7 @@ class NatsLink:
         except (nats.errors.Error, OSError) as error:
             reason = self.error_since(since) or error
             raise NatsUnavailable(
-                f"NATS may not have taken every message: {reason}",
+                f"NATS may not have received every message: {reason}",
                 hint="publish with acks to know, or publish everything again",
             ) from error
         refused = self.error_since(since)
@@ -191,7 +191,7 @@ class NatsLink:
         import nats.errors
 
         with suppress(nats.errors.Error, OSError):
-            async with asyncio.timeout(_CLOSE_SECONDS):  # a server that hangs may hold it up
+            async with asyncio.timeout(_CLOSE_SECONDS):  # the server may hang
                 if self._servers is not None:
                     await self._client.close()
                 elif self._subscription is not None:
@@ -199,7 +199,7 @@ class NatsLink:
 
 
 def why_not_connected(error: Exception) -> str:
-    """In words. asyncio's TimeoutError has none: the port accepts and sends no INFO of NATS."""
+    """In words. asyncio's TimeoutError has no text: the port accepts and sends no INFO."""
     if isinstance(error, TimeoutError) and not str(error):
-        return "what listens there does not answer as a NATS server does"
+        return "the process that listens there does not answer like a NATS server"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
