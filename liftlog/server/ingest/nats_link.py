@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import nats.errors
 
-from liftlog.client.publishing.nats_link import why_not_connected
+from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
