@@ -62,9 +62,10 @@ class StreamInfo(Described):
     high_watermark: int = 0
     log_end_offset: int = 0
     record_count: int | None = None
-    """Records between the log start and the high watermark; None from an older daemon. An upper bound
-    where records are damaged, and after compaction, when those of the first segment that lie below
-    the log start are counted, too."""
+    """Records between the log start and the high watermark; None from an older daemon.
+
+    An upper bound where records are damaged, and after compaction, when those of the first segment
+    that lie below the log start are counted, too."""
     size_bytes: int = 0
     segment_count: int = 0
     leader_epoch: int = 0
