@@ -49,8 +49,8 @@ class GroupCommits:
     """Belongs to the event loop. `fail` stops the stream: it is called with a reason, and with the
     group that is out, when the state of the log is unknown.
 
-    The high watermark moves in `_finish` and `_committed_up_to`, and nowhere else: what is durable
-    here is committed.
+    The high watermark moves in `_finish` and `_committed_up_to`, and nowhere else: what is stored
+    here, as the stream's durability says, is committed.
     """
 
     def __init__(

@@ -190,7 +190,10 @@ class StreamHost:
         turns.begin_exclusive()
 
     def fail(self, reason: str, group: CommitGroup | None = None) -> None:
-        """Stop this stream for good; the others go on. `group` is the one that is out, if any."""
+        """Stop this stream for good; the others go on. `group` is the one that is out, if any.
+
+        Everything that was judged is nacked. Some of it may be on disk, but none of it was acked.
+        """
         self.failure = reason
         self._refuse_with = STORE_FAILED
         logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
@@ -358,13 +361,15 @@ class StreamHost:
             self._idle.set_result(None)
 
     def close(self) -> None:
-        """Begin nothing more, and let go everyone who waits. The log is closed elsewhere, off the
+        """Begin nothing more, and release everyone who waits. The broker closes the log, off the
         loop.
 
-        A commit that a thread has begun runs to its end. Its messages are on disk then, so they are
-        committed and answered as usual; only the next job does not begin. The owner closes the log
-        behind it: it waits until the stream is drained, or until the writer threads have ended.
-        Messages that are judged and not yet written get no answer: their publishers retry.
+        A commit that a thread has begun runs to its end: its messages are on disk then, so they are
+        committed and answered as usual, and only the next job does not begin. The broker closes the
+        log after that, once the stream is drained or the writer threads have ended. Messages that
+        are judged but not written get no answer, so their publishers retry. Records of the daemon's
+        own that are not committed yet are reported as failed, even if the commit under way holds
+        them: as after a lost ack, the caller may store them again.
         """
         self.turns.close()
         self.subjects.close()

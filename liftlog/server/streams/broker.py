@@ -284,14 +284,21 @@ class Broker:
             logger.info("stream-deleted stream=%s", name)
 
     async def _end_host(self, host: StreamHost) -> None:
+        """End a stream; its files stay, and its name is in `broken` until they are removed. Call it
+        while `changes` is held."""
+        # No message arrives after this, and every message before it is committed and answered.
         await self._attachments.detach(host)
         try:
             await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
         except TimeoutError:
+            # Nothing has been taken away yet: the stream goes on as before.
             self._attachments.want(host)
             raise StreamUnavailable(
                 f"stream {host.name} was not deleted: its disk does not answer"
             ) from None
+        # From here on no request finds the stream, and no other stream can take its name. What
+        # holds on to it ends before its log is closed: exclusive calls, waiting readers, a cleaning
+        # job.
         del self.hosts[host.name]
         self.broken[host.name] = "its deletion did not finish"
         self._deleting.add(host.name)
@@ -398,7 +405,8 @@ class Broker:
         await self._losses.close()
         for host in self.hosts.values():
             host.close()
-        # Commits that a drain did not wait for end on the loop, before the logs are closed.
+        # Commits that the drain did not wait for: the threads finish them, and the loop, which runs
+        # meanwhile, answers them. No log is closed before that.
         await asyncio.to_thread(self.intake.pool.close)
         await asyncio.to_thread(self._close_logs, list(self.hosts.values()))
 
