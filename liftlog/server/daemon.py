@@ -36,8 +36,8 @@ from liftlog.server.life.reloading import Reloads
 from liftlog.server.life.schedule import keep_house
 from liftlog.server.life.service_manager import ServiceManager
 from liftlog.server.life.signals import Signals
-from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import Exposition
+from liftlog.server.metrics.values import Sources
 from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.server.pull.limits import limits_of

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from liftlog.server.checkpoints.layout import OFFSETS_STREAM
 from liftlog.server.checkpoints.over_nats import OVER_NATS_OWNER, CheckpointIntake
-from liftlog.server.checkpoints.rebuilding import load_table
 from liftlog.server.checkpoints.service import Checkpoints
+from liftlog.server.checkpoints.table import load_table
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings

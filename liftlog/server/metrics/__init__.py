@@ -1,8 +1,7 @@
 """The metrics that the daemon exports to Prometheus.
 
 table            every metric: name, type, labels, help
-stream_values    the values of one stream
-daemon_values    the values of the daemon and its process
+values           where the value of each metric comes from
 text_format      the lines of the page
 exposition       `GET /metrics`
 """

@@ -13,21 +13,19 @@ from collections.abc import Iterator
 
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.metrics.daemon_values import (
+from liftlog.server.metrics.table import CONSUMERS, METRICS, Metric
+from liftlog.server.metrics.text_format import CONTENT_TYPE, Page, labels_text
+from liftlog.server.metrics.values import (
+    CLEANING_VALUES,
+    STREAM_HISTOGRAMS,
+    STREAM_VALUES,
     Sources,
     daemon_histograms,
     daemon_values,
     labelled_histograms,
     labelled_values,
-)
-from liftlog.server.metrics.stream_values import (
-    CLEANING_VALUES,
-    STREAM_HISTOGRAMS,
-    STREAM_VALUES,
     refused,
 )
-from liftlog.server.metrics.table import CONSUMERS, METRICS, Metric
-from liftlog.server.metrics.text_format import CONTENT_TYPE, Page, labels_text
 
 _TURN_SECONDS = 0.002
 """The longest time for which a scrape holds the event loop, roughly."""

@@ -25,9 +25,9 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics import exposition as module
-from liftlog.server.metrics.daemon_values import Sources
 from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS, Exposition
 from liftlog.server.metrics.table import METRICS
+from liftlog.server.metrics.values import Sources
 from liftlog.server.pull.services import PullCounters
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk_probe import DiskProbe

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from liftlog.server.metrics.stream_values import (
+from liftlog.server.metrics.table import METRICS, SECTIONS
+from liftlog.server.metrics.values import (
     CLEANING_VALUES,
     STREAM_HISTOGRAMS,
     STREAM_VALUES,
 )
-from liftlog.server.metrics.table import METRICS, SECTIONS
 from tools.pages.metrics import render
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
