@@ -1,33 +1,33 @@
 """The `liftlog` command.
 
-main        the entry point                       exit_codes  one table of all exit codes
-root        the table of commands                 problems    errors in words, on stderr
-groups      groups that import what is used       questions   asking before something goes
-options     --server, --token, --output, --debug  output      tables, JSON, JSON lines and YAML
-text        what strangers wrote, for a terminal  paths       places that are not made yet
-suggestions, completion   names that the daemon knows
+main        the entry point                       exit_codes   one table of all exit codes
+root        the table of commands                 problems     stderr: errors, remarks, questions
+groups      groups that import what is used       output       tables, JSON, JSON lines and YAML
+options     --server, --output, --set and others  text         foreign text, for a terminal
+suggestions names that the daemon knows           progress     bars for long work
 
 A module for each command, and beside it what it is made of:
 
 serve, config       the daemon; its configuration
 stream              create, ls, info, for, compact, rm; stream_changes has the other changes, lease
-                    the leases, stream_settings --set, stream_words and compaction the words
-consume, offsets    read; where consumers go on. ranges, positions: offsets and times as they are
-                    typed; record_output: records as they are printed; client_events: what the
-                    client tells meanwhile
-pub                 publish. pub_messages: what; pub_run, publisher: how; acks: what came back;
-                    standard_input: lines from there
+                    the leases, stream_words how a stream is described
+consume, offsets    read; where consumers continue. ranges, positions: offsets and times as they are
+                    typed; record_output: records as they are printed
+pub                 publish; pub_run does the work
 info, top, health   the daemon as it is
-doctor/             what of this machine would keep it from its work
-log_files           `log verify` and `dump`; log_repair: `repair` and `reindex`. What they do is in
-                    liftlog/log/offline/
-backup              create, info, verify, restore. progress: a bar for bytes
+doctor/             what on this machine would keep the daemon from its work
+log_files           `log`. log_reading: the work of verify and dump, log_repair: of repair and
+                    reindex, as far as it is not in liftlog/log/offline/
+backup              create, info, verify, restore; backup_run does the work
 acl                 check, explain, hash-token, new-nkey
-errors              ls, lookup. error_table: what they show
-export              a stream as a table. export_progress: its bar; export_job/: for spark-submit
+errors              ls, lookup
+export              a stream as a table; export_run does the work; export_job/ is for spark-submit
+completion          scripts for the shell
 
 `demo` and `demo-spark` are in liftlog/demo/.
 
-Modules that declare commands import click and little else at their top; what does the work is
-imported when a command runs. So `liftlog --help` is fast and `liftlog consume` loads no server.
+`liftlog --help` and completion import no command: the table in `root` has their short helps. A
+command's module imports at its top what its help and its output need. The client, the settings,
+the log, the daemon and Spark take longer to import than everything else together, and the function
+that needs one imports it: `liftlog COMMAND --help` does not wait for them.
 """

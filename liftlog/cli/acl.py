@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import print_pairs, print_table, write_object
 from liftlog.cli.problems import Problem, check_standard_input, warn
 from liftlog.cli.text import plural, printable
+from liftlog.errors import ConfigError
 
 if TYPE_CHECKING:
     from acl.policy import Policy
@@ -45,7 +47,6 @@ def check(file: Path) -> ExitCode:
     Example:
       liftlog acl check acl.yaml && systemctl reload liftlog
     """
-    from liftlog.errors import ConfigError
     from liftlog.settings.acl_file import load_policy
 
     style = output_format()
@@ -207,8 +208,6 @@ def new_nkey(file: Path) -> None:
     Example:
       liftlog acl new-nkey ops.nk
     """
-    import os
-
     from acl.nkeys import SigningKey, new_seed
 
     seed = new_seed()

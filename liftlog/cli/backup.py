@@ -1,28 +1,14 @@
-"""`liftlog backup`: create, info, verify, restore."""
+"""`liftlog backup`: create, info, verify, restore. `backup_run` does the work."""
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.options import debug_option, output_format, output_option
-from liftlog.cli.output import print_table, write_object
-from liftlog.cli.paths import existing_part
-from liftlog.cli.problems import Problem, note, warn
-from liftlog.cli.progress import byte_progress
-from liftlog.cli.text import plural, printable, show_size, show_time
-
-if TYPE_CHECKING:
-    from liftlog.log.backup import Backup
+from liftlog.cli.options import debug_option, output_option
 
 _DIRECTORY = click.Path(path_type=Path)
 _streams_option = click.option(
@@ -59,72 +45,9 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
     Example:
       liftlog backup create /var/lib/liftlog /backup/liftlog-2026-01-31
     """
-    from liftlog.log.backup import create_backup
-    from liftlog.log.data_dir import STREAMS_NAME
-    from liftlog.log.offline.files import stored_bytes
+    from liftlog.cli.backup_run import create as run
 
-    streams = data_dir / STREAMS_NAME
-    if not streams.is_dir():
-        raise Problem(
-            f"{data_dir} is not a data directory",
-            ExitCode.NOT_FOUND,
-            hint="give the daemon's data_dir: it has a folder `streams`",
-        )
-    wanted = _known_names(names, [path.name for path in streams.iterdir()])
-    total = stored_bytes(
-        [path for path in streams.iterdir() if wanted is None or path.name in wanted]
-    )
-    _check_room(backup, total)
-    with _no_halves(backup), byte_progress(total) as advance:
-        reached: dict[str, int] = {}
-
-        def tell(stream: str, done: int, of: int) -> None:
-            advance(stream, max(done - reached.get(stream, 0), 0))
-            reached[stream] = done
-
-        found = create_backup(
-            data_dir, backup, created_ns=time.time_ns(), streams=wanted, progress=tell
-        )
-    _show(found, f"{backup}: {_summary(found)}")
-    return _tell_damage(found)
-
-
-def _known_names(names: tuple[str, ...], there: list[str]) -> frozenset[str] | None:
-    from liftlog.cli.suggestions import closest
-
-    for name in names:
-        if name not in there:
-            close = closest(name, there)
-            found = f"there are {', '.join(sorted(there))}" if there else "there are no streams"
-            hint = f"did you mean {close!r}?" if close else found
-            raise Problem(f"there is no stream {name!r}", ExitCode.NOT_FOUND, hint=hint)
-    return frozenset(names) or None
-
-
-def _check_room(target: Path, size_bytes: int) -> None:
-    above = existing_part(target)
-    free = shutil.disk_usage(above).free
-    if free < size_bytes:
-        raise Problem(
-            f"{above} has {show_size(free)} left, and {show_size(size_bytes)} are needed",
-            ExitCode.TRY_AGAIN,
-        )
-
-
-@contextmanager
-def _no_halves(backup: Path) -> Iterator[None]:
-    """Removes what a failed or interrupted `create` has made. One that is killed leaves it behind:
-    without the file `backup` nobody takes it for one."""
-    from liftlog.log.data_dir import BACKUP_NAME, STREAMS_NAME
-
-    existed = backup.exists()
-    empty = not existed or not any(backup.iterdir())
-    try:
-        yield
-    except BaseException:
-        if empty and not (backup / BACKUP_NAME).exists():
-            shutil.rmtree(backup / STREAMS_NAME if existed else backup, ignore_errors=True)
-        raise
+    return run(data_dir, backup, names)
 
 
 @backup_commands.command()
@@ -138,10 +61,9 @@ def info(backup: Path) -> None:
     Example:
       liftlog backup info /backup/liftlog-2026-01-31
     """
-    found = _read(backup)
-    created = show_time(found.created_ns)
-    _show(found, f"made {created} by liftlog {found.version}: {_summary(found)}")
-    _tell_damage(found)
+    from liftlog.cli.backup_run import info as run
+
+    run(backup)
 
 
 @backup_commands.command()
@@ -159,38 +81,9 @@ def verify(backup: Path, quick: bool) -> ExitCode:
     Example:
       liftlog backup verify /backup/liftlog-2026-01-31
     """
-    from liftlog.log.backup import verify_backup
-    from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
+    from liftlog.cli.backup_run import verify as run
 
-    style, fs = output_format(), ReadOnlyFileSystem()
-    with byte_progress(_read(backup).size_bytes) as advance:
-        found, findings = verify_backup(backup, fs=fs, read=partial(advance, "checking"))
-    problems = [{"stream": f.stream, "file": f.file, "problem": f.problem} for f in findings]
-    if not problems and not quick:
-        problems = _bad_records(backup)
-    if style != "table":
-        write_object(
-            {"ok": not problems, "streams": len(found.streams), "problems": problems}, style
-        )
-    else:
-        for one in problems:
-            click.echo(printable(f"{one['stream']}: {one['file']}: {one['problem']}"))
-        verdict = plural(len(problems), "problem") if problems else "ok"
-        click.echo(f"{backup}: {verdict}, {_summary(found)}")
-    return ExitCode.DAMAGED if problems else ExitCode.OK
-
-
-def _bad_records(backup: Path) -> list[dict[str, str]]:
-    """What was damaged in the source already, and was not known to its daemon."""
-    from liftlog.log.offline.files import find_streams
-    from liftlog.log.offline.findings import DAMAGE
-    from liftlog.log.offline.verify import verify_stream
-
-    return [
-        {"stream": stream.name, "file": finding.segment, "problem": finding.text}
-        for stream in find_streams(backup)
-        for finding in verify_stream(stream).of_kind(DAMAGE)
-    ]
+    return run(backup, quick)
 
 
 @backup_commands.command()
@@ -215,113 +108,6 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     Example:
       liftlog backup restore /backup/liftlog-2026-01-31 /var/lib/liftlog
     """
-    from liftlog.log.backup import restore_backup, verify_backup
-    from liftlog.log.backup.restoring import check_target
-    from liftlog.log.data_dir import make_durable_directory
-    from liftlog.log.filesystem import OsFileSystem
-    from liftlog.log.lock import exclusive
-    from liftlog.log.offline.files import give_to_owner
-    from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
+    from liftlog.cli.backup_run import restore as run
 
-    fs = ReadOnlyFileSystem()
-    content = _read(backup)
-    wanted = _known_names(names, [one.name for one in content.streams])
-    chosen = [one for one in content.streams if wanted is None or one.name in wanted]
-    total = sum(one.size_bytes for one in chosen)
-    check_target(OsFileSystem(), data_dir)
-    _check_room(data_dir, total)
-    if dry_run:
-        bad = verify_backup(backup, fs=fs)[1]
-        for one in bad:
-            warn(f"{one.stream}: {one.file}: {one.problem}")
-        _show(content, f"would restore {_summary(content)}")
-        return ExitCode.DAMAGED if bad else ExitCode.OK
-    make_durable_directory(OsFileSystem(), data_dir)
-    with exclusive(data_dir), byte_progress(total) as advance:
-        restored = restore_backup(
-            backup,
-            data_dir,
-            now_seconds=int(time.time()),
-            streams=wanted,
-            copied=partial(advance, "restoring"),
-        )
-        give_to_owner(data_dir)
-    if output_format() != "table":
-        rows = [{name: getattr(one, name) for name in one.__slots__} for one in restored]
-        write_object({"data_dir": str(data_dir), "streams": rows}, output_format())
-    else:
-        for line in restored:
-            records = plural(max(line.end_offset - line.log_start_offset, 0), "offset")
-            click.echo(f"{line.name}: {records}, goes on at {line.end_offset} in a new epoch")
-    return ExitCode.OK
-
-
-def _read(backup: Path) -> Backup:
-    from liftlog.log.backup import read_backup
-    from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
-
-    if not backup.is_dir():
-        raise Problem(
-            f"{backup} is not a directory",
-            ExitCode.NOT_FOUND,
-            hint="give what `liftlog backup create` has made",
-        )
-    return read_backup(ReadOnlyFileSystem(), backup)
-
-
-def _summary(found: Backup) -> str:
-    files = sum(len(one.files) for one in found.streams)
-    return (
-        f"{plural(len(found.streams), 'stream')}, {plural(files, 'file')}, "
-        f"{show_size(found.size_bytes)}"
-    )
-
-
-def _show(found: Backup, title: str) -> None:
-    style = output_format()
-    if style != "table":
-        write_object(_object(found), style)
-        return
-    rows = [
-        (
-            one.name,
-            str(one.log_start_offset),
-            str(one.end_offset),
-            show_size(one.size_bytes),
-            str(len(one.damaged) or ""),
-        )
-        for one in found.streams
-    ]
-    if rows:
-        print_table(("STREAM", "START", "END", "SIZE", "DAMAGED"), rows, right=(1, 2, 3, 4))
-    note(title)
-
-
-def _object(found: Backup) -> dict[str, Any]:
-    """Without the files, which only the commands need."""
-    streams = [
-        {
-            "name": one.name,
-            "incarnation": one.incarnation,
-            "leader_epoch": one.leader_epoch,
-            "log_start_offset": one.log_start_offset,
-            "end_offset": one.end_offset,
-            "size_bytes": one.size_bytes,
-            "damaged": list(one.damaged),
-        }
-        for one in found.streams
-    ]
-    return {
-        "created": show_time(found.created_ns),
-        "created_ns": found.created_ns,
-        "version": found.version,
-        "size_bytes": found.size_bytes,
-        "streams": streams,
-    }
-
-
-def _tell_damage(found: Backup) -> ExitCode:
-    for stream in found.streams:
-        for problem in stream.damaged:
-            warn(f"{stream.name}: {problem}; it is not in the backup")
-    return ExitCode.DAMAGED if any(one.damaged for one in found.streams) else ExitCode.OK
+    return run(backup, data_dir, names, dry_run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import debug_option
@@ -29,8 +30,6 @@ def completion(context: click.Context, shell: str) -> None:
       liftlog completion zsh > "${fpath[1]}/_liftlog"
       liftlog completion fish > ~/.config/fish/completions/liftlog.fish
     """
-    from click.shell_completion import get_completion_class
-
     kind = get_completion_class(shell)
     if kind is None:
         raise Problem(f"there is no completion for {shell}", ExitCode.USAGE)

@@ -15,6 +15,7 @@ from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import print_table, to_json, write_object, write_objects, write_text
 from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.text import plural, printable
+from liftlog.errors import ConfigError
 
 if TYPE_CHECKING:
     from liftlog.settings import Settings
@@ -93,8 +94,6 @@ def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
       liftlog config check -c /etc/liftlog/liftlog.yaml
       liftlog config check -c /etc/liftlog/liftlog.yaml && systemctl restart liftlog
     """
-    from liftlog.errors import ConfigError
-
     style = output_format()
     try:
         settings, _ = _load(config, overrides)

@@ -18,11 +18,11 @@ from liftlog.cli.options import (
 )
 from liftlog.cli.problems import warn
 from liftlog.cli.ranges import HELP, Range, range_of, resolve
+from liftlog.cli.record_output import Write, record_writer
 from liftlog.cli.suggestions import complete_stream
 from liftlog.errors import ConnectionLost, CorruptRange
 
 if TYPE_CHECKING:
-    from liftlog.cli.record_output import Write
     from liftlog.client import Filter, OnReset, Reset, SyncClient
     from liftlog.client.read_options import Start, Until
 
@@ -113,8 +113,6 @@ def consume(
       liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
       liftlog consume orders --from end --subject 'orders.eu.>'
     """
-    from liftlog.cli.record_output import record_writer
-
     if until_end:
         if wanted.stop is not None:
             raise click.UsageError(

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.export_progress import ProgressBar
-from liftlog.cli.options import (
-    debug_option,
-    duration_of,
-    output_format,
-    server_options,
-    shared_value,
-    want_json,
-)
-from liftlog.cli.output import print_pairs, write_object
-from liftlog.cli.problems import Problem, warn
-from liftlog.cli.text import plural, printable, show_size
-from liftlog.errors import InvalidArgument, LeaseGone
-
-if TYPE_CHECKING:
-    from liftlog.spark.export.job import Engine, Summary
-    from liftlog.spark.export.request import ExportRequest
+from liftlog.cli.options import debug_option, duration_of, output_format, server_options, want_json
+from liftlog.cli.output import write_object
 
 
 @click.command()
@@ -157,6 +137,7 @@ def export(
     from liftlog.spark.export.session import check_installed
 
     check_installed(delta=format_name == "delta", java=not dry_run)
+    from liftlog.cli import export_run
     from liftlog.spark.export.request import ExportRequest
 
     request = ExportRequest(
@@ -173,131 +154,11 @@ def export(
         dry_run=dry_run,
         keep_seconds=duration_of("--keep", keep),
         lease_seconds=max(1, round(duration_of("--lease", lease))),
-        partition_bytes=_size("--partition-size", partition_size),
+        partition_bytes=export_run.size_of("--partition-size", partition_size),
     )
-    with _token_file(token_file, master) as path:
-        summary = _run(request, master, path)
+    with export_run.token_file(token_file, master) as path:
+        summary = export_run.run(request, master, path)
     if style == "table":
-        _print(summary, dry_run=dry_run)
+        export_run.show(summary, dry_run=dry_run)
     else:
         write_object(dataclasses.asdict(summary), style)
-
-
-def _run(request: ExportRequest, master: str | None, token_file: str | None) -> Summary:
-    from liftlog.cli.options import DEFAULT_SERVER
-    from liftlog.spark.export.job import ExportJob
-    from liftlog.spark.export.session import open_session
-    from liftlog.spark.options import parse_options
-
-    options = {
-        "stream": request.stream,
-        "server": str(shared_value("server", "LIFTLOG_SERVER") or DEFAULT_SERVER),
-        "tokenFile": token_file,
-        "nkeyFile": _absolute(shared_value("nkey", "LIFTLOG_NKEY")),
-        "tlsCaFile": shared_value("tls_ca", "LIFTLOG_TLS_CA"),
-    }
-    if shared_value("tls_cert", "LIFTLOG_TLS_CERT"):
-        raise InvalidArgument(
-            "an export cannot show a client certificate: its tasks run on other hosts",
-            hint="use --token-file or --nkey",
-        )
-    given = {name: value for name, value in options.items() if value is not None}
-
-    with ProgressBar() as bar:
-
-        def engine() -> Engine:
-            from liftlog.spark.export.engine import SparkEngine
-
-            bar.tell("start", 0, 0)
-            return SparkEngine(open_session(master))
-
-        try:
-            return ExportJob(request, parse_options(given), engine, tell=bar.tell).run()
-        except LeaseGone as error:
-            raise Problem(error.message, ExitCode.TRY_AGAIN, hint=error.hint) from error
-
-
-def _print(summary: Summary, *, dry_run: bool) -> None:
-    for text in summary.warnings:
-        warn(text)
-    span = f"[{summary.from_offset}, {summary.to_offset})"
-    where = printable(summary.table)
-    if dry_run:
-        how = " into a new snapshot" if summary.full else ""
-        click.echo(f"would export offsets {span}{how}: {printable(summary.reason)}")
-        print_pairs(_losses(summary))
-        return
-    if not summary.committed:
-        click.echo(f"{where} is up to date: it ends at offset {summary.to_offset}")
-        print_pairs(_losses(summary))
-        return
-    rows = [
-        ("stream", printable(summary.stream)),
-        ("table", f"{where} ({summary.format}, {summary.mode})"),
-        ("offsets", f"{span}, {printable(summary.reason)}"),
-        (
-            "written",
-            f"{plural(summary.rows, 'row')} in {plural(summary.files, 'file')}, "
-            f"{show_size(summary.size_bytes)}",
-        ),
-        (
-            "snapshot",
-            f"{summary.sequence}: {plural(summary.table_rows, 'row')} in "
-            f"{plural(summary.table_files, 'file')}, {show_size(summary.table_bytes)}",
-        ),
-        ("checkpoint", summary.checkpoint),
-        ("seconds", f"{summary.seconds:.1f}"),
-    ]
-    print_pairs(rows + _losses(summary))
-
-
-def _losses(summary: Summary) -> list[tuple[str, str]]:
-    rows = [("discards", printable(summary.discards))] if summary.discards else []
-    rows += [
-        ("lost", f"[{one.first_offset}, {one.next_offset}): {printable(one.reason)}")
-        for one in summary.lost
-    ]
-    if summary.keys_in_doubt:
-        keys = plural(summary.keys_in_doubt, "key")
-        rows.append(("in doubt", f"{keys}: a newer value may be among what was lost"))
-    return rows
-
-
-def _absolute(path: str | None) -> str | None:
-    """Tasks have working directories of their own."""
-    return None if path is None else str(Path(path).absolute())
-
-
-@contextmanager
-def _token_file(given: str | None, master: str | None) -> Iterator[str | None]:
-    """A path for the tasks: a token itself would be seen in Spark's plans."""
-    import os
-
-    from liftlog.spark.export.session import is_local
-
-    path = given or os.environ.get("LIFTLOG_TOKEN_FILE")
-    token = shared_value("token", "LIFTLOG_TOKEN")
-    if path is not None or token is None:
-        yield _absolute(path)
-        return
-    if not is_local(master):
-        raise InvalidArgument(
-            "on a cluster a token has to be in a file that every host has",
-            hint="use --token-file instead of --token and LIFTLOG_TOKEN",
-        )
-    with tempfile.NamedTemporaryFile(prefix="liftlog-", suffix=".token") as file:  # for us alone
-        file.write(str(token).encode())
-        file.flush()
-        yield file.name
-
-
-def _size(option: str, text: str | None) -> int | None:
-    from liftlog.settings.units import parse_size
-
-    try:
-        size = None if text is None else parse_size(text)
-    except ValueError as error:
-        raise InvalidArgument(f"{option} {text}: {error}") from None
-    if size is not None and size < 1:
-        raise InvalidArgument(f"{option} {text}: more than nothing, please")
-    return size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -82,8 +83,6 @@ def _ask_pull(timeout: float) -> tuple[bool, dict[str, Any]]:
 
 
 def _ask_http(address: str, path: str, timeout: float) -> tuple[bool, dict[str, Any]]:
-    from http.client import HTTPConnection, HTTPException
-
     host, port = _host_and_port(address)
     connection = HTTPConnection(host, port, timeout=timeout)
     try:

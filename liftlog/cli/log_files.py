@@ -1,34 +1,16 @@
-"""`liftlog log`: verify and dump, which only read the files of a log."""
+"""`liftlog log`: verify and dump, which only read the files of a log; repair and reindex."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.log_repair import reindex, repair
-from liftlog.cli.options import debug_option, output_format, output_option
-from liftlog.cli.output import object_array, terminal_width, write_lines
-from liftlog.cli.problems import note, warn
-from liftlog.cli.progress import byte_progress
-from liftlog.cli.record_output import RecordLines, record_object
-from liftlog.cli.text import plural, shorten, show_size, show_time
-
-if TYPE_CHECKING:
-    from liftlog.log.manifest import Manifest
-    from liftlog.log.offline.dump import DumpedBatch, DumpedGap, DumpItem, SegmentStart
-    from liftlog.log.offline.files import StreamDirectory
-    from liftlog.log.offline.findings import Finding
-    from liftlog.log.offline.verify import StreamReport
-
-Item = TypeVar("Item")
+from liftlog.cli.options import debug_option, output_option
 
 _DIRECTORY = click.Path(path_type=Path)
-_LABELS = {"damage": "DAMAGED", "known": "lost", "note": "note"}
 
 
 @click.group(cls=Commands, name="log", short_help="Look into the files of a log, and mend them.")
@@ -62,60 +44,9 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
       liftlog log verify /var/lib/liftlog
       liftlog log verify /var/lib/liftlog/streams/orders -o json
     """
-    from liftlog.log.offline.files import find_streams, stored_bytes
-    from liftlog.log.offline.findings import DAMAGE, KNOWN
-    from liftlog.log.offline.verify import verify_stream
+    from liftlog.cli.log_reading import verify as run
 
-    style = output_format()
-    streams = find_streams(directory)
-    reports = []
-    objects = object_array(style)
-    total = stored_bytes(stream.path for stream in streams)
-    with objects or nullcontext(), byte_progress(total) as advance:
-        for stream in streams:
-            reports.append(verify_stream(stream, advance))
-            if objects is not None:
-                objects.add([reports[-1].to_object()])
-            else:
-                write_lines(_report_lines(reports[-1]))
-    if not reports:
-        note(f"There are no streams in {directory}.")
-    bad = [KNOWN, DAMAGE] if not allow_known else [DAMAGE]
-    damaged = any(report.of_kind(kind) for report in reports for kind in bad)
-    return ExitCode.DAMAGED if damaged else ExitCode.OK
-
-
-def _report_lines(report: StreamReport) -> list[str]:
-    damage, known = len(report.of_kind("damage")), len(report.of_kind("known"))
-    verdict = "ok"
-    if damage:
-        verdict = plural(damage, "damage")
-    elif known:
-        verdict = f"ok but for {plural(known, 'known loss', 'known losses')}"
-    span = ""
-    if report.first_offset is not None and report.end_offset is not None:
-        empty = report.end_offset <= report.first_offset
-        last = report.end_offset - 1
-        span = ", no offsets" if empty else f", offsets {report.first_offset}..{last}"
-    summary = (
-        f"{report.name}: {verdict}  ({plural(report.segment_count, 'segment')}, "
-        f"{plural(report.batch_count, 'batch', 'batches')}, "
-        f"{plural(report.record_count, 'record')}, {show_size(report.size_bytes)}{span})"
-    )
-    return [summary, *map(_finding_line, report.findings)]
-
-
-def _finding_line(finding: Finding) -> str:
-    where = finding.segment
-    if finding.position is not None:
-        where += f" at {finding.position}"
-    offsets = ""
-    if finding.first_offset is not None:
-        offsets = f"offset {finding.first_offset}"
-        if finding.next_offset is not None and finding.next_offset > finding.first_offset + 1:
-            offsets = f"offsets {finding.first_offset}..{finding.next_offset - 1}"
-    parts = [part for part in (where, offsets, finding.text) if part]
-    return f"  {_LABELS[finding.kind]:<8} {': '.join(parts)}"
+    return run(directory, allow_known)
 
 
 @log_commands.command()
@@ -146,139 +77,76 @@ def dump(directory: Path, values: bool, first_offset: int, limit: int | None) ->
       liftlog log dump /var/lib/liftlog/streams/orders
       liftlog log dump /var/lib/liftlog --values -o jsonl | jq -r .subject
     """
-    from liftlog.log.offline.dump import dump_stream
-    from liftlog.log.offline.files import find_streams, read_facts
+    from liftlog.cli.log_reading import dump as run
 
-    style = output_format()
-    printer = _Printer(style, values, limit)
-    with printer:
-        for stream in find_streams(directory):
-            if style == "table":
-                write_lines([_stream_line(stream, read_facts(stream).manifest)])
-            for item in dump_stream(stream, first_offset):
-                printer.show(item)
-                if printer.is_full:
-                    return printer.code
-    return printer.code
+    return run(directory, values, first_offset, limit)
 
 
-class _Printer:
-    """Prints items of a dump in one of the formats, up to a limit."""
+@log_commands.command()
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--subject",
+    "-s",
+    metavar="SUBJECT",
+    help="NATS subject of the stream, where its settings are lost with its manifest.",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the stream whose manifest is lost, as for `stream create`. Can be repeated.",
+)
+@output_option
+@debug_option
+def repair(
+    directory: Path,
+    dry_run: bool,
+    assume_yes: bool,
+    subject: str | None,
+    assignments: tuple[str, ...],
+) -> ExitCode:
+    """Mend the log under DIR while no daemon uses it.
 
-    def __init__(self, style: str, values: bool, limit: int | None) -> None:
-        self.code = ExitCode.OK
-        self._values = values
-        self._left = limit
-        self._array = object_array(style)
+    Reads every byte and says what it would do, then asks. Damaged ranges are quarantined: readers
+    are told which offsets are gone and read on behind them. A torn tail that was never acked is
+    cut off. A lost manifest is made anew from the segments, as far as they prove it; its stream's
+    settings have to be given then, by --subject and --set. No record that can be read is dropped.
 
-    @property
-    def is_full(self) -> bool:
-        return self._left == 0
+    A copy of all that is changed or removed is kept in `repaired/` of the data directory. With
+    --dry-run nothing is written, and the exit code is 8 if there is something to repair.
 
-    def __enter__(self) -> _Printer:
-        if self._array is not None:
-            self._array.__enter__()
-        return self
+    \b
+    Examples:
+      liftlog log repair /var/lib/liftlog --dry-run
+      liftlog log repair /var/lib/liftlog/streams/orders --subject 'orders.>' --yes
+    """
+    from liftlog.cli.log_repair import repair as run
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self._array is not None:
-            self._array.__exit__(kind, *rest)
-
-    def show(self, item: DumpItem) -> None:
-        from liftlog.log.offline.dump import DumpedGap, SegmentStart
-
-        if isinstance(item, SegmentStart):
-            if self._array is None:
-                write_lines([_segment_line(item)])
-        elif isinstance(item, DumpedGap):
-            warn(_gap_line(item))
-            if not item.is_tail:
-                self.code = ExitCode.DAMAGED
-        elif self._array is None:
-            write_lines([_batch_line(item)])
-            if self._values:
-                write_lines(self._take(_record_lines(item)))
-            else:
-                self._take([""])
-        else:
-            whole = _record_objects(item) if self._values else [_batch_object(item)]
-            self._array.add(self._take(whole))
-
-    def _take(self, items: list[Item]) -> list[Item]:
-        if self._left is None:
-            return items
-        taken = items[: self._left]
-        self._left -= len(taken)
-        return taken
+    return run(directory, dry_run, assume_yes, subject, assignments)
 
 
-def _record_lines(item: DumpedBatch) -> list[str]:
-    width = terminal_width()
-    lines = RecordLines(None).lines(item.batch.records())[1:]
-    return [shorten(f"    {line}", width) for line in lines]
+@log_commands.command()
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--dry-run", is_flag=True, help="Only report which indexes are missing or wrong.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@output_option
+@debug_option
+def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
+    """Rebuild missing and wrong indexes under DIR.
 
+    Compares the index of every sealed segment with the batch headers, reports the indexes that
+    disagree, then asks. An index holds nothing that the segment does not, so no copy is kept. A
+    daemon rebuilds an index that is missing or fails its check by itself; this command also finds
+    indexes that are intact and wrong. Refused beside a running daemon.
 
-def _batch_object(dumped: DumpedBatch) -> dict[str, Any]:
-    header = dumped.batch.header
-    return {
-        "stream": dumped.stream,
-        "segment": dumped.segment,
-        "position": dumped.position,
-        "length": header.length,
-        "base_offset": header.base_offset,
-        "last_offset": header.last_offset,
-        "record_count": header.record_count,
-        "base_timestamp_ns": header.base_timestamp_ns,
-        "max_timestamp_ns": header.max_timestamp_ns,
-        "leader_epoch": header.leader_epoch,
-        "commit_group": header.commit_group,
-        "attributes": dumped.attribute_names(),
-        "body_crc32c": f"{header.body_crc32c:08x}",
-    }
+    \b
+    Examples:
+      liftlog log reindex /var/lib/liftlog --dry-run
+      liftlog log reindex /var/lib/liftlog --yes
+    """
+    from liftlog.cli.log_repair import reindex as run
 
-
-def _record_objects(dumped: DumpedBatch) -> list[dict[str, Any]]:
-    return [{"stream": dumped.stream, **record_object(record)} for record in dumped.batch.records()]
-
-
-def _stream_line(stream: StreamDirectory, manifest: Manifest | None) -> str:
-    if manifest is None:
-        return f"stream {stream.name}  (no readable manifest)"
-    return (
-        f"stream {stream.name}  incarnation {manifest.incarnation}  "
-        f"epoch {manifest.leader_epoch}  log start {manifest.log_start_offset}  "
-        f"{plural(len(manifest.segments), 'segment')}"
-    )
-
-
-def _segment_line(start: SegmentStart) -> str:
-    kind = "active" if start.is_active else "sealed"
-    return f"segment {start.entry.file_name}  {show_size(start.size_bytes)}  {kind}"
-
-
-def _batch_line(dumped: DumpedBatch) -> str:
-    header = dumped.batch.header
-    names = ",".join(dumped.attribute_names())
-    return (
-        f"  batch at {dumped.position:<10} offsets {header.base_offset}..{header.last_offset}  "
-        f"{plural(header.record_count, 'record')}  {header.length:,} bytes  "
-        f"{show_time(header.base_timestamp_ns)}  epoch {header.leader_epoch}  "
-        f"group {header.commit_group}  {names}"
-    ).rstrip()
-
-
-def _gap_line(dumped: DumpedGap) -> str:
-    gap = dumped.gap
-    if dumped.is_tail:
-        return (
-            f"{dumped.segment} at {gap.position}: {plural(gap.size_bytes, 'byte')} that are no "
-            f"whole batch yet ({gap.reason}); `liftlog log verify` judges them"
-        )
-    offsets = f"offset {gap.first_offset} on"
-    if gap.next_offset is not None:
-        offsets = f"offsets {gap.first_offset}..{gap.next_offset - 1}"
-    return f"{dumped.segment} at {gap.position}: {offsets} damaged: {gap.reason}"
-
-
-log_commands.add_command(repair)
-log_commands.add_command(reindex)
+    return run(directory, dry_run, assume_yes)

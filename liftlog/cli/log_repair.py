@@ -1,4 +1,4 @@
-"""`liftlog log repair` and `reindex`: say what they would do, and do it when asked."""
+"""The work of `liftlog log repair` and `reindex`: say what they would do, and do it when asked."""
 
 from __future__ import annotations
 
@@ -6,48 +6,31 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.options import debug_option, output_format, output_option
+from liftlog.cli.options import output_format, parse_assignments
 from liftlog.cli.output import write_lines, write_objects
-from liftlog.cli.problems import Problem, note, warn
-from liftlog.cli.questions import confirmed
-from liftlog.cli.stream_settings import parse_assignments
+from liftlog.cli.problems import Problem, confirmed, note, warn
 from liftlog.cli.text import plural
 from liftlog.errors import CorruptMetadata
-
-if TYPE_CHECKING:
-    from liftlog.log.manifest import Manifest
-    from liftlog.log.offline.files import StreamDirectory
-    from liftlog.log.offline.findings import Finding
-    from liftlog.log.offline.indexes import StaleIndex
-    from liftlog.log.offline.repair import PlannedRepair
-
-_DIRECTORY = click.Path(path_type=Path)
-
-
-@click.command()
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
-@click.option(
-    "--subject",
-    "-s",
-    metavar="SUBJECT",
-    help="NATS subject of the stream, where its settings are lost with its manifest.",
+from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.lock import exclusive
+from liftlog.log.manifest import Manifest, read_manifest
+from liftlog.log.offline.files import StreamDirectory, find_streams, give_to_owner
+from liftlog.log.offline.findings import Finding
+from liftlog.log.offline.indexes import StaleIndex, find_stale_indexes, rebuild_index
+from liftlog.log.offline.repair import (
+    SAY_SETTINGS,
+    PlannedRepair,
+    plan_repair,
+    salvaged_settings,
 )
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A setting of the stream whose manifest is lost, as for `stream create`. Can be repeated.",
-)
-@output_option
-@debug_option
+from liftlog.settings import parse_stream_settings
+
+
 def repair(
     directory: Path,
     dry_run: bool,
@@ -55,24 +38,6 @@ def repair(
     subject: str | None,
     assignments: tuple[str, ...],
 ) -> ExitCode:
-    """Mend the log under DIR while no daemon uses it.
-
-    Reads every byte and says what it would do, then asks. Damaged ranges are quarantined: readers
-    are told which offsets are gone and read on behind them. A torn tail that was never acked is
-    cut off. A lost manifest is made anew from the segments, as far as they prove it; its stream's
-    settings have to be given then, by --subject and --set. No record that can be read is dropped.
-
-    A copy of all that is changed or removed is kept in `repaired/` of the data directory. With
-    --dry-run nothing is written, and the exit code is 8 if there is something to repair.
-
-    \b
-    Examples:
-      liftlog log repair /var/lib/liftlog --dry-run
-      liftlog log repair /var/lib/liftlog/streams/orders --subject 'orders.>' --yes
-    """
-    from liftlog.log.lock import exclusive
-    from liftlog.log.offline.files import find_streams
-
     streams = find_streams(directory)
     data_dir = streams[0].data_dir if streams else None
     metadata = _metadata(subject, assignments)
@@ -100,7 +65,6 @@ def repair(
 def _metadata(subject: str | None, assignments: tuple[str, ...]) -> dict[str, Any] | None:
     if subject is None and not assignments:
         return None
-    from liftlog.settings import parse_stream_settings
 
     settings = parse_assignments(assignments)
     if subject is not None:
@@ -113,7 +77,6 @@ def _plan(
     streams: list[StreamDirectory], metadata: dict[str, Any] | None
 ) -> tuple[list[PlannedRepair], bool]:
     """The plans, and whether there are streams that cannot be repaired as things stand."""
-    from liftlog.log.offline.repair import SAY_SETTINGS, plan_repair, salvaged_settings
 
     planned, refused = [], False
     for stream in streams:
@@ -176,31 +139,7 @@ def _quiet_log() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@click.command()
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only report which indexes are missing or wrong.")
-@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
-@output_option
-@debug_option
 def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Rebuild missing and wrong indexes under DIR.
-
-    Compares the index of every sealed segment with the batch headers, reports the indexes that
-    disagree, then asks. An index holds nothing that the segment does not, so no copy is kept. A
-    daemon rebuilds an index that is missing or fails its check by itself; this command also finds
-    indexes that are intact and wrong. Refused beside a running daemon.
-
-    \b
-    Examples:
-      liftlog log reindex /var/lib/liftlog --dry-run
-      liftlog log reindex /var/lib/liftlog --yes
-    """
-    from liftlog.log.filesystem import OsFileSystem
-    from liftlog.log.lock import exclusive
-    from liftlog.log.manifest import read_manifest
-    from liftlog.log.offline.files import find_streams, give_to_owner
-    from liftlog.log.offline.indexes import find_stale_indexes, rebuild_index
-
     streams, fs = find_streams(directory), OsFileSystem()
     stale: list[tuple[StreamDirectory, Manifest, StaleIndex]] = []
     entries: dict[Path, int] = {}

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; `arguments` are those of this process unless they are given."""
     _open_standard_streams()
     try:
-        from liftlog.cli.client_events import tell_client_events
+        from liftlog.cli.problems import tell_client_events
         from liftlog.cli.root import cli
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

@@ -17,8 +17,8 @@ from liftlog.cli.options import (
 )
 from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
 from liftlog.cli.positions import Position, position_of
-from liftlog.cli.problems import note
-from liftlog.cli.questions import confirmed
+from liftlog.cli.problems import confirmed, note
+from liftlog.cli.ranges import resolve_position
 from liftlog.cli.suggestions import complete_consumer, complete_stream
 from liftlog.cli.text import plural, printable, show_time
 
@@ -178,8 +178,6 @@ def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
 def _resolve(client: SyncClient, stream: str, position: Position) -> tuple[str, int, int, int]:
     """Incarnation, leader epoch, offset and high watermark. An answer to a fetch tells all of them
     as of one moment; raises OffsetOutOfRange."""
-    from liftlog.cli.ranges import resolve_position
-
     start = resolve_position(client, stream, position)
     header = client.fetch(stream, start, max_bytes=1).header
     return header.incarnation, header.leader_epoch, header.offset, header.high_watermark

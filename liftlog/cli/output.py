@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -165,7 +166,6 @@ def terminal_width() -> int | None:
     """Columns of the terminal on stdout; None when it is something else, which has no width."""
     if not is_terminal():
         return None
-    import shutil
 
     return shutil.get_terminal_size().columns
 

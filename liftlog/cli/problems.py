@@ -1,8 +1,10 @@
-"""Errors in words: what happened and why, then what to do next. On stderr, no tracebacks."""
+"""What is said on stderr: errors in words (what happened and why, then what to do next; no
+tracebacks), remarks, questions, and what the client library reports."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
@@ -126,3 +128,40 @@ def silence_closed_output() -> None:
             devnull = os.open(os.devnull, os.O_WRONLY)
             os.dup2(devnull, stream.fileno())
             os.close(devnull)
+
+
+def confirmed(question: str) -> bool:
+    """Raises UsageError when there is nobody to ask."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "There is no terminal to ask on; say --yes to do it, or --dry-run to see what it does.",
+            click.get_current_context(),
+        )
+    return click.confirm(question, err=True)
+
+
+class ClientEvents(logging.Handler):
+    """For the logger of the client: on stderr, a sentence for each event."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = str(record.msg).partition(" ")[0]
+        arguments: Any = record.args
+        if event == "position-reset":
+            return  # `consume` is told by its callback, and says so itself
+        if event == "connection-lost":
+            warn(f"{arguments[1]}; trying again")
+        elif event == "token-unencrypted":
+            warn(
+                f"the token passes {arguments[0]} unencrypted: use tls://, a Unix socket or --nkey"
+            )
+        elif event == "connected-again":
+            note(f"connected again after {arguments[1]:.1f} s")
+        elif record.levelno >= logging.WARNING:
+            warn(record.getMessage())
+
+
+def tell_client_events() -> None:
+    logger = logging.getLogger("liftlog.client")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(ClientEvents())
+    logger.propagate = False

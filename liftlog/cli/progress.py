@@ -1,10 +1,12 @@
-"""How far long work is: a bar on stderr, if that is a terminal."""
+"""Bars on stderr that show how far long work is, if stderr is a terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
 
 Advance = Callable[[str, int], None]
 """What is worked on, and how many bytes were done just now."""
@@ -46,3 +48,55 @@ def byte_progress(total_bytes: int) -> Iterator[Advance]:
             progress.update(task, description=what, completed=done, total=total)
 
         yield advance
+
+
+_PHASES = {
+    "start": "starting Spark",
+    "scan": "reading the stream",
+    "merge": "merging keys",
+    "optimize": "merging files",
+}
+
+
+class ProgressBar:
+    """In `with`. `tell` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._progress: Any = None
+        self._tasks: dict[str, Any] = {}
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def tell(self, phase: str, done: int, total: int) -> None:
+        if self._progress is None:
+            return
+        for name, task in self._tasks.items():
+            if name != phase:
+                self._progress.update(task, visible=False)
+        if phase not in self._tasks:
+            self._tasks[phase] = self._progress.add_task(_PHASES[phase], total=total or None)
+        self._progress.update(self._tasks[phase], completed=done, total=total or None)
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()

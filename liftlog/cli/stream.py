@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import click
 
-from liftlog.cli.compaction import describe_pass
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.lease import lease_commands
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    parse_assignments,
+    server_options,
+)
 from liftlog.cli.output import print_pairs, write_object, write_objects
-from liftlog.cli.problems import note, warn
-from liftlog.cli.questions import confirmed
+from liftlog.cli.problems import confirmed, note, warn
 from liftlog.cli.stream_changes import pause, read_only, resume, truncate, update
-from liftlog.cli.stream_settings import parse_assignments
-from liftlog.cli.stream_words import count_of, facts_of, print_streams
+from liftlog.cli.stream_words import count_of, describe_pass, facts_of, print_streams
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import printable, show_size
 

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    parse_assignments,
+    server_options,
+)
 from liftlog.cli.output import print_table, write_object
-from liftlog.cli.problems import note, warn
-from liftlog.cli.questions import confirmed
-from liftlog.cli.stream_settings import parse_assignments
+from liftlog.cli.problems import confirmed, note, warn
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable, show_size
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -180,8 +183,6 @@ def _single_keys() -> Iterator[Any]:
     if not sys.stdin.isatty():
         yield _only_wait
         return
-    import termios
-    import tty
 
     fd = sys.stdin.fileno()
     saved = termios.tcgetattr(fd)
@@ -198,8 +199,6 @@ def _only_wait(seconds: float) -> bool:
 
 
 def _quit_pressed(seconds: float) -> bool:
-    import os
-
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if select.select([sys.stdin], [], [], left)[0]:

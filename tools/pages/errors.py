@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from liftlog import errors
-from liftlog.cli.error_table import local_errors, told
+from liftlog.cli.errors import local_errors, told
 from liftlog.cli.exit_codes import exit_code_of_kind
 from liftlog.client.publishing import results
 from liftlog.errors import LiftlogError

@@ -1,6 +1,30 @@
 """`liftlog doctor`: what of this machine would keep a daemon from its work, and what to do.
 
-command   the click command        findings  what one check says
+command   the click command
 machine   disk, files, clock       network   ports, NATS, the daemon that runs
 setup     configuration, streams, packages, certificate
+
+`Checkup` is what each check says.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OK = "ok"
+WARNING = "warning"
+FAILED = "failed"
+SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """`advice` is there for what is not ok."""
+
+    check: str
+    status: str
+    detail: str
+    advice: str = ""
+
+    def to_object(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from liftlog.cli.config import settings_options
-from liftlog.cli.doctor.findings import FAILED, OK, SKIPPED, WARNING, Checkup
+from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import debug_option, output_format, server_options
 from liftlog.cli.output import write_objects
 from liftlog.cli.text import plural, printable
+from liftlog.errors import ConfigError
 
 if TYPE_CHECKING:
     from liftlog.settings import Settings
@@ -58,7 +59,6 @@ def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
 
 def _checkups(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Checkup]:
     """One by one, so that a slow one does not hold back what is known."""
-    from liftlog.errors import ConfigError
     from liftlog.settings import load_settings
 
     try:
@@ -72,7 +72,7 @@ def _checkups(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Check
 
 
 def _checks(settings: Settings) -> Iterator[Checkup]:
-    from liftlog.cli.doctor import machine, network, setup
+    from liftlog.cli.doctor import machine, setup
 
     yield from setup.check_streams(settings)
     yield from setup.check_access(settings)
@@ -83,6 +83,8 @@ def _checks(settings: Settings) -> Iterator[Checkup]:
     yield from machine.check_file_descriptors(settings)
     yield from machine.check_boot_id()
     yield from machine.check_clock()
+    from liftlog.cli.doctor import network  # needs packages that `setup` may have found missing
+
     yield from network.check_ports(settings)
     yield from network.check_nats(settings)
     yield from network.check_daemon(settings)

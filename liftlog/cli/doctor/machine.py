@@ -10,14 +10,12 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from liftlog.cli.doctor.findings import FAILED, OK, SKIPPED, WARNING, Checkup
-from liftlog.cli.paths import existing_part
+from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.text import show_size
-
-if TYPE_CHECKING:
-    from liftlog.settings import Settings
+from liftlog.log.offline.files import existing_part
+from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
+from liftlog.settings import Settings
 
 _SYNCS = 32
 _SLOW_SYNC_SECONDS = 0.05
@@ -155,8 +153,6 @@ def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
 
 def check_boot_id() -> Iterator[Checkup]:
     """By it a restart knows that what was acked before a kill is still in the page cache."""
-    from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
-
     if current_boot_id():
         yield Checkup("boot id", OK, "can be read")
     else:

@@ -12,19 +12,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import nats
+from nats.errors import Error
 
 from acl.subjects import overlaps
 from liftlog import __version__
-from liftlog.cli.doctor.findings import FAILED, OK, SKIPPED, WARNING, Checkup
+from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.options import connect_to_server
 from liftlog.cli.text import show_size
+from liftlog.client import connect_sync
+from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.errors import LiftlogError, Unauthenticated, UnsupportedVersion
-
-if TYPE_CHECKING:
-    from liftlog.settings import Settings
+from liftlog.server.checkpoints.opening import is_open_to_nats, offsets_settings
+from liftlog.server.ingest.servers import login_options
+from liftlog.settings import Settings, parse_host_port, parse_listen
 
 _SECONDS = 3
 _MAX_ANSWER_BYTES = 1_000_000
@@ -67,8 +71,6 @@ def _pull_address(settings: Settings) -> str:
 
 def _dialled(url: str) -> str:
     """How a client on this machine reaches what listens at `url`."""
-    from liftlog.settings import parse_listen
-
     address = parse_listen(url)
     if address.path is not None or address.host not in ("", "0.0.0.0", "::"):
         return url
@@ -78,8 +80,6 @@ def _dialled(url: str) -> str:
 
 def check_ports(settings: Settings) -> Iterator[Checkup]:
     """Whether a daemon could listen where the settings say."""
-    from liftlog.settings import parse_host_port, parse_listen
-
     for url in settings.pull.listen:
         address = parse_listen(url)
         if address.path is not None:
@@ -94,8 +94,6 @@ def check_ports(settings: Settings) -> Iterator[Checkup]:
 def _serves_streams(url: str) -> bool:
     """Whether a daemon of liftlog listens there. It is not logged in to: no token, and no check of
     a certificate."""
-    from liftlog.client import connect_sync
-
     tls = None
     if url.startswith("tls://"):
         tls = ssl.create_default_context()
@@ -158,7 +156,6 @@ def check_nats(settings: Settings) -> Iterator[Checkup]:
     if settings.nats.embedded:
         yield Checkup("nats", SKIPPED, "the daemon starts a server of its own")
         return
-    from liftlog.client.publishing.publisher_link import why_not_connected
 
     try:
         found = asyncio.run(_ask_nats(settings))
@@ -182,10 +179,6 @@ def _shown(settings: Settings) -> list[str]:
 
 
 async def _ask_nats(settings: Settings) -> dict[str, Any]:
-    import nats
-
-    from liftlog.server.ingest.servers import login_options
-
     errors: list[str] = []
 
     async def keep(error: Exception) -> None:
@@ -222,8 +215,6 @@ async def _ask_nats(settings: Settings) -> dict[str, Any]:
 async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[str, str]:
     """What the daemon would ask for and NATS refuses, with its words: streams by name,
     `checkpoints` and `acks`. It joins no queue group, so it takes no message from other members."""
-    from liftlog.server.checkpoints.opening import is_open_to_nats, offsets_settings
-
     wanted = {f"stream {name}": stream.subject for name, stream in settings.streams.items()}
     if is_open_to_nats(settings):
         wanted["checkpoints"] = offsets_settings(settings).subject
@@ -256,8 +247,6 @@ async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[s
 
 async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
     """Subjects by JetStream stream; None when there is none, or it may not be asked."""
-    from nats.errors import Error
-
     found: dict[str, list[str]] = {}
     try:
         js = client.jetstream(timeout=_SECONDS)

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from acl.subjects import overlaps
-from liftlog.cli.doctor.findings import FAILED, OK, WARNING, Checkup
-
-if TYPE_CHECKING:
-    from liftlog.settings import Settings
+from liftlog.cli.doctor import FAILED, OK, WARNING, Checkup
+from liftlog.errors import ConfigError
+from liftlog.server.pull.certificates import check_pull_tls
+from liftlog.settings import Settings, parse_listen
+from liftlog.settings.acl_file import load_policy
 
 _NEEDED = ("nats-py", "msgpack", "crc32c", "numpy", "pydantic", "aiohttp", "uvloop", "nkeys")
 _OPTIONAL = {
@@ -91,9 +91,6 @@ def _version_of(name: str) -> str:
 
 def check_access(settings: Settings) -> Iterator[Checkup]:
     """Who can connect from elsewhere, and what is read on the way."""
-    from liftlog.errors import ConfigError
-    from liftlog.settings import parse_listen
-    from liftlog.settings.acl_file import load_policy
     from liftlog.settings.checks import cautions
 
     policy = None
@@ -122,8 +119,6 @@ def check_certificate(settings: Settings) -> Iterator[Checkup]:
     tls = settings.pull.tls
     if tls.cert is None:
         return
-    from liftlog.errors import ConfigError
-    from liftlog.server.pull.certificates import check_pull_tls
 
     try:
         found = check_pull_tls(tls)

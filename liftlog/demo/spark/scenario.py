@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import nats
 from nats.aio.client import Client as NatsClient
 
-from liftlog.cli.compaction import describe_last_pass
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.stream_words import describe_last_pass
 from liftlog.cli.text import plural, show_size
 from liftlog.client import connect
 from liftlog.client.publisher import Published, Publisher

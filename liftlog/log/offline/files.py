@@ -227,3 +227,15 @@ def give_to_owner(directory: Path) -> None:
     owner = directory.stat()
     for path in directory.rglob("*"):
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def existing_part(path: Path) -> Path:
+    """The path, or the nearest directory above it that is there. What may not be looked into, or
+    has a name that no file can have, is not there."""
+    found = path.absolute()
+    return next(one for one in (found, *found.parents) if _exists(one))
+
+
+def _exists(path: Path) -> bool:
+    """`Path.exists` raises for those two."""
+    return os.path.exists(path)  # noqa: PTH110

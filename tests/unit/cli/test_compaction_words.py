@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from liftlog.cli.compaction import describe_compaction, describe_last_pass
+from liftlog.cli.stream_words import describe_compaction, describe_last_pass
 
 LAST = {
     "time_ns": 1_700_000_000_000_000_000,

@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from acl.tokens import hash_token, new_secret
-from liftlog.cli.doctor import machine, network, setup
-from liftlog.cli.doctor.findings import FAILED, OK, WARNING, Checkup
+from liftlog.cli.doctor import FAILED, OK, WARNING, Checkup, machine, network, setup
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.settings import Settings, load_settings

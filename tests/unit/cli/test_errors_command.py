@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from liftlog.cli.error_table import all_errors, all_refusals
+from liftlog.cli.errors import all_errors, all_refusals
 from liftlog.cli.exit_codes import MEANINGS, ExitCode
 from liftlog.cli.root import cli
 from liftlog.errors import WIRE_ERRORS

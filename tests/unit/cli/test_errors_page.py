@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.cli.error_table import local_errors, told
+from liftlog.cli.errors import local_errors, told
 from liftlog.errors import WIRE_ERRORS, LiftlogError
 from tools.pages.errors import PUBLISHER_ERRORS, render
 

@@ -14,7 +14,7 @@ from support.exporting import Export, ExportedStreams, Put, table
 from support.local_engine import LocalEngine
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.export import _token_file
+from liftlog.cli.export_run import token_file
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import InvalidArgument
@@ -246,19 +246,19 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import click
 
     with click.Context(cli):
-        with _token_file(None, None) as path:
+        with token_file(None, None) as path:
             assert path is None
-        with _token_file("t", "yarn") as path:
+        with token_file("t", "yarn") as path:
             assert path == str(Path("t").absolute())
         monkeypatch.setenv("LIFTLOG_TOKEN", "bob.secret")
-        with _token_file(None, "local[2]") as path:
+        with token_file(None, "local[2]") as path:
             assert path is not None
             assert Path(path).read_text() == "bob.secret"
             assert Path(path).stat().st_mode & 0o777 == 0o600
         assert not Path(path).exists()
         with pytest.raises(InvalidArgument, match="--token-file"):
-            with _token_file(None, "spark://host:7077"):
+            with token_file(None, "spark://host:7077"):
                 pass
         monkeypatch.setenv("LIFTLOG_TOKEN_FILE", "/etc/token")
-        with _token_file(None, "spark://host:7077") as path:
+        with token_file(None, "spark://host:7077") as path:
             assert path == "/etc/token"

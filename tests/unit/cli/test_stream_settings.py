@@ -2,7 +2,7 @@
 
 import pytest
 
-from liftlog.cli.stream_settings import parse_assignments
+from liftlog.cli.options import parse_assignments
 from liftlog.errors import InvalidArgument
 
 

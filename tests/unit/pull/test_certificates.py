@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.certificates import Authority, Pair
 
-from liftlog.cli.doctor import setup
-from liftlog.cli.doctor.findings import FAILED, OK, WARNING
+from liftlog.cli.doctor import FAILED, OK, WARNING, setup
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.server.pull.certificates import check_pull_tls, load_pull_tls
