@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from liftlog.client.aio.link import wake
 from liftlog.client.aio.session import Session
@@ -13,6 +14,9 @@ from liftlog.client.blocking.session import SyncSession
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.reconnecting import ReadPatience
 from liftlog.records.decode import RecordBatch
+
+if TYPE_CHECKING:
+    from liftlog.records.positions import Batches
 
 
 class _Reader:
@@ -50,6 +54,7 @@ class BatchReader(_Reader):
     def __init__(self, session: Session, ahead: ReadAhead) -> None:
         self._session = session
         self._ahead = ahead
+        self._take = ahead.next_batch
         self._patience = ReadPatience(session.target.reconnect_for)
 
     def __aiter__(self) -> Self:
@@ -67,7 +72,7 @@ class BatchReader(_Reader):
         loop = asyncio.get_running_loop()
         deadline = None if seconds is None else loop.time() + seconds
         while True:
-            batch = ahead.next_batch()
+            batch = self._take()
             if batch is not None:
                 return batch
             if ahead.interruption is not None:
@@ -107,6 +112,7 @@ class SyncBatchReader(_Reader):
     def __init__(self, session: SyncSession, ahead: ReadAhead) -> None:
         self._session = session
         self._ahead = ahead
+        self._take = ahead.next_batch
         self._patience = ReadPatience(session.target.reconnect_for)
 
     def __iter__(self) -> Self:
@@ -123,7 +129,7 @@ class SyncBatchReader(_Reader):
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
-            batch = ahead.next_batch()
+            batch = self._take()
             if batch is not None:
                 return batch
             if ahead.interruption is not None:
@@ -145,3 +151,18 @@ class SyncBatchReader(_Reader):
     def __del__(self) -> None:
         if self._session.link.usable:
             self._ahead.stop()
+
+
+@overload
+def together(reader: BatchReader) -> AsyncIterator[Batches]: ...
+
+
+@overload
+def together(reader: SyncBatchReader) -> Iterator[Batches]: ...
+
+
+def together(reader: Any) -> Any:
+    """The same reader, which from now on hands out small batches together: for callers that make
+    records or rows of them."""
+    reader._take = reader._ahead.next_some
+    return reader

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from liftlog.client.resync import find_good_batch
 from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.protocol.messages import FetchHeader
-from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.decode import Record, RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE, LENGTH_POSITION
 from liftlog.records.header import BatchHeader, parse_header
 from liftlog.records.place import Place
 
+if TYPE_CHECKING:
+    from liftlog.records.positions import Batches
+    from liftlog.records.small_batches import SmallBatches
+
 _LENGTH = struct.Struct("<I")
+
+_LOOK_BYTES = 8 * 1024
+"""Fewer bytes hold too few small batches to be worth a look at all of them at once."""
+
+_RARELY_BYTES = 64 * 1024
+"""How far apart such looks are where they found nothing."""
 
 
 class DamagedHeader(Exception):
@@ -38,8 +50,8 @@ class ArrivingBatches:
     copied then and are still in the processor's cache.
     """
 
-    __slots__ = ("_body", "_first_wanted", "_header", "_place", "_position", "_stop", "_stream",
-                 "needed_bytes")  # fmt: skip
+    __slots__ = ("_body", "_first_wanted", "_header", "_look_at", "_look_step", "_pending",
+                 "_place", "_position", "_reached", "_stop", "_stream", "needed_bytes")  # fmt: skip
 
     def __init__(
         self, stream: str, header: FetchHeader, body: memoryview, stop_offset: int | None
@@ -51,17 +63,34 @@ class ArrivingBatches:
         self._first_wanted = max(header.offset, header.log_start_offset)
         self._place = Place(header.first_offset, header.next_offset)
         self._position = 0
+        self._pending: list[RecordBatch] = []
+        """Checked and not handed out yet, the next one last."""
+        self._reached = self.next_offset  # by what was handed out, while others are pending
+        # Where small batches are looked for again. That needs numpy: to import it takes a tenth of
+        # a second, so that is left to the program; one that works with arrays has done it.
+        self._look_at = 0 if "numpy" in sys.modules else sys.maxsize
+        self._look_step = 1
         self.needed_bytes = 0
         """How many bytes of the body must be here before `next` has more to say."""
 
     @property
     def next_offset(self) -> int:
         """What follows the batches that were handed out."""
+        if self._pending:
+            return self._reached
         return max(self._place.offset, self._first_wanted)
 
     @property
     def exhausted(self) -> bool:
-        return self._position >= len(self._body)
+        return self._position >= len(self._body) and not self._pending
+
+    def next_some(self, arrived_bytes: int) -> Batches | None:
+        """As `next`, with small batches that lie one behind the other in one step."""
+        if not self._pending:
+            some = self._take_small_batches(arrived_bytes)
+            if some is not None:
+                return some
+        return self.next(arrived_bytes)
 
     def next(self, arrived_bytes: int) -> RecordBatch | None:
         """The next batch, or None: exhausted, or the bytes of the next one are not here.
@@ -70,6 +99,15 @@ class ArrivingBatches:
         it), DamagedHeader for one whose header does or that belongs somewhere else (this answer is
         over then). What came before has been handed out.
         """
+        pending = self._pending
+        if not pending and self._position >= self._look_at:
+            some = self._take_small_batches(arrived_bytes)
+            if some is not None:
+                pending += reversed(some.batches())
+        if pending:
+            batch = pending.pop()
+            self._reached = batch.header.next_offset
+            return batch
         body, place = self._body, self._place
         accept = place.accept
         end = len(body)
@@ -95,11 +133,32 @@ class ArrivingBatches:
                     continue  # all of it lies below what was asked for
                 raise corrupt_range(self._stream, reached, bad.next_offset) from error
             self._position = position + batch.header.length
-            batch = batch.trim(self._first_wanted, self._stop)
+            header, stop = batch.header, self._stop
+            if header.base_offset < self._first_wanted or (
+                stop is not None and header.next_offset > stop
+            ):
+                batch = batch.trim(self._first_wanted, stop)
             if len(batch):
                 return batch
         self._check_end()
         return None
+
+    def _take_small_batches(self, arrived_bytes: int) -> SmallBatches | None:
+        """Those that are next and as they should be; None: look at the next one by itself."""
+        position = self._position
+        if position < self._look_at or arrived_bytes - position < _LOOK_BYTES:
+            return None
+        from liftlog.records.small_batches import take_small_batches
+
+        body = self._body[:arrived_bytes]
+        found = take_small_batches(body, position, self._place, self._first_wanted, self._stop)
+        if found is None:
+            self._look_at = position + self._look_step
+            self._look_step = min(8 * self._look_step, _RARELY_BYTES)
+            return None
+        some, self._position = found
+        self._look_step = 1
+        return some
 
     def _check_end(self) -> None:
         """Raises DamagedHeader when the last batch does not reach to where the answer ends."""
@@ -152,6 +211,23 @@ def corrupt_range(stream: str, first_offset: int, next_offset: int) -> CorruptRa
         first_offset=first_offset,
         next_offset=next_offset,
     )
+
+
+def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
+    """The records of the first one, and what waits behind it. Raises CorruptBatch.
+
+    Small batches that came together are taken apart where one of them is corrupt: the records in
+    front of that one come first.
+    """
+    some, *rest = waiting
+    if isinstance(some, RecordBatch):
+        return some.records(), rest
+    from liftlog.records.many import records_of  # numpy is there: these came together
+
+    try:
+        return records_of(some), rest
+    except CorruptBatch:
+        return [], [*some.batches(), *rest]
 
 
 class FetchAnswer:

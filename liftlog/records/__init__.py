@@ -1,7 +1,7 @@
 """The record batch: the unit of checksum, of writing and of transfer. Pure bytes and values.
 
     format, header   the constants, and the 64 bytes in front of each batch
-    layout           where the columns lie; every length in the bytes is checked here
+    layout           where the columns lie, of one batch or of many: the one walk over them
     encode, decode   lists to the bytes of a batch; a lazy view over its bytes
     codecs           compressed bodies
     place            whether a batch stands where it belongs
@@ -10,7 +10,8 @@
 With numpy, for those who work on many records at a time:
 
     column_set, columns   records as arrays; from a batch and to one
-    positions, many       many batches as one set of columns
+    small_batches         many small batches, checked and held together
+    positions, many       many batches as one set of columns, or as records
     selection             which records somebody wants, and which columns
     arrow, arrow_rows     one batch, or many, for Arrow
 """

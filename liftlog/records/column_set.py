@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,11 @@ class BinaryColumn:
     def content(self) -> Bytes:
         """The bytes of all items, one after another."""
         return self.data[self.ends[0] : self.ends[-1]]
+
+    def items(self) -> list[bytes]:
+        """One object per item; those that are null have no bytes."""
+        raw, first = self.content().tobytes(), int(self.ends[0])
+        return [raw[a:b] for a, b in pairwise((self.ends - first).tolist())]
 
     def take(self, chosen: NDArray[np.intp]) -> BinaryColumn:
         starts, stops = self.ends[:-1][chosen], self.ends[1:][chosen]

@@ -61,7 +61,7 @@ class Record(NamedTuple):
     headers: Mapping[str, str]
 
 
-_NO_HEADERS = MessageHeaders(b"")
+NO_HEADERS = MessageHeaders(b"")
 _new_tuple: Callable[[type[Record], Iterable[Any]], Record] = tuple.__new__
 
 
@@ -227,7 +227,7 @@ class RecordBatch:
         if self.header.attributes & HEADERS:
             headers = map(MessageHeaders, self.headers())
         else:
-            headers = repeat(_NO_HEADERS, len(self))
+            headers = repeat(NO_HEADERS, len(self))
         fields = zip(
             self.offsets(),
             self.timestamps_ns(),
@@ -347,9 +347,10 @@ def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBat
     not what it says, and UnsupportedFormat when a newer liftlog wrote them or the package of their
     codec is not installed. `verify=False` skips the body checksum.
     """
-    header = parse_header(buf, pos)
+    whole = buf if type(buf) is memoryview else memoryview(buf)
+    header = parse_header(whole, pos)
     length = header.length
-    view = memoryview(buf)[pos : pos + length]
+    view = whole[pos : pos + length]
     if len(view) != length:
         raise CorruptBatch(f"the batch is cut: {len(view)} of {length} bytes")
     if verify and crc32c(view[HEADER_SIZE:]) != header.body_crc32c:

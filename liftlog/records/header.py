@@ -72,7 +72,8 @@ def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     ) = HEADER.unpack_from(buf, pos)
     if magic != MAGIC and magic[:3] != MAGIC_PREFIX:
         raise CorruptBatch(f"no batch starts here: the magic is {magic.hex()}")
-    if crc32c(memoryview(buf)[pos : pos + HEADER_CRC_POSITION]) != header_crc32c:
+    view = buf if type(buf) is memoryview else memoryview(buf)
+    if crc32c(view[pos : pos + HEADER_CRC_POSITION]) != header_crc32c:
         raise CorruptBatch("the header checksum does not match")
     if (
         magic != MAGIC

@@ -7,7 +7,7 @@ be alike: what one lacks is filled in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
 from liftlog.records.column_set import BinaryColumn, Columns, Flags
-from liftlog.records.decode import RecordBatch
+from liftlog.records.decode import NO_HEADERS, Record, RecordBatch
 from liftlog.records.format import (
     ESCAPED_SUBJECTS,
     HEADERS,
@@ -26,8 +26,43 @@ from liftlog.records.format import (
     TOMBSTONES,
 )
 from liftlog.records.layout import Binary
+from liftlog.records.message_headers import MessageHeaders
 from liftlog.records.positions import AnyArray, Batches, cut, locate
-from liftlog.records.small_batches import Numbers
+from liftlog.records.small_batches import Numbers, SmallBatches
+
+_new_tuple: Any = tuple.__new__
+
+
+def records_of(some: SmallBatches) -> list[Record]:
+    """One object per record. Raises CorruptBatch: which of the batches it is shows when they are
+    decoded one by one."""
+    fields = zip(*_fields_of(ManyBatches([some])), strict=True)
+    return list(map(_new_tuple, repeat(Record), fields))
+
+
+def _fields_of(found: ManyBatches) -> list[list[Any]]:
+    """The fields of Record, of all records."""
+    entries, places = found.subjects()
+    try:
+        names = [raw.decode() for raw in entries.items()]
+    except UnicodeDecodeError as error:
+        raise CorruptBatch("a subject in the dictionary is not UTF-8") from error
+    return [
+        found.offsets().tolist(),
+        found.timestamps_ns().tolist(),
+        [names[i] for i in places.tolist()],
+        _nullable(found.keys()),
+        _nullable(found.values()),
+        [MessageHeaders(raw) if raw else NO_HEADERS for raw in found.headers().items()],
+    ]
+
+
+def _nullable(column: BinaryColumn) -> list[bytes | None]:
+    items: list[Any] = column.items()
+    if column.valid is None:
+        return items
+    pairs = zip(items, column.valid.tolist(), strict=True)
+    return [item if valid else None for item, valid in pairs]
 
 
 def can_decode_together(one: RecordBatch, other: RecordBatch) -> bool:

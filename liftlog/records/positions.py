@@ -60,6 +60,11 @@ class Octets(Protocol):
         ...
 
 
+def count_batches(found: Sequence[Batches]) -> int:
+    together = [some.batch_count - 1 for some in found if isinstance(some, SmallBatches)]
+    return len(found) + sum(together)
+
+
 def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
     """The same batches, none of them held together."""
     batches: list[RecordBatch] = []
@@ -77,9 +82,8 @@ def locate(found: Sequence[Batches]) -> tuple[Positions, Octets]:
     Raises CorruptBatch when columns reach past the end of their batch, or offsets beyond 63 bits.
     """
     total = sum([len(some.raw) for some in found])
-    count = sum([1 if isinstance(some, RecordBatch) else some.batch_count for some in found])
     octets: Octets
-    if total < _JOIN_BELOW_BYTES * count:
+    if total < _JOIN_BELOW_BYTES * count_batches(found):
         octets = joined = _Joined(found)
         positions = joined.positions()
     else:

@@ -123,18 +123,18 @@ def take_small_batches(
     count = _count_ordinary(heads, place, first_offset, stop_offset)
     raw = body[position:]
     count = _count_undamaged(raw, starts[:count], heads[:count])
-    if not count:
+    # Those without records are passed over, but for the last ones: a read stands in front of them
+    # until it is asked for more.
+    with_records = np.flatnonzero(heads["record_count"][:count])
+    if not len(with_records):
         return None
+    count = int(with_records[-1]) + 1
     last = heads[count - 1]
     place.go_on_behind(
         int(last["base_offset"]) + int(last["last_offset_delta"]) + 1, int(last["leader_epoch"])
     )
     end = starts[count - 1] + int(last["length"])
-    begin, heads = begin[:count], heads[:count]
-    if not heads["record_count"].all():
-        with_records = np.flatnonzero(heads["record_count"])
-        begin, heads = begin[with_records], heads[with_records]
-    return SmallBatches(raw[:end], begin, heads), position + end
+    return SmallBatches(raw[:end], begin[with_records], heads[with_records]), position + end
 
 
 def _find_starts(body: memoryview) -> list[int]:

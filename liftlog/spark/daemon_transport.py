@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
+from liftlog.client.batch_reader import together
 from liftlog.client.reconnecting import Backoff, may_pass
 from liftlog.client.target import RECONNECT_FOR_SECONDS
 from liftlog.errors import (
@@ -24,7 +25,7 @@ from liftlog.errors import (
     StreamNotFound,
     UnknownRequest,
 )
-from liftlog.records.decode import RecordBatch
+from liftlog.records.positions import Batches
 from liftlog.spark.losses import Losses
 from liftlog.spark.options import EARLIEST, ReadOptions
 from liftlog.spark.task_lease import HOLDER, TaskLease
@@ -145,7 +146,7 @@ class DaemonTransport:
             for number, one in enumerate(planned)
         ]
 
-    def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
+    def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
         batches = self._batches(wanted, losses)
         if wanted.cleaned_below is not None:
             batches = self._without_compaction(batches, wanted.cleaned_below)
@@ -168,15 +169,15 @@ class DaemonTransport:
         return lease.over(batches)
 
     def _without_compaction(
-        self, batches: Iterator[RecordBatch], cleaned_below: int
-    ) -> Iterator[RecordBatch]:
+        self, batches: Iterator[Batches], cleaned_below: int
+    ) -> Iterator[Batches]:
         """The same batches. Raises SegmentsChanged when compaction was switched on meanwhile."""
         yield from batches
         found = self._client.describe_stream(self._stream).compaction
         if found.get("state", "off") != "off" or found.get("cleaned_below", 0) > cleaned_below:
             raise compacted_meanwhile(self._stream)
 
-    def _batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
+    def _batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
         reached = wanted.first_offset
         while reached < wanted.end_offset:
             reader = self._client.read_batches(
@@ -189,7 +190,7 @@ class DaemonTransport:
                 on_corrupt=losses.damaged,
             )
             try:
-                yield from reader
+                yield from together(reader)
                 return
             except OffsetOutOfRange as error:
                 reached = reader.position or reached

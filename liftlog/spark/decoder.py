@@ -14,6 +14,7 @@ from acl.subjects import matches
 from liftlog.records.arrow_rows import rows_of, subject_names
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import header_lines
+from liftlog.records.positions import Batches
 from liftlog.spark.columns import (
     HEADERS,
     KEY,
@@ -65,7 +66,7 @@ class RowDecoder:
         if subject is not None:
             self._reaches = lru_cache(maxsize=10_000)(lambda name: matches(subject, name))
 
-    def rows(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rows(self, batches: Iterable[Batches]) -> Iterator[pa.RecordBatch]:
         """Batches of at most `rows_per_batch` rows; none of them is empty. Raises CorruptBatch."""
         if self._reaches is None and not self._compact:
             for run in self._runs(batches):
@@ -85,14 +86,14 @@ class RowDecoder:
         if held:
             yield from self._cut(_concat(held))
 
-    def _matching(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _matching(self, batches: Iterable[Batches]) -> Iterator[pa.RecordBatch]:
         assert self._reaches is not None
         for run in self._runs(batches):
             found = rows_of(run, self._stored)
             del run[:]
             yield self._finished(_only(found, self._reaches))
 
-    def _newest(self, batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _newest(self, batches: Iterable[Batches]) -> Iterator[pa.RecordBatch]:
         deciding = [KEY] if self._reaches is None else [KEY, SUBJECT]
         keys: list[pa.Array] = []
         held: list[HeldRecords] = []
@@ -113,12 +114,12 @@ class RowDecoder:
             if rows is not None:
                 yield self._finished(rows)
 
-    def _runs(self, batches: Iterable[RecordBatch]) -> Iterator[list[RecordBatch]]:
+    def _runs(self, batches: Iterable[Batches]) -> Iterator[list[Batches]]:
         """As many batches as are decoded at once."""
-        run: list[RecordBatch] = []
+        run: list[Batches] = []
         rows = size = 0
         for batch in batches:
-            if self._reaches is not None and not any(map(self._reaches, subject_names(batch))):
+            if self._has_none(batch):
                 continue
             run.append(batch)
             rows += len(batch)
@@ -131,6 +132,13 @@ class RowDecoder:
             del batch
         if run:
             yield run
+
+    def _has_none(self, batch: Batches) -> bool:
+        """Whether none of the subjects is wanted. Of small batches only the rows will tell: to ask
+        each of them costs more than to decode them together."""
+        if self._reaches is None or not isinstance(batch, RecordBatch):
+            return False
+        return not any(map(self._reaches, subject_names(batch)))
 
     def _cut(self, made: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Into equal pieces that are not too long."""

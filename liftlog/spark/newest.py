@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from liftlog.records.arrow_rows import rows_of
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import CODEC_MASK
+from liftlog.records.positions import Batches, count_batches, one_by_one
 from liftlog.spark.columns import HEADERS, VALUE
 
 Places: TypeAlias = NDArray[np.intp]
@@ -63,19 +64,19 @@ class HeldRecords:
     """
 
     def __init__(
-        self, run: list[RecordBatch], columns: Sequence[str], places: Places | None
+        self, run: Sequence[Batches], columns: Sequence[str], places: Places | None
     ) -> None:
         self._columns = columns
         self._places = places
         self._rows: pa.RecordBatch | None = None
         self._batches: list[RecordBatch | _Packed] = []
-        small = sum(batch.size_bytes for batch in run) < _SMALL_BATCH_BYTES * len(run)
+        small = sum(some.size_bytes for some in run) < _SMALL_BATCH_BYTES * count_batches(run)
         if small or not {VALUE, HEADERS} & set(columns):
             rows = rows_of(run, columns)
             self._rows = rows if places is None else rows.take(pa.array(places))
             self._places = None
         else:
-            self._batches = [_packed(batch) for batch in run]
+            self._batches = [_packed(batch) for batch in one_by_one(run)]
 
     def rows(self, wanted: Flags) -> pa.RecordBatch | None:
         """Those of the records that count for which `wanted` is set. Once only: they are gone

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from liftlog.client import SyncClient
 from liftlog.errors import LeaseGone
-from liftlog.records.decode import RecordBatch
+from liftlog.records.positions import Batches
 
 HOLDER = "spark"
 
@@ -47,7 +47,7 @@ class TaskLease:
         self._clock = clock
         self._renew_at = clock()
 
-    def over(self, batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    def over(self, batches: Iterator[Batches]) -> Iterator[Batches]:
         """The same batches, read under the lease to the last one or as if it had lived. Raises
         LeaseGone."""
         self._renew()

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from liftlog.errors import SegmentsChanged
-from liftlog.records.decode import RecordBatch
+from liftlog.records.positions import Batches
 from liftlog.spark.losses import Losses
 
 
@@ -109,8 +109,8 @@ class Transport(Protocol):
         """The ranges with what their tasks have to know of that."""
         ...
 
-    def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[RecordBatch]:
-        """Checked batches with the records of that range and no others.
+    def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
+        """Checked batches with the records of that range and no others, one by one or together.
 
         Raises StaleIncarnation when the stream is another one by now. `losses` decides about
         records that are damaged, lost or removed since: CorruptRange, OffsetOutOfRange, or going

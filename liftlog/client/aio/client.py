@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from liftlog.client.aio.calls import Calls
 from liftlog.client.aio.consumer import Consumer
-from liftlog.client.batch_reader import BatchReader
-from liftlog.client.batches import FetchAnswer
+from liftlog.client.batch_reader import BatchReader, together
+from liftlog.client.batches import FetchAnswer, take_records
 from liftlog.client.consuming import ConsumerSettings
 from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
 from liftlog.client.selecting import Column, Filter
-from liftlog.records.decode import Record, RecordBatch
+from liftlog.records.decode import Record
+
+if TYPE_CHECKING:
+    from liftlog.records.positions import Batches
 
 
 class Client(Calls):
@@ -172,7 +175,8 @@ class RecordReader:
 
     def __init__(self, batches: BatchReader) -> None:
         self._batches = batches
-        self._batch: RecordBatch | None = None  # arrived, its records are not made yet
+        self._arriving = together(batches)
+        self._waiting: list[Batches] = []  # arrived, their records are not made yet
         self._records: Iterator[Record] = iter(())
 
     def __aiter__(self) -> Self:
@@ -182,11 +186,14 @@ class RecordReader:
         while True:
             for record in self._records:
                 return record
-            if self._batch is None:
-                self._batch = await anext(self._batches)
-            self._records, self._batch = iter(self._batch.records()), None
+            if not self._waiting:
+                self._waiting = [await anext(self._arriving)]
+            records, rest = take_records(self._waiting)
+            made = iter(records)
+            # No call comes between the two, so no exception of a signal's handler either.
+            self._records, self._waiting = made, rest
 
     async def aclose(self) -> None:
         """Stop reading."""
-        self._records, self._batch = iter(()), None
+        self._records, self._waiting = iter(()), []
         await self._batches.aclose()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-from liftlog.client.batch_reader import SyncBatchReader
-from liftlog.client.batches import FetchAnswer
+from liftlog.client.batch_reader import SyncBatchReader, together
+from liftlog.client.batches import FetchAnswer, take_records
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.consuming import ConsumerSettings
@@ -17,7 +17,10 @@ from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
 from liftlog.client.selecting import Column, Filter
-from liftlog.records.decode import Record, RecordBatch
+from liftlog.records.decode import Record
+
+if TYPE_CHECKING:
+    from liftlog.records.positions import Batches
 
 
 class SyncClient(SyncCalls):
@@ -178,7 +181,8 @@ class SyncRecordReader:
 
     def __init__(self, batches: SyncBatchReader) -> None:
         self._batches = batches
-        self._batch: RecordBatch | None = None  # arrived, its records are not made yet
+        self._arriving = together(batches)
+        self._waiting: list[Batches] = []  # arrived, their records are not made yet
         self._records: Iterator[Record] = iter(())
 
     def __iter__(self) -> Self:
@@ -188,11 +192,14 @@ class SyncRecordReader:
         while True:
             for record in self._records:
                 return record
-            if self._batch is None:
-                self._batch = next(self._batches)
-            self._records, self._batch = iter(self._batch.records()), None
+            if not self._waiting:
+                self._waiting = [next(self._arriving)]
+            records, rest = take_records(self._waiting)
+            made = iter(records)
+            # No call comes between the two, so no exception of a signal's handler either.
+            self._records, self._waiting = made, rest
 
     def close(self) -> None:
         """Stop reading."""
-        self._records, self._batch = iter(()), None
+        self._records, self._waiting = iter(()), []
         self._batches.close()

@@ -15,7 +15,7 @@ from support.stored_logs import batch_positions, flip
 from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy
 from acl.tokens import hash_token
-from liftlog.client import SyncClient
+from liftlog.client import SyncBatchReader
 from liftlog.errors import (
     CorruptMetadata,
     CorruptRange,
@@ -31,7 +31,7 @@ from liftlog.errors import (
 )
 from liftlog.log import LogConfig
 from liftlog.log.manifest import SKIPPED, QuarantinedRange
-from liftlog.records import RecordBatch
+from liftlog.records.positions import Batches
 from liftlog.spark import daemon_transport
 from liftlog.spark.options import ReadOptions, parse_options
 from liftlog.spark.planning import limit_bytes, step_of
@@ -354,10 +354,10 @@ def test_who_applies_the_subject(logs: ServedLogs, monkeypatch: pytest.MonkeyPat
     """The rows are the same; only with filterInDaemon are few bytes sent."""
     fill(logs)
     sent: list[int] = []
-    real = SyncClient.read_batches
+    real = daemon_transport.together
 
-    def counting(self: SyncClient, *arguments: Any, **options: Any) -> Iterator[RecordBatch]:
-        for batch in real(self, *arguments, **options):
+    def counting(reader: SyncBatchReader) -> Iterator[Batches]:
+        for batch in real(reader):
             sent.append(batch.size_bytes)
             yield batch
 
@@ -372,7 +372,7 @@ def test_who_applies_the_subject(logs: ServedLogs, monkeypatch: pytest.MonkeyPat
             }
         )
         with monkeypatch.context() as patched:
-            patched.setattr(daemon_transport.SyncClient, "read_batches", counting)
+            patched.setattr(daemon_transport, "together", counting)
             rows.append(offsets(chosen))
         sizes.append(sum(sent))
         sent.clear()
