@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import binascii
 import struct
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from crc32c import crc32c
@@ -133,15 +133,31 @@ _ACK: Table = {
 }
 
 
+_OFFSET_TAG, _INBOX_TAG, _CORRELATION_TAG = b"\x20", b"\x2a", b"\x32"
+_PUBLISH_TAGS = protobuf.known_tags(_PUBLISH)
+_NOTHING = list(Publish())
+_new = tuple.__new__
+
+
 def decode_publish(data: bytes) -> Publish | None:
     """The published message, or None if `data` is a plain message. Never raises."""
-    fields = _open(data, TYPE_PUBLISH, _PUBLISH)
+    body = _open(data, TYPE_PUBLISH)
+    if body is None:
+        return None
+    known = _NOTHING.copy()
+    try:
+        if protobuf.decode_known(body, _PUBLISH_TAGS, known):
+            return _new(Publish, known)
+    except (ValueError, IndexError):  # as in `protobuf.decode`
+        return None
+    fields = protobuf.decode(body, _PUBLISH)
     return None if fields is None else Publish(**fields)
 
 
 def decode_ack(data: bytes) -> Ack | None:
     """The ack in `data`, or None if `data` is not an ack. Never raises."""
-    fields = _open(data, TYPE_ACK, _ACK)
+    body = _open(data, TYPE_ACK)
+    fields = None if body is None else protobuf.decode(body, _ACK)
     return None if fields is None else Ack(**fields)
 
 
@@ -153,6 +169,35 @@ def encode_publish(publish: Publish, *, crc: bool = True) -> bytes:
 def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
     """One envelope, by default without a checksum, as Liftbridge itself writes it."""
     return _close(protobuf.encode(ack, _ACK), TYPE_ACK, crc=crc)
+
+
+def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> Iterator[bytes]:
+    """As `encode_ack` of each with its offset and this commit timestamp.
+
+    What many have in common, before the offset and behind the correlation id, is encoded once.
+    """
+    starts: dict[tuple[str, str, str], bytes] = {}
+    ends: dict[tuple[int, int, int], bytes] = {}
+    for ack, offset in acks:
+        (stream, partition_subject, msg_subject, _, inbox, correlation_id, policy, reception, _,
+         error) = ack  # fmt: skip
+        start = starts.get((stream, partition_subject, msg_subject))
+        if start is None:
+            names = Ack(stream, partition_subject, msg_subject)
+            start = starts[stream, partition_subject, msg_subject] = encode_ack(names)
+        end = ends.get((policy, reception, error))
+        if end is None:
+            rest = Ack("", "", "", 0, "", "", policy, reception, commit_timestamp, error)
+            end = ends[policy, reception, error] = protobuf.encode(rest, _ACK)
+        parts = [start]
+        if offset:
+            parts += (_OFFSET_TAG, protobuf.varint(offset))
+        if inbox:
+            parts += (_INBOX_TAG, protobuf.sized(inbox.encode()))
+        if correlation_id:
+            parts += (_CORRELATION_TAG, protobuf.sized(correlation_id.encode()))
+        parts.append(end)
+        yield b"".join(parts)
 
 
 def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
@@ -197,7 +242,8 @@ def _is_marked(name: str) -> bool:
     return name[: len(BINARY_HEADER_PREFIX)].lower() == BINARY_HEADER_PREFIX.lower()
 
 
-def _open(data: bytes, wanted_type: int, table: Table) -> dict[str, Any] | None:
+def _open(data: bytes, wanted_type: int) -> bytes | None:
+    """The body, if `data` is an envelope of this type."""
     if len(data) < _HEADER_SIZE:
         return None
     cookie, version, header_size, flags, message_type = _HEADER.unpack_from(data)
@@ -209,11 +255,11 @@ def _open(data: bytes, wanted_type: int, table: Table) -> dict[str, Any] | None:
     if flags == FLAG_CRC:
         if header_size != _HEADER_SIZE_WITH_CRC:
             return None
-        if crc32c(body) != _CRC.unpack_from(data, _HEADER_SIZE)[0]:
+        if crc32c(body) != int.from_bytes(data[_HEADER_SIZE:_HEADER_SIZE_WITH_CRC], "big"):
             return None
     elif flags:
         return None
-    return protobuf.decode(body, table)
+    return body
 
 
 def _close(body: bytes, message_type: int, *, crc: bool) -> bytes:

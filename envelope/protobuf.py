@@ -32,9 +32,52 @@ MAX_ENTRY_FIELDS: Final = 8
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
 _UNKNOWN = ("", -1)
+_LENGTH_KINDS = (BYTES, TEXT)
+_UNKNOWN_TAG = (-1, -1)
+_MAX_KNOWN = 16
 _ENTRY: Table = {1: ("key", TEXT), 2: ("value", BYTES)}
 _MAX_VARINT_BYTES = 10
 _MAX_FIELD_NUMBER = 2**29 - 1
+
+
+def known_tags(table: Table) -> Mapping[int, tuple[int, int]]:
+    """The first byte of each field of the table -> (place in the table, kind); not of maps."""
+    return {
+        number << 3 | _WIRE_TYPE[kind]: (place, kind)
+        for place, (number, (_, kind)) in enumerate(table.items())
+        if kind != MAP and number < 16
+    }
+
+
+def decode_known(data: bytes, tags: Mapping[int, tuple[int, int]], fields: list[Any]) -> bool:
+    """Put what an ordinary message says into `fields`, by place; False when it is not one for
+    this: `decode` knows. A message that both take says the same to both.
+
+    Ordinary are a few fields, all of them known, none of them a map, and short. Raises ValueError
+    and IndexError for what is malformed.
+    """
+    pos, end = 0, len(data)
+    for _ in range(_MAX_KNOWN):
+        if pos >= end:
+            return pos == end
+        place, kind = tags.get(data[pos], _UNKNOWN_TAG)
+        value = data[pos + 1]
+        pos += 2
+        if kind in _LENGTH_KINDS:
+            if value >= 0x80:
+                high = data[pos]
+                if high >= 0x80:
+                    return False
+                value = value & 0x7F | high << 7
+                pos += 1
+            start, pos = pos, pos + value
+            raw = data[start:pos]
+            fields[place] = raw if kind == BYTES else raw.decode()
+        elif place < 0 or value >= 0x80:
+            return False
+        else:
+            fields[place] = value
+    return False
 
 
 def decode(data: bytes, table: Table) -> dict[str, Any] | None:
@@ -135,12 +178,26 @@ def encode(values: Iterable[Any], table: Table) -> bytes:
 def _entries(items: Mapping[str, bytes], tag: bytes) -> Iterator[bytes]:
     for key, value in items.items():
         # Both fields are written even if empty, as protobuf's own libraries do.
-        entry = b"\x0a" + _sized(key.encode()) + b"\x12" + _sized(value)
-        yield tag + _sized(entry)
+        entry = b"\x0a" + sized(key.encode()) + b"\x12" + sized(value)
+        yield tag + sized(entry)
 
 
-def _sized(raw: bytes) -> bytes:
+def sized(raw: bytes) -> bytes:
+    """With its length before it."""
     return _to_varint(len(raw)) + raw
+
+
+_CONTINUED = [bytes([0x80 | low]) for low in range(0x80)]
+
+
+def varint(value: int) -> bytes:
+    """A number that seldom recurs, such as an offset: 0 or more, 63 bits."""
+    if value < 0x80:
+        return _to_varint(value)
+    low, middle, high = value & 0x7F, value >> 7 & 0x7F, value >> 14
+    if not high:
+        return _CONTINUED[low] + _to_varint(middle)
+    return _CONTINUED[low] + _CONTINUED[middle] + _to_varint(high)
 
 
 @lru_cache(maxsize=4096)  # tags, sizes and times recur

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from envelope import COOKIES
 from liftlog.stream.acks import Echo
 from liftlog.stream.config import SequencerConfig
-from liftlog.stream.enveloped import merge_headers, open_envelope
+from liftlog.stream.enveloped import open_envelope, own_block
 from liftlog.stream.header_columns import header_columns
 from liftlog.stream.judging import FAST_BATCH_SUFFIX
 from liftlog.stream.run import MessageRun
@@ -63,7 +63,7 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
     replies = run.replies if config.acks == "on" else nowhere
     columns = Columns(run.subjects, replies, run.payloads, blocks, keys, message_ids)
     if run.has_cookie:
-        columns = _opened(config, columns, stamp, odd)
+        columns = _opened(config, run, columns, stamp, odd)
     return columns, sorted(set(odd))
 
 
@@ -85,20 +85,22 @@ def _in_fast_batches(replies: Sequence[bytes]) -> list[int]:
     return [row for row, reply in enumerate(replies) if reply.endswith(FAST_BATCH_SUFFIX)]
 
 
-def _opened(config: SequencerConfig, columns: Columns, stamp: int, odd: list[int]) -> Columns:
+def _opened(
+    config: SequencerConfig, run: MessageRun, columns: Columns, stamp: int, odd: list[int]
+) -> Columns:
     """The columns with the fields of envelopes in them. `odd` gets the rows of those that bring
     headers to merge, or that expect something."""
-    count = len(columns.values)
-    subjects, values = columns.subjects, list(columns.values)
+    count = len(run)
+    values: list[bytes | None] = list(run.payloads)
     replies, blocks = list(columns.replies), list(columns.blocks or [b""] * count)
     keys = list(columns.keys or [None] * count)
     message_ids = list(columns.message_ids or [None] * count)
     echoes: list[Echo] = [None] * count
     skipped = set(odd)
-    for row, payload in enumerate(columns.values):
-        if payload is None or payload[:4] not in COOKIES or row in skipped:
+    for row, payload in enumerate(run.payloads):
+        if payload[:4] not in COOKIES or row in skipped:
             continue
-        found = open_envelope(config, subjects[row], payload, stamp)
+        found = open_envelope(config, run.subjects[row], payload, stamp)
         if found is None:
             continue  # a plain message
         opened, echo, refusal = found
@@ -111,11 +113,11 @@ def _opened(config: SequencerConfig, columns: Columns, stamp: int, odd: list[int
         if key is not None:
             keys[row] = key
         if adds_lines:
-            blocks[row] = merge_headers(opened, b"")
+            blocks[row] = own_block(message_id, correlation_id)
         if message_id:
             message_ids[row] = message_id.encode()
         if ack_policy == "none":
             replies[row] = b""
         elif ack_subject is not None:
             replies[row] = ack_subject.encode()
-    return Columns(subjects, replies, values, blocks, keys, message_ids, echoes)
+    return Columns(run.subjects, replies, values, blocks, keys, message_ids, echoes)

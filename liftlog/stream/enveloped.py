@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import envelope
 from envelope import Envelope
-from liftlog.records.message_headers import build_block, header_lines
+from liftlog.records.message_headers import PREAMBLE, build_block, header_lines
 from liftlog.stream.acks import Echo
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import CORRELATION_ID, MESSAGE_ID, Control
@@ -45,6 +45,16 @@ def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
     return reply if acks == "on" else b""
 
 
+def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
+    """The header block to store for what an envelope says, when nothing else is in it."""
+    block = PREAMBLE + b"\r\n"
+    if message_id:
+        block += b"%b: %b\r\n" % (MESSAGE_ID, message_id.encode())
+    if correlation_id:
+        block += b"%b: %b\r\n" % (CORRELATION_ID, correlation_id.encode())
+    return block + b"\r\n"
+
+
 def merge_headers(opened: Envelope, block: bytes) -> bytes:
     """The header block to store; verbatim when the envelope adds nothing to it."""
     fields: list[tuple[bytes, bytes]] = []
@@ -52,11 +62,9 @@ def merge_headers(opened: Envelope, block: bytes) -> bytes:
         fields.append((MESSAGE_ID, opened.message_id.encode()))
     if opened.correlation_id:
         fields.append((CORRELATION_ID, opened.correlation_id.encode()))
-    if not fields and not opened.headers:
-        return block
-    if not block and not opened.headers:
-        return build_block(fields)
     own = [(name.encode(), value.encode()) for name, value in opened.headers.items()]
+    if not fields and not own:
+        return block
     lines = _without(own, fields) + fields
     return build_block(_without(header_lines(block), lines) + lines)
 

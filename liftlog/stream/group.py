@@ -19,9 +19,9 @@ class CommitGroup:
 
     `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
     record, b"" for no ack. `answers` are worded already: duplicates, refusals, acks with a
-    correlation id; `timed_acks` will bear the time of the commit. `waiting` names who is to be
-    nacked in the place of both if the group fails, and what the nack has to repeat. `subject_notes`
-    is None while nobody keeps the last offset of each subject.
+    correlation id; `timed_acks` (reply, ack, offset) will bear the time of the commit. `waiting`
+    names who is to be nacked in the place of both if the group fails, and what the nack has to
+    repeat. `subject_notes` is None while nobody keeps the last offset of each subject.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class CommitGroup:
         self.ack_replies: list[bytes] = []
         self.has_acks = False
         self.answers: list[Answer] = []
-        self.timed_acks: list[tuple[bytes, Ack]] | None = None
+        self.timed_acks: list[tuple[bytes, Ack, int]] | None = None
         self.waiting: list[tuple[bytes, Echo]] = []
         self.id_marks: list[bytes] = []
         self.subject_notes: Notes | None = None

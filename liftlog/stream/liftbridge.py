@@ -6,16 +6,18 @@ commit, so it is worded when the commit is known, not before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from envelope import AckPolicy, Envelope, liftbridge
 from envelope.fields import NO_HEADERS, wrong_id, wrong_key
-from envelope.liftbridge import Ack, Publish
+from envelope.liftbridge import Ack
 from liftlog.stream.acks import Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.refusals import BAD_ENVELOPE, Refusal, refusal_body
 
 _POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
+_ANY_OFFSET = (0, -1)
+_new = tuple.__new__
 # The third is ENCRYPTION, which never happens here.
 _ERRORS = {
     "too_large": liftbridge.TOO_LARGE,
@@ -31,36 +33,43 @@ def open_liftbridge(
     if found is None:
         return None
     # One that no header can carry is not repeated in an answer either: its length has no bound.
-    bad_id = bool(found.correlation_id and wrong_id(found.correlation_id))
-    correlation_id = "" if bad_id else found.correlation_id
+    (offset, key, value, _, _, _, _, _, headers, ack_inbox, correlation_id, ack_policy) = found
+    bad_id = bool(correlation_id and wrong_id(correlation_id))
+    if bad_id:
+        correlation_id = ""
     echo: Echo = correlation_id or None
-    if found.ack_inbox:
-        echo = Ack(
-            stream=config.stream,
-            partition_subject=config.subject,
-            msg_subject=subject.decode("utf-8", "replace"),
-            ack_inbox=found.ack_inbox,
-            correlation_id=correlation_id,
-            ack_policy=found.ack_policy,
-            reception_timestamp=stamp,
+    if ack_inbox:
+        echo = _new(
+            Ack,
+            (
+                config.stream,
+                config.subject,
+                subject.decode("utf-8", "replace"),
+                0,  # the offset
+                ack_inbox,
+                correlation_id,
+                ack_policy,
+                stamp,
+                0,  # the time of the commit
+                liftbridge.OK,
+            ),
         )
-    bad = bad_id or wrong_key(found.key)
-    fields = Envelope(
-        value=found.value,
-        key=found.key or None,
-        headers=liftbridge.nats_headers(found.headers) if found.headers else NO_HEADERS,
-        ack_subject=found.ack_inbox or None,
-        correlation_id=correlation_id or None,
-        ack_policy=_POLICIES.get(found.ack_policy, "none"),
-        expected_last_offset=_expected_last_offset(found),
+    fields = _new(
+        Envelope,
+        (
+            value,
+            key or None,
+            liftbridge.nats_headers(headers) if headers else NO_HEADERS,
+            ack_inbox or None,
+            correlation_id or None,
+            _POLICIES.get(ack_policy, "none"),
+            None,  # the message id
+            # Liftbridge names the offset that the record is to get. -1 says any; 0 does so too,
+            # since it cannot be told from an absent one.
+            None if offset in _ANY_OFFSET else offset - 1,
+        ),
     )
-    return fields, echo, BAD_ENVELOPE if bad else None
-
-
-def _expected_last_offset(found: Publish) -> int | None:
-    """Liftbridge names the offset that the record is to get. -1 says any; 0 does so too, since
-    it cannot be told from an absent one."""
-    return None if found.offset in (0, -1) else found.offset - 1
+    return fields, echo, BAD_ENVELOPE if bad_id or wrong_key(key) else None
 
 
 def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
@@ -76,8 +85,10 @@ def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
     return refusal_body(stream, refusal, echo)
 
 
-def ack_commands(acks: Iterable[tuple[bytes, Ack]], now_ns: int) -> bytes:
-    """`PUB` commands for acks of what is committed now."""
-    return publish_commands(
-        (reply, liftbridge.encode_ack(ack._replace(commit_timestamp=now_ns))) for reply, ack in acks
+def ack_commands(acks: Sequence[tuple[bytes, Ack, int]], now_ns: int) -> bytes:
+    """`PUB` commands for acks of what is committed now; the last of each is the offset."""
+    replies = [reply for reply, _, _ in acks]
+    bodies = liftbridge.encode_acks(
+        [(ack, offset) for _, ack, offset in acks], commit_timestamp=now_ns
     )
+    return publish_commands(zip(replies, bodies, strict=True))

@@ -438,7 +438,7 @@ class Sequencer:
         if isinstance(echo, Ack):
             if group.timed_acks is None:
                 group.timed_acks = []
-            group.timed_acks.append((reply, echo._replace(offset=offset)))
+            group.timed_acks.append((reply, echo, offset))
         else:
             body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)
             group.answers.append((reply, body))

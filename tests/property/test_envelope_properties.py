@@ -1,11 +1,13 @@
 import re
+from collections.abc import Callable
 from typing import Any
 
+import msgpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.values import binary
 
-from envelope import ACK_POLICIES, Envelope, decode, encode
+from envelope import ACK_POLICIES, Envelope, codec, decode, encode
 
 line_chars = st.characters(codec="utf-8", categories=["L", "N", "P", "S"], include_characters=" ")
 lines = st.text(line_chars, max_size=60).filter(lambda text: text == text.strip(" "))
@@ -114,3 +116,29 @@ def test_damage_in_several_places_never_raises(given: dict[str, Any], data: st.D
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(4, len(raw) - 1))] = data.draw(st.integers(0, 255))
     decode(bytes(raw))
+
+
+ODD_VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), binary(20), lines, st.just([]), st.just({}),
+    st.dictionaries(names, lines, max_size=2), st.just({"a": {"b": {"c": 1}}}),
+)  # fmt: skip
+ODD_MAPS = st.lists(st.tuples(st.sampled_from([*"kvhacpie", "x"]), ODD_VALUES), max_size=6)
+
+
+@settings(max_examples=500)
+@given(ODD_MAPS, st.integers(0, 6), st.binary(max_size=2))
+def test_a_small_body_is_decoded_as_any_other(
+    pairs: list[tuple[str, Any]], declared: int, rest: bytes
+) -> None:
+    """Whatever is in it: equal keys, a wrong count, values of other types, trailing bytes."""
+    declared = len(pairs) if declared > len(pairs) else declared
+    items = b"".join(msgpack.packb(key) + msgpack.packb(value) for key, value in pairs)
+    body = bytes([0x80 | declared]) + items + rest
+
+    def outcome(function: Callable[[bytes], Envelope | None]) -> Envelope | None:
+        try:
+            return function(body)
+        except (ValueError, msgpack.UnpackException):
+            return None
+
+    assert outcome(codec._decode_small) == outcome(codec._decode_body)

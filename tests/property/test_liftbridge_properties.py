@@ -7,13 +7,14 @@ import time
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from envelope import liftbridge
+from envelope import liftbridge, protobuf
 from envelope.liftbridge import (
     Ack,
     Publish,
     decode_ack,
     decode_publish,
     encode_ack,
+    encode_acks,
     encode_publish,
 )
 from liftlog.records.message_headers import build_block, header_lines
@@ -139,3 +140,40 @@ def test_headers_come_back_from_nats_headers(headers: dict[str, bytes]) -> None:
     for name, value in headers.items():
         if name.isalnum() and name.isascii() and value.isalnum():
             assert found[name] == value.decode()
+
+
+@given(st.lists(st.tuples(acks, st.integers(0, 2**63 - 1)), max_size=8), int64)
+def test_acks_together_are_what_each_is_alone(pairs: list[tuple[Ack, int]], time_ns: int) -> None:
+    alone = [
+        encode_ack(ack._replace(offset=offset, commit_timestamp=time_ns)) for ack, offset in pairs
+    ]
+    assert list(encode_acks(pairs, commit_timestamp=time_ns)) == alone
+
+
+@given(publishes, st.data())
+def test_what_is_decoded_at_once_is_what_is_decoded_by_field(
+    publish: Publish, data: st.DataObject
+) -> None:
+    """Also after damage, where both may find another message in it, or none."""
+    body = bytearray(protobuf.encode(publish._replace(headers={}), liftbridge._PUBLISH))
+    for _ in range(data.draw(st.integers(0, 2)) if body else 0):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    raw = bytes(body[: data.draw(st.integers(0, len(body)))])
+    fields = protobuf.decode(raw, liftbridge._PUBLISH)
+    by_field = None if fields is None else Publish(**fields)
+    found = list(Publish())
+    try:
+        if protobuf.decode_known(raw, liftbridge._PUBLISH_TAGS, found):
+            assert Publish(*found) == by_field
+    except (ValueError, IndexError):
+        assert by_field is None
+
+
+def test_ordinary_messages_are_decoded_at_once() -> None:
+    publish = Publish(
+        key=b"k", value=b"v" * 10_000, ack_inbox="_INBOX.1", correlation_id="c", ack_policy=1
+    )
+    found = list(Publish())
+    body = protobuf.encode(publish, liftbridge._PUBLISH)
+    assert protobuf.decode_known(body, liftbridge._PUBLISH_TAGS, found)
+    assert Publish(*found) == publish
