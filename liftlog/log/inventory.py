@@ -1,4 +1,4 @@
-"""What of a log is there when it is opened: garbage goes, what is missing is noted."""
+"""The files of a log when it is opened: what is not listed is removed, what is missing is noted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from liftlog.log.filesystem import File, FileSystem
+from liftlog.log.filesystem import File, FileSystem, write_all
 from liftlog.log.index import IndexEntry
 from liftlog.log.manifest import (
     COPY_NAME,
@@ -20,11 +20,14 @@ from liftlog.log.manifest import (
 )
 from liftlog.log.segment import Segment, walk_batches
 from liftlog.log.slot import SLOT_NAME
+from liftlog.log.unreadable import read_zeroed
 
 logger = logging.getLogger("liftlog.log")
 
 BROKEN_SUFFIX = ".broken"
 UNLISTED_SUFFIX = ".unlisted"
+_COPY_BYTES = 4 * 1024 * 1024
+_MAX_TAIL_BYTES = 64 * 1024 * 1024
 _MAX_TAILS = 8
 _SEGMENT_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.log", re.ASCII)
 _TAIL_NAME = re.compile(r"(\d{20})(?:\.\d+)?\.log\.(\d+)" + re.escape(BROKEN_SUFFIX), re.ASCII)
@@ -59,7 +62,7 @@ class Inventory:
     ) -> None:
         bad = QuarantinedRange(first, following, path.name, start, end, reason)
         self.quarantined.append(bad)
-        if not bad.is_loss:  # the cut of the tail was told already
+        if not bad.is_loss:  # the cut of the tail was reported already
             return
         logger.error(
             "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
@@ -72,10 +75,12 @@ class Inventory:
     def _quarantined_in(self, path: Path) -> list[QuarantinedRange]:
         return [bad for bad in self.quarantined if bad.segment == path.name]
 
-    def settle_copies(self, found: FoundManifest) -> None:
-        """Have both copies of the manifest say the same, then tidy up by it.
+    def write_missing_copy(self, found: FoundManifest) -> None:
+        """Write the manifest again if its two files differ, then remove what it does not list.
 
-        While they cannot be written (a full disk), nothing is removed that the other one may list.
+        Both are true (see `manifest.py`), so writing the newer one loses nothing. While that fails
+        (a full disk), nothing is removed: the older one may list it, and the next start may find
+        only that.
         """
         for problem in found.problems:
             self._note(f"{problem}; the other copy is used")
@@ -117,7 +122,7 @@ class Inventory:
                 self.fs.unlink(self.directory / name)
 
     def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
-        """Whether files show that a newer manifest existed: somebody has put an old one back.
+        """Whether files show that a newer manifest existed, so an old one was put back.
 
         A crash leaves no such files. A segment gets its first bytes after the manifest lists it, so
         one behind the active segment is empty; but for those of before a truncation, which are of
@@ -166,10 +171,31 @@ class Inventory:
             f"it is kept as {target.name}"
         )
 
+    def _copy_aside(self, file: File, position: int, size: int) -> tuple[int, str]:
+        """Copy what lies behind `position` to a file of its own, before it is given up; returns its
+        length and says, in words, where the copy is."""
+        length = max(min(size, file.size()) - position, 0)
+        kept = min(length, _MAX_TAIL_BYTES)
+        name = f"{file.path.name}.{position}{BROKEN_SUFFIX}"
+        try:
+            aside = self.fs.open(self.directory / name, create=True)
+            try:
+                for done in range(0, kept, _COPY_BYTES):
+                    piece = read_zeroed(file, min(_COPY_BYTES, kept - done), position + done)
+                    write_all(aside, [piece], done)
+                aside.fdatasync()
+            finally:
+                aside.close()
+            self.fs.fsync_directory(self.directory)
+        except OSError as error:
+            # No ack was given for these bytes; a full disk must not keep the stream from starting.
+            return length, f"it could not be kept: {error.strerror or error}"
+        return length, f"{'it is' if kept == length else f'{kept} of them are'} kept in {name}"
+
     def _remove_old_tails(self, names: list[str]) -> None:
-        """Keep the newest tails that were cut off, and none of what retention has passed."""
+        """Keep the newest tails that were cut off, and none of offsets that retention removed."""
         first = self.manifest.segments[0].base_offset
-        # Anything else of that suffix was put there by somebody: `manifest.broken`, say.
+        # Other files with that suffix come from an operator: `manifest.broken`, for example.
         tails = [match for name in names if (match := _TAIL_NAME.fullmatch(name)) is not None]
         ages = sorted((int(match[1]), int(match[2]), match[0]) for match in tails)
         for i, (base_offset, _, name) in enumerate(ages):
@@ -177,7 +203,9 @@ class Inventory:
                 self.fs.unlink(self.directory / name)
 
     def _check_sealed(self, sealed: list[Segment]) -> None:
-        """Sealed files are trusted, but they must be there in full length."""
+        """Sealed files are trusted, since they were synced before the manifest listed them, but
+        they must be there in full length. No crash takes anything of them away, so what is missing
+        was acked and is noted as lost. The rest of a shorter file stays readable."""
         for segment in sealed:
             known = self._quarantined_in(segment.path)
             if not segment.size_bytes or self._is_known_lost(segment.entry()):

@@ -8,14 +8,26 @@ offset. And every record that the loss did not touch is still there.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from support.crash_scenarios import CLEAN, POINTS, World, start, store_state
-from support.logs import DIRECTORY, DURABILITIES, Writer, encode, flip, read_all
-from support.simfs import Fault, SimFileSystem
+from support.logs import (
+    DIRECTORY,
+    DURABILITIES,
+    Promises,
+    Writer,
+    commit,
+    create,
+    encode,
+    flip,
+    read_all,
+    reopen,
+)
+from support.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import (
     CorruptBatch,
@@ -26,6 +38,7 @@ from liftlog.errors import (
     SyncFailed,
 )
 from liftlog.log import Log
+from liftlog.log.damage import is_covered
 from liftlog.log.index import index_path
 from liftlog.log.slot import SLOT_NAME
 from liftlog.records import iter_batches, parse_header
@@ -297,3 +310,29 @@ def _live(log: Log, writer: Writer) -> bool:
         except (StorageError, DiskFull):
             pass  # nacked; the next group may have better luck
     return True
+
+
+def test_a_start_that_finds_no_active_segment_may_be_interrupted() -> None:
+    """A power cut, the file is gone and so is the slot, and the machine stops again at any step of
+    the start: the next one must not take the empty file for all that there was."""
+    for stop_at in itertools.count():
+        fs, promises = SimFileSystem(), Promises()
+        log = create(fs)
+        for _ in range(3):
+            commit(log, promises, 1)
+        image = fs.power_cut("none")
+        image.remove(log.segments[-1].path)
+        if image.exists(DIRECTORY / SLOT_NAME):
+            image.remove(DIRECTORY / SLOT_NAME)
+        image.stop_at = image.operations + stop_at
+        try:
+            reopen(image, boot="boot-2")
+        except MachineStopped:
+            again, _ = reopen(image.power_cut("all"), boot="boot-3")
+        else:
+            again, _ = reopen(image.power_cut("none"), boot="boot-3")
+            stop_at = -1
+        assert again.log_end_offset > max(promises.acked)
+        assert is_covered(1, max(promises.acked) + 1, again.quarantined)
+        if stop_at < 0:
+            return
