@@ -22,12 +22,11 @@ from liftlog.cli.text import plural, printable, show_size, show_time
 from liftlog.log.backup import Backup, create_backup, read_backup, restore_backup, verify_backup
 from liftlog.log.backup.restoring import check_target
 from liftlog.log.data_dir import BACKUP_NAME, STREAMS_NAME, make_durable_directory
-from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.filesystem import OsFileSystem, ReadOnlyFileSystem
 from liftlog.log.lock import exclusive
 from liftlog.log.offline.files import existing_part, find_streams, give_to_owner, stored_bytes
 from liftlog.log.offline.findings import DAMAGE
 from liftlog.log.offline.verify import verify_stream
-from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 
 
 def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:

@@ -22,8 +22,8 @@ What a crash may leave, and what is made of it:
 
     data_dir, lock, shared_states   all streams of a data directory
     checkpoint_file                 the form of all small files
-    unreadable                      reading around what the disk does not give
-    filesystem, read_only_filesystem, file_pool, window, clock, environment   what is beneath
+    unreadable                      reading around what the disk does not give, in windows
+    filesystem, file_pool, clock, environment   what is beneath
 
     rewrite      compaction, re-batching, scrubbing; in a process of its own
     offline      verify, dump, repair, reindex: without a daemon

@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.log.filesystem import FileSystem, write_all
-from liftlog.log.unreadable import is_unreadable
+from liftlog.log.unreadable import read_small_file
 
 VERSION = 1
 TEMPORARY_SUFFIX = ".tmp"
@@ -62,19 +62,12 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
     Raises CorruptMetadata when it fails its check or the disk cannot read it, UnsupportedFormat
     for a newer version, OSError for what says nothing about the file.
     """
-    try:
-        if not fs.exists(path):
-            return None
-        file = fs.open(path, writable=False)
-        try:
-            raw = file.pread(file.size(), 0)
-        finally:
-            file.close()
-    except OSError as error:
-        if not is_unreadable(error):
-            raise
-        reason = error.strerror or str(error)
-        raise CorruptMetadata(f"{path.name} cannot be read from the disk: {reason}") from error
+    raw = read_small_file(fs, path)
+    if raw is None:
+        return None
+    if isinstance(raw, OSError):
+        reason = raw.strerror or str(raw)
+        raise CorruptMetadata(f"{path.name} cannot be read from the disk: {reason}") from raw
     head, newline, body = raw.partition(b"\n")
     words = head.split()
     if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():

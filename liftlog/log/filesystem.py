@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from liftlog.errors import DiskFull, StorageError
 
@@ -141,6 +141,35 @@ class OsFileSystem:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+class ReadOnlyFileSystem(OsFileSystem):
+    """A view of the files of a log that a daemon may be using: opens them for reading only, and
+    refuses every change."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
+        if create:
+            _refuse(path)
+        return super().open(path, writable=False)
+
+    def rename(self, source: Path, target: Path) -> None:
+        _refuse(target)
+
+    def unlink(self, path: Path) -> None:
+        _refuse(path)
+
+    def make_directory(self, path: Path) -> None:
+        _refuse(path)
+
+    def remove_directory(self, path: Path) -> None:
+        _refuse(path)
+
+    def fsync_directory(self, path: Path) -> None:
+        _refuse(path)
+
+
+def _refuse(path: Path) -> NoReturn:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
 
 def is_full(error: OSError) -> bool:

@@ -7,9 +7,9 @@ One 16-byte entry for at most every 4 KiB of log, written at batch boundaries:
     8  8  max timestamp_ns       i64  of everything before and in this batch
 
 It ends with a 16-byte footer: "LLIX", entry count u32, CRC-32C of the entries u32, CRC-32C of the
-12 bytes before u32. Without a good footer it is made anew from the batch headers. The file of an
-active segment is as old as the last checkpoint. Whoever uses an entry checks the batch header that
-it lands on.
+12 bytes before u32. Without a good footer it is rebuilt from the batch headers. The file of an
+active segment is as old as the last checkpoint. A reader checks the batch header that an entry
+leads to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from crc32c import crc32c
 
 from liftlog.log.filesystem import File, FileSystem, write_all
-from liftlog.log.unreadable import is_unreadable
+from liftlog.log.unreadable import read_small_file
 
 INTERVAL_BYTES = 4096
 ENTRY_SIZE = 16
@@ -179,17 +179,5 @@ def read_index(fs: FileSystem, log_path: Path, base_offset: int) -> SparseIndex 
     None too when the disk does not give it: all that it says stands in the segment. Raises OSError
     for other errors.
     """
-    path = index_path(log_path)
-    try:
-        if not fs.exists(path):
-            return None
-        file = fs.open(path, writable=False)
-        try:
-            raw = file.pread(file.size(), 0)
-        finally:
-            file.close()
-    except OSError as error:
-        if is_unreadable(error):
-            return None
-        raise
-    return SparseIndex.from_bytes(base_offset, raw)
+    raw = read_small_file(fs, index_path(log_path))
+    return SparseIndex.from_bytes(base_offset, raw) if isinstance(raw, bytes) else None

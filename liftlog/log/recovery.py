@@ -15,8 +15,7 @@ from liftlog.log.filesystem import File
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.resync import Resync, find_resync
 from liftlog.log.slot import SlotState
-from liftlog.log.unreadable import content_end
-from liftlog.log.window import FileWindow
+from liftlog.log.unreadable import FileWindow, content_end
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header, verify_body
 

@@ -12,11 +12,13 @@ are raised.
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from typing import NamedTuple
 
-from liftlog.log.filesystem import File
+from liftlog.log.filesystem import File, FileSystem
 
 PAGE_BYTES = 4096
+WINDOW_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 4 * 1024 * 1024
 _SECTOR_ERRORS = frozenset(
     {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO}
@@ -62,6 +64,25 @@ def read_around(file: File, length: int, position: int) -> Pieces:
     return Pieces(b"".join(parts), tuple(holes))
 
 
+def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
+    """All of a small file; None when it is not there, and the error when the disk cannot read it.
+
+    Raises OSError for other errors, which say nothing about the file.
+    """
+    try:
+        if not fs.exists(path):
+            return None
+        file = fs.open(path, writable=False)
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return error
+
+
 def add_hole(holes: list[range], start: int, stop: int) -> None:
     """Note [start, stop), which lies behind all the others or goes on where the last one stops."""
     if holes and holes[-1].stop >= start:
@@ -104,3 +125,34 @@ def content_end(file: File, start: int) -> int:
             return found
         end = low
     return start
+
+
+class FileWindow:
+    """A sliding view of the first `size` bytes of a file, so that a scan reads each byte about
+    once."""
+
+    def __init__(self, file: File, size: int, window_bytes: int = WINDOW_BYTES) -> None:
+        self._file = file
+        self._size = size
+        self._window_bytes = window_bytes
+        self._start = 0
+        self._buffer = b""
+        self._holes: tuple[range, ...] = ()
+
+    def view(self, position: int, length: int) -> memoryview:
+        """`length` bytes at `position`; fewer only at the end. What the disk does not give is
+        zeros. Raises OSError for other errors."""
+        length = max(min(length, self._size - position), 0)
+        at = position - self._start
+        if at < 0 or at + length > len(self._buffer):
+            wanted = min(max(length, self._window_bytes), self._size - position)
+            self._start, at = position, 0
+            self._buffer, self._holes = read_around(self._file, wanted, position)
+        return memoryview(self._buffer)[at : at + length]
+
+    def unreadable(self, position: int, length: int) -> str:
+        """What to tell of the first of these bytes that the disk does not give; empty if it gives
+        all of them."""
+        self.view(position, length)
+        hole = first_hole(self._holes, position, length) if self._holes else None
+        return "" if hole is None else words(hole)

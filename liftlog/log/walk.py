@@ -13,7 +13,7 @@ from liftlog.errors import CorruptBatch
 from liftlog.log.filesystem import File
 from liftlog.log.index import SparseIndex
 from liftlog.log.resync import find_resync, leads_to
-from liftlog.log.window import WINDOW_BYTES, FileWindow
+from liftlog.log.unreadable import WINDOW_BYTES, FileWindow
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header

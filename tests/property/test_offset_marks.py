@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftlog.log.rewrite.marks import OffsetMarks
+from liftlog.log.rewrite.compact import OffsetMarks
 
 
 @settings(max_examples=60)

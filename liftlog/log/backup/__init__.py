@@ -2,8 +2,7 @@
 
 layout     what a backup consists of; its own manifest, written last
 source     what of a stream is to be copied: everything that was acked
-copying    files, byte for byte, with a checksum
-holes      what the source's disk does not give
+copying    files, byte for byte, with a checksum; what the source's disk does not give
 sealing    what was acked of the active segment, as a sealed one
 creating   from a data directory to a backup
 verifying  whether a backup is whole

@@ -1,14 +1,20 @@
-"""Copying the bytes of a file, and knowing them again."""
+"""Copying the bytes of a file, telling them again, and what the disk of the source does not give:
+zeros in the backup, and reported as lost."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from liftlog.log.backup.layout import BackedUpFile
+from liftlog.log.damage import damage_in_walk
 from liftlog.log.filesystem import FileSystem, write_all
-from liftlog.log.unreadable import add_hole, read_around
+from liftlog.log.index import read_index
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.unreadable import add_hole, read_around, words
+from liftlog.log.walk import walk
 
 _PIECE_BYTES = 4 * 1024 * 1024
 
@@ -68,3 +74,25 @@ def describe_file(fs: FileSystem, path: Path, copied: Copied = lambda size: None
     finally:
         file.close()
     return BackedUpFile(path.name, position, digest.hexdigest())
+
+
+def lost_in_holes(
+    fs: FileSystem, path: Path, entry: SegmentEntry, holes: Sequence[range]
+) -> tuple[QuarantinedRange, ...]:
+    """The offsets of the copy at `path` that its holes cost. Raises OSError."""
+    if not holes:
+        return ()
+    file = fs.open(path, writable=False)
+    try:
+        size = min(file.size(), entry.size_bytes)
+        index = read_index(fs, path, entry.base_offset)
+        found = damage_in_walk(walk(file, entry.base_offset, size, size, index), entry)
+    finally:
+        file.close()
+    lost = []
+    for bad in found:
+        for hole in holes:
+            if bad.position < hole.stop and hole.start < bad.end_position:
+                lost.append(replace(bad, reason=f"{words(hole)}, when the backup was made"))
+                break
+    return tuple(lost)

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from liftlog.errors import CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.data_dir import BACKUP_NAME
@@ -68,6 +70,9 @@ class Backup:
         write_checkpoint_file(fs, directory / BACKUP_NAME, KIND, self.to_dict())
 
 
+_BACKUP = TypeAdapter(Backup)
+
+
 def read_backup(fs: FileSystem, directory: Path) -> Backup:
     """Raises CorruptMetadata when there is none, or none that is whole; UnsupportedFormat."""
     content = read_checkpoint_file(fs, directory / BACKUP_NAME, KIND)
@@ -77,35 +82,15 @@ def read_backup(fs: FileSystem, directory: Path) -> Backup:
             hint="`liftlog backup create` writes the file `backup` last",
         )
     try:
-        found = Backup(
-            created_ns=int(content["created_ns"]),
-            version=str(content["version"]),
-            streams=tuple(map(_stream, content["streams"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        found = _BACKUP.validate_python(content)
+    except ValidationError as error:
         raise CorruptMetadata(f"the manifest of the backup lacks something: {error}") from error
     _check_names(found)
     return found
 
 
-def _stream(content: dict[str, Any]) -> BackedUpStream:
-    files = tuple(
-        BackedUpFile(str(one["name"]), int(one["size_bytes"]), str(one["sha256"]))
-        for one in content["files"]
-    )
-    return BackedUpStream(
-        name=str(content["name"]),
-        incarnation=str(content["incarnation"]),
-        leader_epoch=int(content["leader_epoch"]),
-        log_start_offset=int(content["log_start_offset"]),
-        end_offset=int(content["end_offset"]),
-        files=files,
-        damaged=tuple(map(str, content["damaged"])),
-    )
-
-
 def _check_names(found: Backup) -> None:
-    """They become paths: a manifest that somebody made up must not lead anywhere else."""
+    """They become paths: a forged manifest must not lead anywhere else."""
     for stream in found.streams:
         if not is_stream_name(stream.name, may_be_system=True):
             raise CorruptMetadata(f"{stream.name!r} is not the name of a stream")

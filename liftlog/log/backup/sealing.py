@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from liftlog.log.backup.copying import copy_file
-from liftlog.log.backup.holes import lost_in_holes
+from liftlog.log.backup.copying import copy_file, lost_in_holes
 from liftlog.log.backup.source import Source
 from liftlog.log.damage import is_covered
 from liftlog.log.filesystem import File, FileSystem

@@ -36,7 +36,6 @@ from liftlog.log.rewrite.job import (
     no_progress,
     no_throttle,
 )
-from liftlog.log.rewrite.marks import OffsetMarks
 from liftlog.log.rewrite.merger import BatchMerger
 from liftlog.log.rewrite.source import blaming, read_windows
 from liftlog.log.rewrite.swap import remove_files
@@ -45,6 +44,7 @@ from liftlog.records.column_set import KeyedRecords, concat_binary
 from liftlog.records.decode import RecordBatch
 
 Flags = NDArray[np.bool_]
+Offsets = NDArray[np.int64]
 
 
 def compact(
@@ -343,3 +343,33 @@ def tombstones(parts: Sequence[KeyedRecords], keys: KeyColumn) -> Flags:
         np.ones(len(part), np.bool_) if part.has_value is None else part.has_value for part in parts
     ]
     return keys.valid & ~np.concatenate(has_value)
+
+
+class OffsetMarks:
+    """One bit for each offset in [first_offset, end_offset). Later offsets are ignored; earlier ones
+    must not come."""
+
+    def __init__(self, first_offset: int, end_offset: int) -> None:
+        self.first_offset = first_offset
+        self.end_offset = max(first_offset, end_offset)
+        self._bits = np.zeros((self.end_offset - first_offset + 7) // 8, np.uint8)
+
+    @property
+    def memory_used_bytes(self) -> int:
+        return self._bits.nbytes
+
+    def mark(self, offsets: Offsets) -> None:
+        """In any order, and more than once if need be."""
+        relative = offsets - self.first_offset
+        relative = relative.compress(offsets < self.end_offset)
+        places, bits = relative >> 3, relative & 7
+        for bit in range(8):
+            # In one assignment a byte may come twice: both times with the same bit, so it is set.
+            chosen = places.compress(bits == bit)
+            self._bits[chosen] = self._bits.take(chosen) | np.uint8(1 << bit)
+
+    def marked(self, offsets: Offsets) -> Flags:
+        """Which of these are; all of them lie in the range."""
+        relative = offsets - self.first_offset
+        bits = self._bits.take(relative >> 3) >> (relative & 7).astype(np.uint8)
+        return (bits & np.uint8(1)).view(np.bool_)

@@ -2,27 +2,52 @@
 
 Jobs read sealed segments and write new files beside them; they change nothing that is there.
 `epochs` are those of the manifest: they help to tell batches that do not belong there.
-Whoever started one makes its outcome real with `Log.replace_segments` (see `swap.py`), or throws
-the new files away.
+The daemon applies the outcome with `Log.replace_segments` (see `swap.py`), or discards the new
+files.
 
-All of it goes through `to_dict` and `from_dict` as values that JSON and msgpack can carry.
+All of it goes through `to_dict` and `from_dict` as values that JSON can carry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self
 
-from compaction import CompactionBacklog, CompactionPlan, StoppedBy
+from pydantic import TypeAdapter
+
+from compaction import CompactionPlan
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
 
 TARGET_BATCH_BYTES = 64 * 1024
 """What small batches are put together to."""
 
 Epochs = tuple[tuple[int, int], ...]
-_T = TypeVar("_T", SegmentEntry, QuarantinedRange)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+class _CrossesProcesses:
+    """A dataclass that becomes plain values on one side and itself again on the other."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        kind: Any = type(self)
+        content: dict[str, Any] = _adapter(kind).dump_python(self, mode="json")
+        return content
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """Raises pydantic.ValidationError."""
+        kind: Any = cls
+        value: Self = _adapter(kind).validate_python(content)
+        return value
 
 
 class Progress(NamedTuple):
@@ -41,7 +66,7 @@ Throttle = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class CompactJob:
+class CompactJob(_CrossesProcesses):
     """Keep the newest record of each key, in one stream.
 
     `plan` is what `compaction.plan_compaction` decided; `sources` are the segments that take part:
@@ -65,24 +90,10 @@ class CompactJob:
         """Of all files that this job writes."""
         return _next_generation(self.sources)
 
-    def to_dict(self) -> dict[str, Any]:
-        return _to_dict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> CompactJob:
-        return cls(
-            **content
-            | {
-                "plan": _plan(content["plan"]),
-                "sources": _values(SegmentEntry, content["sources"]),
-                "epochs": _epochs(content),
-            }
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class RebatchJob:
-    """Write one sealed segment anew with its small batches put together. No record changes."""
+class RebatchJob(_CrossesProcesses):
+    """Rewrite one sealed segment with its small batches put together. No record changes."""
 
     directory: str
     source: SegmentEntry
@@ -94,35 +105,15 @@ class RebatchJob:
     def generation(self) -> int:
         return _next_generation([self.source])
 
-    def to_dict(self) -> dict[str, Any]:
-        return _to_dict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> RebatchJob:
-        source = SegmentEntry(**content["source"])
-        return cls(**content | {"source": source, "epochs": _epochs(content)})
-
 
 @dataclass(frozen=True, slots=True)
-class ScrubJob:
+class ScrubJob(_CrossesProcesses):
     """Verify one sealed segment; `quarantined` is what is known to be damaged in it."""
 
     directory: str
     source: SegmentEntry
     quarantined: tuple[QuarantinedRange, ...] = ()
     epochs: Epochs = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return _to_dict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> ScrubJob:
-        return cls(
-            content["directory"],
-            SegmentEntry(**content["source"]),
-            _values(QuarantinedRange, content["quarantined"]),
-            _epochs(content),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +129,7 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactResult:
+class CompactResult(_CrossesProcesses):
     """Apply `swaps` in order, `tombstones_removed_below` with the first of them and
     `cleaned_below` and `horizons` with or after the last; `swap.apply_compaction` does.
 
@@ -164,16 +155,9 @@ class CompactResult:
     def new_files(self) -> tuple[str, ...]:
         return tuple(name for swap in self.swaps for name in swap.new_files)
 
-    def to_dict(self) -> dict[str, Any]:
-        return _to_dict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> CompactResult:
-        return cls(**content | {"swaps": _swaps(content["swaps"])})
-
 
 @dataclass(frozen=True, slots=True)
-class RebatchResult:
+class RebatchResult(_CrossesProcesses):
     """`swaps` is empty when the segment would not become any better."""
 
     swaps: tuple[Swap, ...]
@@ -187,19 +171,12 @@ class RebatchResult:
     def new_files(self) -> tuple[str, ...]:
         return tuple(name for swap in self.swaps for name in swap.new_files)
 
-    def to_dict(self) -> dict[str, Any]:
-        return _to_dict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> RebatchResult:
-        return cls(**content | {"swaps": _swaps(content["swaps"])})
-
 
 @dataclass(frozen=True, slots=True)
-class ScrubResult:
+class ScrubResult(_CrossesProcesses):
     """`damaged` are ranges that were not known before, ready for `Log.quarantine`.
 
-    `index_damaged`: the index file is missing or contradicts the segment; it can be made anew.
+    `index_damaged`: the index file is missing or contradicts the segment; it can be rebuilt.
     """
 
     file: str
@@ -207,13 +184,6 @@ class ScrubResult:
     index_damaged: bool
     batches: int
     bytes_read: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return _to_dict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> ScrubResult:
-        return cls(**content | {"damaged": _values(QuarantinedRange, content["damaged"])})
 
 
 def _next_generation(sources: Sequence[SegmentEntry]) -> int:
@@ -226,46 +196,8 @@ def path_of(directory: str | Path, entry: SegmentEntry) -> Path:
 
 
 def no_progress(progress: Progress) -> None:
-    """For those who do not want to know."""
+    """For callers that do not show progress."""
 
 
 def no_throttle(size_bytes: int) -> None:
     """As fast as the machine goes."""
-
-
-def _to_dict(job: object) -> dict[str, Any]:
-    """As `dataclasses.asdict`, which takes five times as long: the event loop waits for it."""
-    names = getattr(job, "__dataclass_fields__", ())
-    return {name: _plain(getattr(job, name)) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return _to_dict(value) if hasattr(value, "__dataclass_fields__") else value
-
-
-def _values(kind: type[_T], items: list[dict[str, Any]]) -> tuple[_T, ...]:
-    return tuple(kind(**item) for item in items)
-
-
-def _plan(content: dict[str, Any]) -> CompactionPlan:
-    backlog = content["backlog"]
-    stopped_by = None if backlog["stopped_by"] is None else StoppedBy(backlog["stopped_by"])
-    return CompactionPlan(
-        **content
-        | {
-            "groups": tuple((first, end) for first, end in content["groups"]),
-            "drop_tombstones": tuple(content["drop_tombstones"]),
-            "backlog": CompactionBacklog(**backlog | {"stopped_by": stopped_by}),
-            "reasons": tuple(content["reasons"]),
-        }
-    )
-
-
-def _epochs(content: dict[str, Any]) -> Epochs:
-    return tuple((epoch, offset) for epoch, offset in content["epochs"])
-
-
-def _swaps(items: list[dict[str, Any]]) -> tuple[Swap, ...]:
-    return tuple(Swap(tuple(item["old"]), _values(SegmentEntry, item["new"])) for item in items)

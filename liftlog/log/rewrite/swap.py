@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.index import index_path
-from liftlog.log.manifest import SegmentEntry
+from liftlog.log.log import Log
 from liftlog.log.rewrite.job import CompactJob, CompactResult, RebatchJob, RebatchResult
 
 
-class SwappableLog(Protocol):
-    """What of `Log` a swap needs."""
-
-    def replace_segments(
-        self,
-        old_files: Sequence[str],
-        new: Sequence[SegmentEntry],
-        *,
-        horizons: Mapping[str, int | None] | None = None,
-        cleaned_below: int | None = None,
-        tombstones_removed_below: int | None = None,
-        lineage: str | None = None,
-    ) -> int: ...
-
-
-def apply_compaction(log: SwappableLog, result: CompactResult, lineage: str | None = None) -> int:
+def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None) -> int:
     """Swap in what `compact` wrote; returns the bytes freed. Blocking; raises what the log raises.
 
     Oldest first: a tombstone goes at the earliest with the swap that removes its key from the
@@ -52,7 +36,7 @@ def apply_compaction(log: SwappableLog, result: CompactResult, lineage: str | No
     return freed
 
 
-def apply_rebatch(log: SwappableLog, result: RebatchResult, lineage: str | None = None) -> int:
+def apply_rebatch(log: Log, result: RebatchResult, lineage: str | None = None) -> int:
     """Swap in what `rebatch` wrote; returns the bytes freed."""
     return sum(log.replace_segments(swap.old, swap.new, lineage=lineage) for swap in result.swaps)
 
@@ -73,9 +57,9 @@ def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob) -> list[str]:
 
 
 def remove_files(fs: FileSystem, directory: Path, names: Sequence[str]) -> None:
-    """Unlink segment files and their indexes; what is not there or will not go is passed over.
+    """Unlink segment files and their indexes; errors are ignored.
 
-    For files that nobody ever saw. What remains is removed when the log is opened next.
+    For files that no manifest ever listed. What remains is removed when the log is opened next.
     """
     for name in names:
         for path in (directory / name, index_path(directory / name)):

@@ -23,9 +23,9 @@ from liftlog.log import LogConfig, OsFileSystem
 from liftlog.log.backup import Backup, create_backup, read_backup, restore_backup, verify_backup
 from liftlog.log.checkpoint_file import read_checkpoint_file
 from liftlog.log.data_dir import RESTORING_NAME, refuse_unfit
+from liftlog.log.filesystem import ReadOnlyFileSystem
 from liftlog.log.manifest import read_manifest
 from liftlog.log.opening import open_log
-from liftlog.log.read_only_filesystem import ReadOnlyFileSystem
 from liftlog.log.recovery import ActiveState
 from liftlog.log.rewrite import ScrubJob, scrub
 from liftlog.log.shared_states import CLEAN_NAME
