@@ -89,5 +89,5 @@ def _offset_in(file: File, position: int, header: BatchHeader, number: int) -> i
         try:
             return int(decode_batch(read_zeroed(file, header.length, position)).offsets()[number])
         except (CorruptBatch, UnsupportedFormat):
-            pass  # readers will be told; here a little less precision is no harm
+            pass  # readers get an error; here a little less precision does no harm
     return header.base_offset + number

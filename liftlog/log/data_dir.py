@@ -57,7 +57,7 @@ def refuse_unfit(fs: FileSystem, path: Path) -> None:
     if fs.exists(path / RESTORING_NAME):
         raise CorruptMetadata(
             f"a backup was being restored into {path}, and not all of it is there",
-            hint="run `liftlog backup restore` again: it begins anew",
+            hint="run `liftlog backup restore` again: it starts from the beginning",
         )
 
 
@@ -93,8 +93,8 @@ class DataDir:
 
         The clean marker is removed, durably, before this returns: whatever happens from here on
         is an unclean stop until `close` says otherwise. Raises DataDirLocked, StorageError,
-        UnsupportedFormat, CorruptMetadata for what is no data directory: a backup, or a restore
-        without an end. Then the lock is free again.
+        UnsupportedFormat, CorruptMetadata for what is not a data directory: a backup, or a restore
+        that did not finish. Then the lock is free again.
         """
         fs = self.environment.fs
         refuse_unfit(fs, self.path)
@@ -149,8 +149,8 @@ class DataDir:
             logger.warning("leftover-not-removed name=%r error=%s", name, error)
 
     def _is_unfinished(self, name: str) -> bool:
-        """Whether it holds nothing but what a creation makes before the manifest is there. Of
-        anything else nobody knows what it is worth."""
+        """Whether it holds nothing but what a creation makes before the manifest is there. Anything
+        else may be worth keeping."""
         directory = self.stream_path(name)
         try:
             files = self.environment.fs.list_directory(directory)

@@ -29,7 +29,7 @@ class LogEnvironment:
     pool: FilePool
     indexes: IndexCache
     synced: Callable[[float], None]
-    """Told how many seconds each fdatasync of a segment file took, in whichever thread it ran."""
+    """Called with the seconds that an fdatasync of a segment file took, in the thread that ran it."""
 
     @classmethod
     def create(

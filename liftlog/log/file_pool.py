@@ -1,4 +1,4 @@
-"""Open files shared by readers, bounded in number, closed when nobody holds them.
+"""Open files shared by readers, bounded in number, closed when no reader holds them.
 
 A segment file that retention removed stays readable until its last reader lets go: unlinking
 does not touch an open descriptor.

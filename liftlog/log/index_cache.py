@@ -1,4 +1,4 @@
-"""The indexes of sealed segments: the latest used ones in memory, lost ones made anew."""
+"""The indexes of sealed segments: the latest used ones in memory, lost ones rebuilt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("liftlog.log")
 def build_index(
     file: File, segment: Segment, quarantined: Sequence[QuarantinedRange] = ()
 ) -> SparseIndex:
-    """Make the index anew from the batch headers, past damage if there is some."""
+    """Rebuild the index from the batch headers, stepping over damage."""
     index = SparseIndex(segment.base_offset)
     newest = 0
     start = IndexEntry(segment.base_offset, 0)
@@ -57,7 +57,7 @@ class IndexCache:
             try:
                 write_index(self._fs, segment.path, index)
                 if not self._fs.exists(segment.path):
-                    # Retention was quicker: whoever removed the file did not know of this one.
+                    # Retention was quicker, and removed the segment before this file was there.
                     self._fs.unlink(index_path(segment.path))
             except OSError as error:  # a full disk must not keep anyone from reading
                 logger.warning("index-not-stored segment=%s error=%s", segment.path, error)

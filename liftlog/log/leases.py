@@ -1,12 +1,12 @@
-"""Leases: for a bounded time, what somebody reads stays as it is.
+"""Leases: for a bounded time, what a reader reads stays as it is.
 
 A lease fixes the range [low, high) of a stream. While it lives the log start does not pass `low`,
 and compaction takes no records from `high` on into account, so its reader sees the stream as it
 was at `high`; nor does it drop tombstones from `low` on, which say what the reader must forget.
 
-Whoever reads renews the lease and may raise `low` as it gets on. A lease is durable before its
-holder hears of it, and ends by release, by time, or when the disk is full: rather than refuse
-what is published, retention then removes what it must, and the reader is told by
+The reader renews the lease and may raise `low` as it advances. A lease is durable before its
+holder learns of it, and ends by release, by time, or when the disk is full: rather than refuse
+what is published, retention then removes what it must, and the reader gets
 OFFSET_OUT_OF_RANGE.
 
 Kept in the checkpoint file `leases` in the stream's directory, from the first lease on.
@@ -57,15 +57,15 @@ class Lease:
     holder: str = ""
 
     def is_live(self, now_ns: int) -> bool:
-        # A clock that was set back must not make a lease last; that it stepped a little is no news.
+        # A clock that was set back must not make a lease last; a small step back is normal.
         return 0 < self.expires_ns - now_ns <= MAX_DURATION_NS + _CLOCK_TOLERANCE_NS
 
 
 class Leases:
     """Of one stream. Thread-safe.
 
-    What changes them blocks, and waits for its turn. Whoever only asks sees the state of the last
-    change that is durable, and never waits: not for the disk, nor for a change under way.
+    A change blocks, and waits for its turn. A question is answered from the last durable state and
+    never waits, neither for the disk nor for a change under way.
     """
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
@@ -91,7 +91,7 @@ class Leases:
         holder: str = "",
         principal: str = "",
     ) -> Lease:
-        """A new lease on [low, high), durable on return. `principal` is whose it is, if anybody's.
+        """A new lease on [low, high), durable on return. `principal` is its owner, if there is one.
 
         Take it as the log's writer of the moment, when `low` is not below the log start and `high`
         not above the high watermark: so no retention that was decided before comes in between.
@@ -139,8 +139,8 @@ class Leases:
         return lease
 
     def release(self, lease_id: str, *, now_ns: int) -> None:
-        """Give it back; one that is gone is no error. Raises DiskFull, StorageError: then it ends
-        by time."""
+        """End the lease; one that has ended is not an error. Raises DiskFull, StorageError: then it
+        ends when it expires."""
         with self._lock:
             leases = self._living(now_ns)
             if leases.pop(lease_id, None) is not None:
@@ -212,7 +212,7 @@ class Leases:
                 for entry in content["leases"]
             ]
         except (CorruptMetadata, UnsupportedFormat, KeyError, TypeError) as error:
-            # Their holders are told by LEASE_GONE; a stream must not stand still for them.
+            # Their holders get LEASE_GONE; the stream must not stop because of them.
             logger.error(  # noqa: TRY400  # the cause is in the message
                 "leases-lost stream=%s error=%s", self._directory.name, error
             )

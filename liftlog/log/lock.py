@@ -1,8 +1,8 @@
 """The lock of a data directory: one daemon uses it at a time, or one command that works offline.
 
 Two things are locked (flock): the file `lock`, and the directory itself. The file names the process
-that holds the lock. The directory keeps others out also when somebody has deleted the file, which
-would otherwise let a second process make a new one and lock that. The operating system releases
+that holds the lock. The lock on the directory also holds when the file was deleted; otherwise a
+second process could create a new file and lock that. The operating system releases
 both with the process that holds them.
 """
 

@@ -6,7 +6,7 @@ to the layer above (the stream's settings, for one); the log carries it and neve
 There are two copies, so that a flipped bit, an unreadable sector or an old file that was put back
 costs nothing. `manifest.copy` is renamed into place before `manifest`, and `sequence` rises with
 every change. A stop between the two leaves two different manifests, and both are true: what the
-newer one lists was on disk before either was written, and nobody had been told of it yet. The newer
+newer one lists was on disk before either was written, and nothing outside knew of it yet. The newer
 one counts. A manifest without a sequence was written by a version that knows of no copy.
 """
 
@@ -60,7 +60,7 @@ class SegmentEntry:
 
 
 SKIPPED = "offsets skipped after an unreadable tail that was not acked"
-"""The reason of a range that nobody was promised: offsets passed over, to be on the safe side."""
+"""The reason of a range in which nothing was acked: offsets that are skipped to be safe."""
 
 NOT_SYNCED = "not yet fsynced: acked before the fsync, and lost when the machine stopped"
 """The reason of a range in which records may be missing that were acked before they were durable,
@@ -80,7 +80,7 @@ class QuarantinedRange:
 
     @property
     def is_loss(self) -> bool:
-        """Whether records may have been in it that somebody was told are stored."""
+        """Whether acked records may have been in it."""
         return self.reason != SKIPPED
 
     @property
@@ -205,7 +205,7 @@ class FoundManifest:
 
 
 def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
-    """The newer one of the two copies, for whoever may write: a daemon that starts, or a repair.
+    """The newer one of the two copies, for a caller that may write: a daemon at its start, a repair.
 
     Raises as `read_manifest`.
     """

@@ -112,7 +112,7 @@ def read_slice(
     if view.manifest.quarantined:
         end = view.committed.offset if found is None else found.first_offset
         try:
-            _tell_losses(view.manifest.quarantined, offset, end)
+            _raise_for_losses(view.manifest.quarantined, offset, end)
         except CorruptRange:
             if found is not None:
                 found.release()
@@ -120,8 +120,8 @@ def read_slice(
     return found
 
 
-def _tell_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
-    """No reader passes lost records without being told which they are."""
+def _raise_for_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
+    """No reader gets past lost records without an error that names them."""
     for bad in sorted(ranges, key=lambda one: one.first_offset):
         if bad.is_loss and bad.next_offset > offset and bad.first_offset < end:
             first = max(bad.first_offset, offset)

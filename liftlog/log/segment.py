@@ -105,10 +105,10 @@ def walk_batches(
     (see `find_data_end`): the last batch may end in zeros itself, so it may reach up to that size,
     and which offset the log has reached there is not known.
 
-    Damage is stepped over, to the next batch that provably continues the log, and told to
-    `stepped_over`; so it costs readers what it hit and no more. A batch that belongs somewhere else
-    is damage; `epochs` of the manifest help to tell. Bodies are not checked. Raises OSError and
-    UnsupportedFormat.
+    The walk steps over damage to the next batch that provably continues the log, and adds what it
+    skipped to `stepped_over`; so damage costs readers what it hit and no more. A batch that belongs
+    somewhere else is damage; `epochs` of the manifest help to detect it. Bodies are not checked.
+    Raises OSError and UnsupportedFormat.
     """
     position = start.position
     limit = end.position if size_bytes is None else max(size_bytes, end.position)

@@ -57,7 +57,7 @@ class LogSlice:
         self.next_offset = next_offset
         self.record_count = next_offset - first_offset
         self.on_damage: Callable[[int, int], object] | None = None
-        """Told the offsets of a slice of which the disk did not give all."""
+        """Called with the offsets of a slice that the disk could not read in full."""
 
     @property
     def fd(self) -> int:

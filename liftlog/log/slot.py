@@ -100,7 +100,7 @@ class AckedSlot:
     An update that fails raises nothing, because what it speaks of is stored already and its ack is
     true: the records are whole, and the start after a kill finds them by scanning. What is missing
     is only the witness that tells later damage of them from a write that was never acked. So the
-    slot is `in_doubt` from then on, and the log appends nothing more until `settle` has returned.
+    slot is `in_doubt` from then on, and the log appends nothing more until `write_pending` has returned.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class AckedSlot:
                 self.in_doubt = True
                 logger.warning("acked-slot-not-written path=%s error=%s", self._path, error)
 
-    def settle(self) -> None:
+    def write_pending(self) -> None:
         """Write what the last update could not. Raises OSError while that fails too."""
         if self.in_doubt and not self._closed:
             self._write(self._boot_crc)

@@ -7,7 +7,7 @@ a whole. A reader in any thread takes one reference and works on that.
 Three rules keep the view true:
 
 1. The manifest on disk changes first, the view second. A stop in between leaves the new state on
-   disk, and no reader or publisher has been told of it yet.
+   disk, which no reader or publisher knows of yet.
 2. Segments and manifest change under `lock`, so two changes never start from the same view.
 3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
    thread. `_swapping` covers only the replacement of the view, so neither change undoes the other.
@@ -177,7 +177,7 @@ class LogState:
         """Write it to disk and tell no reader yet. Raises OSError.
 
         A failure may come after the rename, so the disk may already say otherwise. No append may
-        follow before `settle_manifest` has written what is true: the disk may list the active
+        follow before `confirm_manifest` has written what is true: the disk may list the active
         segment as sealed, and what grows behind the end of a sealed one is ignored by the next
         start.
         """
@@ -191,7 +191,7 @@ class LogState:
             raise
         self.manifest_in_doubt = False
 
-    def settle_manifest(self) -> None:
+    def confirm_manifest(self) -> None:
         """Write the manifest of the view again if the disk may hold another one. Raises OSError."""
         if self.manifest_in_doubt:
             with self.lock:

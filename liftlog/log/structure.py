@@ -160,7 +160,7 @@ def discard_files(state: LogState, names: Sequence[str]) -> None:
     """See `Log.discard_files`."""
     with state.lock, storage_errors(f"discarding files of {state.name}"):
         # After a failed swap the disk may list these files. If that cannot be undone, they stay.
-        state.settle_manifest()
+        state.confirm_manifest()
         listed = {segment.path.name for segment in state.view.segments}
         for name in names:
             if name in listed:

@@ -1,9 +1,9 @@
 """Reading where the disk does not give every page: damage like rot, page by page.
 
-An unreadable sector costs the page that it lies in. Whoever looks for what is still good reads
+An unreadable sector costs the page that it lies in. A search for what is still good reads
 around it: the page counts as zeros, which no checksum of a batch takes for data, and what lies
 before and behind it is read as ever. Where it matters that the bytes are unknown and not zero (the
-end of the data, whether a tail may have been acked), the holes are told beside the bytes.
+end of the data, whether a tail may have been acked), the holes are returned beside the bytes.
 
 Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are no damage and
 are raised.
@@ -92,7 +92,7 @@ def add_hole(holes: list[range], start: int, stop: int) -> None:
 
 
 def read_zeroed(file: File, length: int, position: int) -> bytes:
-    """The bytes of `read_around` alone, for whoever checks them anyway."""
+    """The bytes of `read_around` alone, for callers that check them anyway."""
     return read_around(file, length, position).raw
 
 

@@ -49,7 +49,7 @@ class LogWriter:
         size = sum([len(batch.data) for batch in batches])
         with self._append_errors:
             if state.manifest_in_doubt or active.has_leftovers or self.slot.in_doubt:
-                self._settle_doubts()
+                self._resolve_doubts()
             if self.must_roll(size, next_offset):
                 self._roll()
                 active = state.active
@@ -58,11 +58,11 @@ class LogWriter:
             end = active.append(batches, size, state.config.segment_max_bytes)
         self._appended.append(end)
 
-    def _settle_doubts(self) -> None:
+    def _resolve_doubts(self) -> None:
         """After a failed operation: bring the disk back to what is known here. Raises OSError."""
-        self.state.settle_manifest()
+        self.state.confirm_manifest()
         self.state.active.remove_leftovers()
-        self.slot.settle()
+        self.slot.write_pending()
 
     def _reserve(self, next_offset: int) -> None:
         state = self.state
@@ -228,8 +228,8 @@ class LogWriter:
                 )
                 quarantined = (*quarantined, lost)
             # Kept offsets: nothing that could still be committed lies below the new end, so the
-            # high watermark moves there. Otherwise no publisher was told of the abandoned records,
-            # and their offsets are assigned again. Both in a new file: what an fdatasync failed to
+            # high watermark moves there. Otherwise no ack left for the abandoned records, and their
+            # offsets are assigned again. Both in a new file: what an fdatasync failed to
             # write may read well from the page cache and be gone after a power cut. So the old file
             # is sealed at the last durable position, and what lies behind it is ignored.
             base_offset = end.offset if keep_offsets else durable.offset
@@ -298,7 +298,7 @@ class LogWriter:
                 acks_before_sync=False,  # what is left is durable
             )
         except BaseException:
-            # The old manifest counts, or the disk is told so before the next append.
+            # The old manifest counts, or it is written again before the next append.
             state.move_high_watermark(view.committed)
             raise
         self._appended = [one for one in self._appended if one.offset < end]

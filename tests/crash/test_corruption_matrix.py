@@ -193,7 +193,7 @@ def test_the_active_segment(stored: Stored, stop: str, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_an_index(stored: Stored, damage: str) -> None:
-    """It costs nothing: an index only hints, and is made anew."""
+    """It costs nothing: an index only hints, and is rebuilt."""
     for position, disk in damaged_disks(stored, index_path(stored.sealed), damage):
         log = reopen(disk, stored.clean)
         assert check(stored, disk, log, f"{damage} at {position}") == []

@@ -19,7 +19,7 @@ from liftlog.log.walk import walk
 _PIECE_BYTES = 4 * 1024 * 1024
 
 Copied = Callable[[int], None]
-"""Told how many bytes were read just now."""
+"""Called with the number of bytes that were just read."""
 
 
 def copy_file(

@@ -5,7 +5,7 @@ copied and sealed in the backup. Whatever the daemon deletes or rewrites meanwhi
 missing file, and the stream is looked at again. `_offsets` comes first: no checkpoint in the backup
 is beyond what the backup holds of its stream.
 
-The backup's manifest is written last: a stop before that leaves what nobody takes for a backup.
+The backup's manifest is written last: a stop before that leaves a directory that is not a backup.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CATCH_UP_ROUNDS = 3
 """So often the segments that were sealed while others were copied are added before the end."""
 
 Progress = Callable[[str, int, int], None]
-"""Told the stream, how many of its bytes were copied, and how many there are as far as is known."""
+"""Called with the stream, how many of its bytes were copied, and how many there are so far."""
 
 
 def create_backup(
@@ -119,7 +119,7 @@ class _StreamCopy:
                 return None
             self.fs.make_directory(self.directory)
             if found.manifest.incarnation != self.incarnation:
-                self._forget_all()  # made anew since the last round, or this is the first
+                self._forget_all()  # created again since the last round, or this is the first
                 self.fs.make_directory(self.directory)
                 self.incarnation = found.manifest.incarnation
             more = self._copy_sealed(found)
@@ -178,7 +178,7 @@ class _StreamCopy:
         except OSError as error:
             if not isinstance(error, FileNotFoundError) and not is_unreadable(error):
                 raise
-            self._forget_index(index_path(new))  # it is made anew when it is needed
+            self._forget_index(index_path(new))  # it is rebuilt when it is needed
         self.unreadable[entry.file_name] = lost_in_holes(self.fs, new, entry, holes)
         return files
 

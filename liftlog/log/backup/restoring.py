@@ -54,7 +54,7 @@ def restore_backup(
     Every file is checked while it is copied. The caller keeps daemons out by the lock. What a
     restore without an end left in `data_dir` is removed first. Durable on return.
 
-    Raises CorruptMetadata when the backup is none or damaged, InvalidArgument when `data_dir` holds
+    Raises CorruptMetadata when it is not a backup or damaged, InvalidArgument when `data_dir` holds
     anything, OSError. Unless it returns, no daemon opens `data_dir`.
     """
     files = fs or OsFileSystem()

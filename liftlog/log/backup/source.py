@@ -2,8 +2,8 @@
 and deleting.
 
 The end is what was acked when this was read. Of a daemon that runs, or was killed since the last
-boot, the slot says it exactly; of one that was stopped, the clean marker. Otherwise nobody knows
-before a recovery has judged the tail, and there is no backup.
+boot, the slot says it exactly; of one that was stopped, the clean marker. Otherwise the end is
+not known before a recovery has judged the tail, and there is no backup.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
 the manifest: what of the active segment lies below the end is all there, whatever happens since.
@@ -43,7 +43,7 @@ class Source:
 def look(fs: FileSystem, data_dir: Path, name: str, boot_id: str | None = None) -> Source | None:
     """None when the stream is not there: never made whole, or deleted meanwhile.
 
-    Raises StreamUnavailable when nobody knows how far the log goes, CorruptMetadata, OSError.
+    Raises StreamUnavailable when the end of the log is not known, CorruptMetadata, OSError.
     """
     directory = data_dir / STREAMS_NAME / name
     for _ in range(_TRIES):
@@ -55,7 +55,7 @@ def look(fs: FileSystem, data_dir: Path, name: str, boot_id: str | None = None) 
         end = _end(fs, data_dir, name, before, boot_id)
         manifest = read_manifest(fs, directory)
         if manifest is None or manifest.lineage != before.lineage:
-            continue  # deleted, made anew or truncated just now
+            continue  # just deleted, created again or truncated
         if not manifest.segments:
             raise CorruptMetadata(f"the manifest of stream {name} lists no segment")
         if end is None:
@@ -79,7 +79,7 @@ def _has_data(fs: FileSystem, directory: Path) -> bool:
 def _end(
     fs: FileSystem, data_dir: Path, name: str, manifest: Manifest, boot_id: str | None
 ) -> int | None:
-    """Everything below was acked, and nothing at or above it; None when nobody knows."""
+    """Everything below was acked, and nothing at or above it; None when that is not known."""
     if not manifest.segments:
         return None
     clean = read_known_states(fs, data_dir, name).clean

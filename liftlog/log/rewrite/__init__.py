@@ -1,8 +1,8 @@
-"""Writing sealed segments anew: key compaction, re-batching; and verifying them.
+"""Rewriting sealed segments: key compaction and re-batching; and verifying them.
 
 Blocking, on the injectable file system, without locks and without the `Log`: made to run in a
 worker process that reads sealed files and writes new ones. Read `job.py` first (what goes in, what
-comes out), then `compact.py`; `swap.py` makes an outcome real.
+comes out), then `compact.py`; `swap.py` applies an outcome.
 """
 
 from liftlog.log.rewrite.compact import compact

@@ -346,8 +346,8 @@ def tombstones(parts: Sequence[KeyedRecords], keys: KeyColumn) -> Flags:
 
 
 class OffsetMarks:
-    """One bit for each offset in [first_offset, end_offset). Later offsets are ignored; earlier ones
-    must not come."""
+    """One bit for each offset in [first_offset, end_offset). Later offsets are ignored, and earlier
+    ones are not allowed."""
 
     def __init__(self, first_offset: int, end_offset: int) -> None:
         self.first_offset = first_offset

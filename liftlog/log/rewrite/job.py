@@ -1,4 +1,4 @@
-"""What a rewriting job is told and what it answers: plain values that cross a process border.
+"""Input and outcome of a rewriting job: plain values that cross a process border.
 
 Jobs read sealed segments and write new files beside them; they change nothing that is there.
 `epochs` are those of the manifest: they help to tell batches that do not belong there.
@@ -62,7 +62,7 @@ OnProgress = Callable[[Progress], None]
 """Called now and then from within the job. Raising from it ends the job and removes its files."""
 
 Throttle = Callable[[int], None]
-"""Told of bytes that are about to be read or were written; sleeps to hold a rate. It may raise."""
+"""Called with bytes that are about to be read or were written; sleeps to hold a rate. May raise."""
 
 
 @dataclass(frozen=True, slots=True)

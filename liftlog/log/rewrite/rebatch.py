@@ -72,7 +72,7 @@ def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry) -> float:
         for i in range(_SAMPLES):
             at = index.floor_position(entry.size_bytes * i // _SAMPLES).position
             found = read_zeroed(file, _HEAD_BYTES, at)
-            with suppress(CorruptBatch, UnsupportedFormat):  # whoever reads all of it is told
+            with suppress(CorruptBatch, UnsupportedFormat):  # a read of all of it reports them
                 header = parse_header(found)
                 stored += header.length
                 raw += raw_length(found, header)
@@ -87,7 +87,7 @@ def rebatch(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> RebatchResult:
-    """Write `job.source` anew with batches of about `job.target_bytes`; fsynced on return.
+    """Rewrite `job.source` with batches of about `job.target_bytes`; fsynced on return.
 
     Raises SourceDamaged and OSError; then, and when the batches would not become much fewer, it
     has removed what it wrote.

@@ -1,7 +1,7 @@
-"""Verifying a sealed segment, so that rot is known before anybody asks for the records.
+"""Verifying a sealed segment, so that rot is found before a reader asks for the records.
 
-What cannot be read (a bad sector) is damage like any other, and what lies around it is still told
-apart.
+What cannot be read (a bad sector) is damage like any other, and the good batches around it are
+still found.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class SourceDamaged(LiftlogError):
 
 @contextmanager
 def blaming(entry: SegmentEntry) -> Iterator[None]:
-    """Damage found in here, by whoever looks into the batches, is that of this segment."""
+    """Damage that is found in this block is reported as that of this segment."""
     try:
         yield
     except (CorruptBatch, UnsupportedFormat) as error:
@@ -54,7 +54,7 @@ def read_windows(
     """All batches of a sealed segment, each verified, tiling its offsets to the last one; about a
     MiB of them at a time.
 
-    The views of a batch stay valid while anybody holds them. Raises SourceDamaged and OSError.
+    The views of a batch stay valid for as long as they are held. Raises SourceDamaged and OSError.
     """
     file = fs.open(path_of(directory, entry), writable=False)
     try:

@@ -1,4 +1,4 @@
-"""Making the outcome of a job real, in the order that keeps every crash between two steps safe."""
+"""Applying the outcome of a job, in the order that keeps every crash between two steps safe."""
 
 from __future__ import annotations
 

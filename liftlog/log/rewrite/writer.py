@@ -75,7 +75,7 @@ class SegmentWriter:
     def extend(self, header: BatchHeader) -> bool:
         """Let the last batch stand for the offsets of this one too, which is gone.
 
-        False when it cannot: there is none, or it is of another epoch.
+        False when it cannot: there is no last batch, or it belongs to another epoch.
         """
         before = self._last
         if (

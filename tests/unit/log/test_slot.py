@@ -41,7 +41,7 @@ def test_a_torn_update_leaves_the_one_before_it(written: int) -> None:
         slot.update(9)
         assert slot.in_doubt
         assert _slot(fs) == (8, True)
-    slot.settle()
+    slot.write_pending()
     assert not slot.in_doubt
     assert _slot(fs) == (9, True)
 
