@@ -29,7 +29,7 @@ class LogEnvironment:
     pool: FilePool
     indexes: IndexCache
     synced: Callable[[float], None]
-    """Called with the seconds that an fdatasync of a segment file took, in the thread that ran it."""
+    """Called by the thread of an fdatasync of a segment file, with the seconds that it took."""
 
     @classmethod
     def create(

@@ -205,7 +205,7 @@ class FoundManifest:
 
 
 def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
-    """The newer one of the two copies, for a caller that may write: a daemon at its start, a repair.
+    """The newer one of the two copies, for a caller that may write: a start or a repair.
 
     Raises as `read_manifest`.
     """

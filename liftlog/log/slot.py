@@ -100,7 +100,8 @@ class AckedSlot:
     An update that fails raises nothing, because what it speaks of is stored already and its ack is
     true: the records are whole, and the start after a kill finds them by scanning. What is missing
     is only the witness that tells later damage of them from a write that was never acked. So the
-    slot is `in_doubt` from then on, and the log appends nothing more until `write_pending` has returned.
+    slot is `in_doubt` from then on, and the log appends nothing more until `write_pending` has
+    returned.
     """
 
     def __init__(
