@@ -94,13 +94,13 @@ class StreamHost:
         self.rewriting = False
         """A compaction pass reads old segments; retention leaves their files for a while."""
         self.observed = StreamObservations()
-        self.subjects = SubjectUpkeep(self)
         self.turns = LogTurns(
             name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
         )
         self._shared = committers
         self._refuse_with = _standing_refusal(settings)
         self._waiters = WatermarkWaiters()
+        self.subjects = SubjectUpkeep(log, sequencer, self._waiters)
         self._own_records = OwnRecords(name)
         self._commits = GroupCommits(
             log,
@@ -198,7 +198,7 @@ class StreamHost:
         self._refuse_with = STORE_FAILED
         logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
         self._commits.give_up(reason, group)
-        self._waiters.wake_all()
+        self._waiters.end()
         self._note_idle()
 
     # --- exclusive calls: log calls that must not run beside a commit ---
@@ -333,7 +333,7 @@ class StreamHost:
     def wait_high_watermark(self, offset: int) -> asyncio.Future[None]:
         """Done as soon as the high watermark is above `offset`, or the stream ends. Cancel to
         give up."""
-        if self.log.high_watermark > offset or self.failure or self.turns.is_closed:
+        if self.log.high_watermark > offset:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             future.set_result(None)
             return future
@@ -374,7 +374,7 @@ class StreamHost:
         self.turns.close()
         self.subjects.close()
         self._commits.close()
-        self._waiters.wake_all()
+        self._waiters.end()
 
 
 def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.records import Place, decode_batch, parse_header
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
+from liftlog.server.commits.waiting import WatermarkWaiters
 from liftlog.settings import StreamSettings
 from liftlog.stream import Sequencer
 from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences
@@ -36,17 +37,6 @@ _PAUSE_SECONDS = 0.001
 """Between two reads of a scan, so that commits beside it get the interpreter."""
 _SNAPSHOT_NAME = "subjects"
 _SNAPSHOT_MAX_SUBJECTS = 200_000  # beyond it a scan costs about as much
-
-
-class SubjectHost(Protocol):
-    """The stream whose subjects are kept: `StreamHost`, which has a `SubjectUpkeep`."""
-
-    name: str
-    log: Log
-    sequencer: Sequencer
-    failure: str
-
-    def wait_high_watermark(self, offset: int) -> asyncio.Future[None]: ...
 
 
 def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSequences | None:
@@ -140,37 +130,39 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
 class SubjectUpkeep:
     """Scans one stream, one scan at a time. Belongs to the event loop."""
 
-    def __init__(self, host: SubjectHost) -> None:
-        self._host = host
+    def __init__(self, log: Log, sequencer: Sequencer, waiters: WatermarkWaiters) -> None:
+        self._log = log
+        self._sequencer = sequencer
+        self._waiters = waiters
         self._wanted = False
         self._is_current = True
-        self._damage_seen = host.log.quarantined
+        self._damage_seen = log.quarantined
         self._task: asyncio.Task[None] | None = None
         self._closed = threading.Event()
 
     def adopt(self, settings: StreamSettings) -> None:
         """Keep a table, resize it or drop it, as these settings say. They hold from the next
         message on."""
-        sequencer, wanted = self._host.sequencer, settings.subject_sequences
+        sequencer, wanted = self._sequencer, settings.subject_sequences
         table = sequencer.subjects
         if table is not None and wanted is not None:
             if table.max_subjects != wanted.max_subjects:
                 table.resize(wanted.max_subjects)
         else:
-            sequencer.subjects = new_table(settings, self._host.log, sequencer.next_offset)
+            sequencer.subjects = new_table(settings, self._log, sequencer.next_offset)
         if sequencer.subjects is not None and sequencer.subjects.needs_scan:
             self.request()
 
     def lost_from(self, offset: int) -> None:
         """Records from `offset` on are lost that were acked before."""
-        table = self._host.sequencer.subjects
+        table = self._sequencer.subjects
         if table is not None:
-            table.lost_from(offset, self._host.log.log_end_offset)
+            table.lost_from(offset, self._log.log_end_offset)
             self.request()
 
     def request(self) -> None:
         """Records were removed: scan those that remain. Does nothing without a table."""
-        if self._host.sequencer.subjects is None or self._closed.is_set():
+        if self._sequencer.subjects is None or self._closed.is_set():
             return
         self._wanted, self._is_current = True, False
         if self._task is None:
@@ -182,25 +174,25 @@ class SubjectUpkeep:
                 self._wanted = False
                 await self._scan()
         except Exception:  # a supervisor: such messages are refused, and the stream goes on
-            logger.exception("subjects-scan-failed stream=%s", self._host.name)
+            logger.exception("subjects-scan-failed stream=%s", self._log.name)
         finally:
             self._task = None
 
     async def _scan(self) -> None:
-        host = self._host
-        table = host.sequencer.subjects
+        log = self._log
+        table = self._sequencer.subjects
         if table is None:
             return
-        while host.log.high_watermark < table.known_from:
-            if host.failure or self._closed.is_set():
+        while log.high_watermark < table.known_from:
+            if self._waiters.has_ended:
                 return
-            committed = host.wait_high_watermark(table.known_from - 1)
+            committed = self._waiters.add(table.known_from - 1)
             # Look again from time to time: the group may fail, and its offsets be used again.
             await asyncio.wait({committed}, timeout=_LOOK_AGAIN_SECONDS)
             committed.cancel()
-        began, damage = time.monotonic(), host.log.quarantined
-        scan = await asyncio.to_thread(scan_subjects, host.log, table.new_scan(), self._go_on)
-        if self._closed.is_set() or host.sequencer.subjects is not table:
+        began, damage = time.monotonic(), log.quarantined
+        scan = await asyncio.to_thread(scan_subjects, log, table.new_scan(), self._go_on)
+        if self._closed.is_set() or self._sequencer.subjects is not table:
             return
         if not table.adopt(scan):
             self._wanted = True
@@ -208,7 +200,7 @@ class SubjectUpkeep:
         self._is_current, self._damage_seen = not self._wanted, damage
         logger.info(
             "subjects-scanned stream=%s subjects=%d complete=%s seconds=%.2f",
-            host.name,
+            log.name,
             len(table),
             table.is_complete,
             time.monotonic() - began,
@@ -225,7 +217,7 @@ class SubjectUpkeep:
     def save(self) -> None:
         """Write a snapshot for the next start, if the table agrees with the log. Call it when the
         stream is closed. Blocking. Raises OSError."""
-        table, log = self._host.sequencer.subjects, self._host.log
+        table, log = self._sequencer.subjects, self._log
         if table is not None and self._is_current and self._damage_seen == log.quarantined:
             write_subject_snapshot(log, table)
 

@@ -17,11 +17,16 @@ class WatermarkWaiters:
     """Futures that wait for the high watermark."""
 
     def __init__(self) -> None:
+        self.has_ended = False
+        """The high watermark will not move again: the stream has failed, or is closed."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def add(self, offset: int) -> asyncio.Future[None]:
-        """Done when `wake` is told of a high watermark above `offset`. Cancel to give up."""
+        """Done when the high watermark is above `offset`, or at the end. Cancel to give up."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.has_ended:
+            future.set_result(None)
+            return future
         self._waiting.append((offset, future))
         future.add_done_callback(self._forget)
         return future
@@ -42,8 +47,9 @@ class WatermarkWaiters:
                 future.set_result(None)
         self._waiting = still
 
-    def wake_all(self) -> None:
-        """The high watermark will not move again."""
+    def end(self) -> None:
+        """Complete every future, also those to come."""
+        self.has_ended = True
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
             if not future.done():

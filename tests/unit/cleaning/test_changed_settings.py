@@ -50,7 +50,7 @@ async def test_compaction_switched_off_takes_nothing_away_any_more(
     assert [segment.path.name for segment in host.log.segments][: len(before)] == before
 
 
-async def test_a_pass_is_planned_anew_by_what_holds_now(cleaning: Cleaning) -> None:
+async def test_a_pass_is_planned_again_by_the_new_settings(cleaning: Cleaning) -> None:
     await cleaning.stream("s", 300, 10)
     administration = cleaning.running.broker.administration
     await administration.update_stream("s", {"compaction": {"min_lag": "1h"}})

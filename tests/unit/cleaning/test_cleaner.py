@@ -533,7 +533,7 @@ async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
     await cleaning.close()
 
 
-async def test_a_bad_index_is_made_anew_before_anybody_reads(tmp_path: Path) -> None:
+async def test_a_bad_index_is_rebuilt_before_it_is_read(tmp_path: Path) -> None:
     cleaning = Cleaning(tmp_path, scrub_interval="1h")
     await cleaning.running.start()
     await cleaning.stream("s", 100, 100, compaction=None)

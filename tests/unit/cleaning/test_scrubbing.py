@@ -63,7 +63,7 @@ def test_a_restart_goes_on_where_the_round_was(log: Log, tmp_path: Path) -> None
     assert take_round(again, log, BASE_NS + HOUR_NS) == [11, 21]
 
 
-def test_another_incarnation_begins_anew(log: Log, tmp_path: Path) -> None:
+def test_another_incarnation_starts_over(log: Log, tmp_path: Path) -> None:
     scrubs = schedule(tmp_path)
     scrubs.next_job(log, BASE_NS)
     scrubs._rounds["s"].incarnation = "another"

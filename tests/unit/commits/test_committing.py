@@ -83,7 +83,7 @@ async def test_a_bug_while_encoding(harness: Harness, monkeypatch: pytest.Monkey
 async def test_acks_that_may_not_leave_early_are_nacks(
     durability: str, inline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a power cut nobody would know how far they went; nothing is stored either."""
+    """After a power cut it would be unknown how far they went; nothing is stored either."""
     harness = Harness(tmp_path, inline, durability=durability)
     fail = failing_once(DiskFull("full"), harness.log.admit_early_acks)
     monkeypatch.setattr(harness.log, "admit_early_acks", fail)

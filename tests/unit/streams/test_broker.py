@@ -44,8 +44,8 @@ async def test_delete(running: Running) -> None:
         await running.broker.delete_stream("s")
 
 
-async def test_who_waits_for_a_stream_that_is_deleted_finds_it_gone(running: Running) -> None:
-    """Not failed: for that nobody starts over."""
+async def test_a_reader_that_waits_finds_a_deleted_stream_gone(running: Running) -> None:
+    """It has not failed; a client would wait for it instead of giving up."""
     await running.broker.create_stream("s", {"subject": "in"})
     host, found = running.broker.hosts["s"], list[type[Exception]]()
 
@@ -95,7 +95,7 @@ async def test_a_deletion_that_fails_is_seen_and_can_be_repeated(running: Runnin
         await running.broker.delete_stream("s")
     info = await running.broker.describe_stream("s")
     assert (info.state, "deletion failed" in info.warnings[0]) == ("failed", True)
-    # Neither made anew over the old files nor silently without them.
+    # Neither created again over the old files, nor missing without a word.
     with pytest.raises(StreamUnavailable):
         await running.broker.create_stream("s", {"subject": "in"})
     running.fs.failing.clear()
@@ -173,7 +173,7 @@ async def test_a_creation_that_fails_leaves_nothing(
     await running.broker.create_stream("s", {"subject": "in"})
 
 
-async def test_files_that_somebody_put_there_are_not_overwritten(running: Running) -> None:
+async def test_files_put_there_after_the_start_are_not_overwritten(running: Running) -> None:
     """By hand, while the daemon runs: another daemon's stream, for instance."""
     await running.broker.create_stream("s", {"subject": "in"})
     await running.publish("s", b"1", b"2")
@@ -232,7 +232,7 @@ async def test_settings_of_another_version_do_not_keep_the_daemon_from_starting(
     await again.broker.close()
     limits = {"subject": "in_file", "retention": {"max_messages": 1}}
     refused = Running(running.data_dir.path, in_file=limits)
-    with pytest.raises(ConfigError, match="tenth"):  # what is not understood is no consent
+    with pytest.raises(ConfigError, match="tenth"):  # settings that cannot be parsed are no consent
         await refused.start()
     await refused.broker.close()
 

@@ -30,7 +30,7 @@ async def test_a_stream_takes_what_is_for_it_and_leaves_the_rest(running: Runnin
     assert [await refused(running, "b", name) for name in "ab"] == [True, False]
 
 
-async def test_in_a_queue_group_nobody_else_gets_the_message(running: Running) -> None:
+async def test_in_a_queue_group_no_other_stream_gets_the_message(running: Running) -> None:
     """So it is refused with an answer, not left to the one that is named."""
     for name, group in (("a", "g"), ("b", "g"), ("c", "h"), ("d", None)):
         await create(running, name, group)

@@ -76,8 +76,8 @@ async def test_a_pause_whose_disk_stalls_says_so(
 async def test_creating_a_paused_stream_again_is_still_idempotent(
     running: Running, admin: Administration
 ) -> None:
-    """An application that starts creates its streams; that somebody paused one is not its
-    business."""
+    """An application that starts creates its streams; it need not know that one is
+    paused."""
     await running.broker.create_stream("s", {"subject": "in"})
     await admin.pause("s")
     info = await running.broker.create_stream("s", {"subject": "in"})
@@ -95,7 +95,7 @@ async def test_a_stream_of_the_file_is_paused_until_the_file_says_otherwise(
     await running.broker.administration.pause("s")
     running = await restarted(running, s={"subject": "in", "acks": "on"})
     assert b'"code":503' in await nacked(running)
-    # The file was changed to say the same, and then changed back: that was somebody's decision.
+    # The file was changed to say the same, and then changed back: that is a decision of its own.
     running = await restarted(running, s={"subject": "in", "paused": True})
     running = await restarted(running, s={"subject": "in"})
     assert b'"seq":1' in await nacked(running)

@@ -1,4 +1,4 @@
-"""Housekeeping of many streams: what stalls or fails holds up no other."""
+"""Housekeeping of many streams: one that stalls or fails does not delay the others."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_stalled_stream_loses_its_place_and_is_left_out_until_it_is_done
 
 
 @pytest.mark.parametrize("error", [StorageError("EIO"), KeyError("bug")])
-async def test_an_error_ends_nobody_else(
+async def test_an_error_ends_no_other_stream(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = []

@@ -119,7 +119,7 @@ async def test_limits_that_remove_much_have_to_be_wanted(
 async def test_what_is_put_off_has_to_be_wanted_as_well(
     running: Running, admin: Administration
 ) -> None:
-    """When the lease has ended, or the clock is believed again, nobody is asked any more."""
+    """When the lease has ended, or the clock is trusted again, the user is not asked again."""
     log = await fill(running)
     log.roll()
     lease = await admin.leases.acquire("s", 1, ttl_ms=MINUTE_MS)
@@ -284,7 +284,7 @@ def _raise(error: Exception) -> Any:
     return call
 
 
-async def test_whoever_is_cancelled_leaves_no_half_change(
+async def test_a_cancelled_caller_leaves_no_half_change(
     running: Running, admin: Administration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await running.broker.create_stream("s", {"subject": "in"})
