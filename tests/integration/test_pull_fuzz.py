@@ -18,13 +18,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
 import pytest
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, publish, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
-from support.raw_pull import AUTH, HELLO, frame
+from support.raw_pull import AUTH, HELLO, BlockingPull, frame
 
 from liftlog.client import connect_sync
 from liftlog.protocol.messages import REQUESTS
@@ -54,40 +53,6 @@ def daemon(server: NatsServer) -> Iterator[Daemon]:
         yield daemon
         assert daemon.running
         assert_no_traceback(daemon)
-
-
-class Peer:
-    """A blocking connection on which anything can be sent."""
-
-    def __init__(self, daemon: Daemon, *, greet: bool = True) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", daemon.pull_port), timeout=20)
-        if greet:
-            self.sock.sendall(frame(HELLO))
-            assert self.receive()["k"] == "challenge"
-            self.sock.sendall(frame(AUTH))
-            assert self.receive()["k"] == "welcome"
-
-    def receive(self) -> dict[str, Any]:
-        """The next answer. Raises ConnectionError at the end."""
-        (length,) = struct.unpack("<I", self._exactly(4))
-        answer: dict[str, Any] = msgpack.unpackb(self._exactly(length), strict_map_key=False)
-        self._exactly(answer.get("b") or 0)
-        return answer
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self.sock.recv(count - len(data))
-            if not part:
-                raise ConnectionError("closed")
-            data += part
-        return data
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +123,7 @@ def some_request(chance: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_any_request_is_answered_once_and_none_breaks_the_daemon(seed: int, daemon: Daemon) -> None:
     chance = random.Random(seed)
-    with Peer(daemon) as peer:
+    with BlockingPull(daemon.pull_port) as peer:
         asked: dict[int, dict[str, Any]] = {}
         for number in range(1, 41):
             message = some_request(chance)
@@ -168,17 +133,17 @@ def test_any_request_is_answered_once_and_none_breaks_the_daemon(seed: int, daem
                 message["i"] = number
                 asked[number] = message
             try:
-                peer.sock.sendall(frame(message))
+                peer.send(frame(message))
             except (OverflowError, UnicodeEncodeError):
                 asked.pop(message["i"], None)  # msgpack itself cannot carry it
         # Whoever waits for records gives up; the answer to the ping is not the last for sure.
-        peer.sock.sendall(b"".join(frame({"k": "cancel", "i": number}) for number in asked))
+        peer.send(b"".join(frame({"k": "cancel", "i": number}) for number in asked))
         while asked:
             answer = peer.receive()
             assert answer["i"] in asked, (answer, "no such request is open")
             message = asked.pop(answer["i"])
             assert answer.get("n") != "INTERNAL", (message, answer, daemon.log_tail(5))
-        peer.sock.sendall(frame({"k": "ping", "i": 1}))
+        peer.send(frame({"k": "ping", "i": 1}))
         assert peer.receive() == {"k": "pong", "i": 1}
 
 
@@ -198,8 +163,8 @@ def test_bytes_that_are_no_frames_end_in_a_code(greet: bool, daemon: Daemon) -> 
                 del data[at : at + chance.randint(1, 9)]
             else:
                 data[at:at] = chance.randbytes(chance.randint(1, 9))
-        with Peer(daemon, greet=greet) as peer:
-            peer.sock.sendall(data)
+        with BlockingPull(daemon.pull_port, greet=greet) as peer:
+            peer.send(data)
             peer.sock.shutdown(socket.SHUT_WR)
             try:
                 while True:
@@ -223,13 +188,13 @@ def many_files() -> None:
 def test_thousands_of_silent_connections(daemon: Daemon) -> None:
     """Each costs some KiB; those that never say hello are told so and gone after its timeout."""
     before = daemon.rss_bytes
-    greeted = [Peer(daemon) for _ in range(IDLE_CLIENTS // 2)]
+    greeted = [BlockingPull(daemon.pull_port) for _ in range(IDLE_CLIENTS // 2)]
     half = struct.pack("<I", 1 << 20) + b"x" * 100
     for peer in greeted:
-        peer.sock.sendall(half)
-    silent = [Peer(daemon, greet=False) for _ in range(IDLE_CLIENTS // 2)]
-    with Peer(daemon) as witness:
-        witness.sock.sendall(frame({"k": "ping", "i": 1}))
+        peer.send(half)
+    silent = [BlockingPull(daemon.pull_port, greet=False) for _ in range(IDLE_CLIENTS // 2)]
+    with BlockingPull(daemon.pull_port) as witness:
+        witness.send(frame({"k": "ping", "i": 1}))
         assert witness.receive()["k"] == "pong"
     grown = daemon.rss_bytes - before
     assert grown < IDLE_CLIENTS * 32 * 1024, f"{grown / IDLE_CLIENTS / 1024:.1f} KiB each"
@@ -242,10 +207,10 @@ def test_thousands_of_silent_connections(daemon: Daemon) -> None:
 
 @pytest.mark.usefixtures("many_files")
 def test_more_silent_connections_than_places(daemon: Daemon) -> None:
-    silent = [Peer(daemon, greet=False) for _ in range(3200)]
+    silent = [BlockingPull(daemon.pull_port, greet=False) for _ in range(3200)]
     for _ in range(20):
-        with Peer(daemon) as peer:  # gets a place all the same
-            peer.sock.sendall(frame({"k": "ping", "i": 1}))
+        with BlockingPull(daemon.pull_port) as peer:  # gets a place all the same
+            peer.send(frame({"k": "ping", "i": 1}))
             assert peer.receive()["k"] == "pong"
     for peer in silent:
         peer.sock.close()
@@ -255,7 +220,7 @@ def test_more_silent_connections_than_places(daemon: Daemon) -> None:
 def test_deaf_clients_cost_bounded_memory(daemon: Daemon) -> None:
     before = daemon.rss_bytes
     requests = b"".join(frame({"k": "list", "i": number}) for number in range(1, 20_001))
-    deaf = [Peer(daemon) for _ in range(20)]
+    deaf = [BlockingPull(daemon.pull_port) for _ in range(20)]
     for peer in deaf:
         peer.sock.setblocking(False)
     # Until the daemon reads none of them any more.
@@ -270,8 +235,8 @@ def test_deaf_clients_cost_bounded_memory(daemon: Daemon) -> None:
             waiting[number] = (peer, rest[sent:])
             if sent == len(rest):
                 poll.unregister(number)
-    with Peer(daemon) as witness:
-        witness.sock.sendall(frame({"k": "ping", "i": 1}))
+    with BlockingPull(daemon.pull_port) as witness:
+        witness.send(frame({"k": "ping", "i": 1}))
         assert witness.receive()["k"] == "pong"
     assert daemon.rss_bytes - before < 128 << 20
     for peer in deaf:

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgpack
 import pytest
 from support.daemon import Daemon
 from support.hostile_frames import hostile_maps
 from support.ingesting import assert_no_traceback, publish
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
-from support.raw_pull import AUTH, HELLO, frame
+from support.raw_pull import BlockingPull, frame
 from support.victims import AckVictim, Victim, assert_nobody_waits
 
 pytestmark = pytest.mark.integration
@@ -53,41 +52,15 @@ def publisher(server: NatsServer) -> Callable[[], list[Victim]]:
     return lambda: [AckVictim(server.port, "victim")]
 
 
-class Attacker:
-    """A connection on which anything can be sent; its answers are dropped."""
+class Attacker(BlockingPull):
+    """The daemon may hang up whenever it wants."""
 
     def __init__(self, daemon: Daemon, *, greet: bool = True) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", daemon.pull_port), timeout=20)
-        if greet:
-            for message in HELLO, AUTH:
-                self.send(frame(message))
-                self.receive()
+        super().__init__(daemon.pull_port, greet=greet)
 
     def send(self, data: bytes) -> None:
-        """The daemon may hang up whenever it wants."""
         with contextlib.suppress(ConnectionError):
-            self.sock.sendall(data)
-
-    def receive(self) -> dict[str, Any]:
-        (length,) = struct.unpack("<I", self._exactly(4))
-        answer: dict[str, Any] = msgpack.unpackb(self._exactly(length), strict_map_key=False)
-        self._exactly(answer.get("b") or 0)
-        return answer
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self.sock.recv(count - len(data))
-            if not part:
-                raise ConnectionError("closed")
-            data += part
-        return data
-
-    def __enter__(self) -> Attacker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
+            super().send(data)
 
 
 def paced(rate: float) -> Iterator[int]:

@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from acl.policy import Policy
 from liftlog.errors import Conflict, StreamNotFound
@@ -20,13 +22,15 @@ from liftlog.log import (
     OsFileSystem,
     SystemClock,
 )
-from liftlog.log.leases import Lease
-from liftlog.protocol.described import LeaseInfo, StreamInfo
+from liftlog.protocol.described import StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import PullLimits, PullServer
-from liftlog.server.streams.retention import grant_lease
-from liftlog.server.streams.settings import check_incarnation
+from liftlog.server.streams.leases import LeaseKeeping
+from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.settings import StreamSettings
+
+Result = TypeVar("Result")
 
 
 class CountingLog:
@@ -85,6 +89,13 @@ class LoggedStream:
         self.real_log = log
         self.log = CountingLog(log)
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self.settings = StreamSettings(subject=f"{name}.>")
+
+    async def exclusively(
+        self, call: Callable[[], Result], *, reserve: DiskReserve | None = None
+    ) -> Result:
+        """Nothing else writes this log."""
+        return call()
 
     def append(
         self,
@@ -146,73 +157,6 @@ class LoggedStream:
         return future
 
 
-class LogLeases:
-    """The leases of these logs: stored and judged by the log itself, one caller at a time."""
-
-    def __init__(self, streams: Callable[[str], LoggedStream]) -> None:
-        self._streams = streams
-
-    async def acquire(
-        self,
-        name: str,
-        start: int | str,
-        *,
-        ttl_ms: int,
-        holder: str = "",
-        principal: str = "",
-        incarnation: str | None = None,
-    ) -> LeaseInfo:
-        log = self._streams(name).real_log
-        check_incarnation(name, log.incarnation, incarnation)
-        low = log.log_start_offset if isinstance(start, str) else start
-        lease = grant_lease(
-            log,
-            low,
-            duration_ns=ttl_ms * 1_000_000,
-            now_ns=time.time_ns(),
-            holder=holder,
-            principal=principal,
-        )
-        return self._info(name, lease)
-
-    async def renew(
-        self,
-        name: str,
-        lease_id: str,
-        *,
-        ttl_ms: int,
-        low: int | None = None,
-        finished: tuple[int, int] | None = None,
-    ) -> LeaseInfo:
-        leases = self._streams(name).real_log.leases
-        duration_ns = ttl_ms * 1_000_000
-        lease = leases.renew(lease_id, duration_ns=duration_ns, now_ns=time.time_ns(), low=low)
-        return self._info(name, lease)
-
-    async def release(self, name: str, lease_id: str) -> None:
-        self._streams(name).real_log.leases.release(lease_id, now_ns=time.time_ns())
-
-    def live(self, name: str) -> list[LeaseInfo]:
-        leases = self._streams(name).real_log.leases.live(time.time_ns())
-        return [self._info(name, lease) for lease in leases]
-
-    def _info(self, name: str, lease: Lease) -> LeaseInfo:
-        return LeaseInfo(
-            stream=name,
-            incarnation=self._streams(name).real_log.incarnation,
-            lease_id=lease.lease_id,
-            low=lease.low,
-            high=lease.high,
-            holder=lease.holder,
-            expires_ns=lease.expires_ns,
-        )
-
-
-class LogAdministration:
-    def __init__(self, streams: Callable[[str], LoggedStream]) -> None:
-        self.leases = LogLeases(streams)
-
-
 class LogBroker:
     """Stands in for `liftlog.server.streams.broker.Broker`."""
 
@@ -226,6 +170,8 @@ class LogBroker:
         self.settings: dict[str, dict[str, object]] = {}
         self.compaction: dict[str, object] = {}
         self.gate: asyncio.Event | None = None  # when set, create waits for it
+        stream: Any = self.stream
+        self._leases = LeaseKeeping(stream, time.time_ns, DiskReserve(directory))
 
     def add(self, name: str, **settings: object) -> LoggedStream:
         log = Log.create(self.directory / name, self.environment, self.config)
@@ -266,8 +212,9 @@ class LogBroker:
         return sorted(self.streams)
 
     @property
-    def administration(self) -> LogAdministration:
-        return LogAdministration(self.stream)
+    def administration(self) -> Any:
+        """Only the leases, which are those of the daemon."""
+        return SimpleNamespace(leases=self._leases)
 
     def compaction_history(self, name: str) -> list[dict[str, object]]:
         return []

@@ -1,8 +1,9 @@
-"""A peer of the pull server that speaks frames by hand, so that it can also misspeak."""
+"""Peers of the pull server that make their frames by hand, so they can also send wrong ones."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from typing import Any, Self
 
@@ -72,3 +73,40 @@ class RawPull:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class BlockingPull:
+    """The same without an event loop, on a port of this machine. Bodies are read and dropped."""
+
+    def __init__(self, port: int, *, greet: bool = True) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+        if greet:
+            self.send(frame(HELLO))
+            assert self.receive()["k"] == "challenge"
+            self.send(frame(AUTH))
+            assert self.receive()["k"] == "welcome"
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def receive(self) -> dict[str, Any]:
+        """The next answer. Raises ConnectionError at the end."""
+        (length,) = struct.unpack("<I", self._exactly(4))
+        answer: dict[str, Any] = msgpack.unpackb(self._exactly(length), strict_map_key=False)
+        self._exactly(answer.get("b") or 0)
+        return answer
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self.sock.recv(count - len(data))
+            if not part:
+                raise ConnectionError("closed")
+            data += part
+        return data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
