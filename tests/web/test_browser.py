@@ -190,7 +190,7 @@ def test_from_the_overview_to_a_record(daemon: Daemon, window: NewWindow) -> Non
     expect(page.locator("pre")).to_contain_text('"order": 3')
     page.get_by_role("link", name="hex").click()
     expect(page.locator("pre")).to_contain_text("00000000  7b 22")
-    page.get_by_role("link", name="All with this key").click()
+    page.get_by_role("link", name="All records with this key").click()
     assert page.locator("table.records tbody tr").count() == 15
 
 
@@ -289,7 +289,7 @@ def test_with_the_keyboard_alone(daemon: Daemon, window: NewWindow) -> None:
     page = window(daemon).page
     page.goto("/ui/streams")
     page.keyboard.press("Tab")
-    skip = page.get_by_role("link", name="Skip to the content")
+    skip = page.get_by_role("link", name="Skip to content")
     expect(skip).to_be_focused()
     expect(skip).to_be_in_viewport()
     page.keyboard.press("Enter")
@@ -417,7 +417,7 @@ def test_a_million_records(daemon: Daemon, server: NatsServer, window: NewWindow
     started = time.monotonic()
     page.goto("/ui/streams/large/records?subject=large.rare")
     assert time.monotonic() - started < 4
-    assert page.get_by_text("Search on").or_(page.get_by_text("The end of the stream")).is_visible()
+    assert page.get_by_text("Continue search").or_(page.get_by_text("End of the stream")).is_visible()
 
 
 async def _publish_many(url: str, count: int) -> None:

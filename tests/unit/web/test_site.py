@@ -88,7 +88,7 @@ async def test_static_files_are_a_few(site: Any) -> None:
 async def test_a_tombstone_has_no_size_and_text_is_wrapped(site: Any, orders: Any) -> None:
     async with site() as browser:
         _, text, _ = await browser.get("/ui/streams/orders/records/3")
-        assert re.search(r"Size of the value</dt><dd><span [^>]*>none<", text)
+        assert re.search(r"Value size</dt><dd><span [^>]*>none<", text)
         _, text, _ = await browser.get("/ui/streams/orders/records/1")
         assert 'class="content content-wrapped"' in text
         _, text, _ = await browser.get("/ui/streams/orders/records/1?view=hex")
@@ -176,7 +176,7 @@ async def test_a_search_that_finds_nothing_ends(
         assert (found["records"], found["at_end"]) == ([], False)
         assert 1 < found["next_offset"] < 301
         _, text, _ = await browser.get("/ui/streams/orders/records?subject=nobody")
-        assert "Search on" in text
+        assert "Continue search" in text
 
 
 async def test_no_slice_is_kept(site: Any, broker: Any, orders: Any) -> None:

@@ -71,7 +71,7 @@ async def test_from_damage_one_goes_on(
         status, text, _ = await browser.get("/ui/streams/orders/records/2")
         assert status == 410
         assert "The records [2, 4) are lost." in text
-        assert re.search(r'href="4">Go on at offset 4<', text)
+        assert re.search(r'href="4">Continue at offset 4<', text)
 
 
 async def test_long_pages_can_be_turned_at_both_ends(site: Any, broker: Any) -> None:

@@ -1,9 +1,8 @@
-// Keeps a page up to date while somebody looks at it. Without this file the page is complete, only
-// of the moment in which it was loaded.
+// Keeps a visible page up to date. Without this file the page is complete, but as old as its load.
 //
-// Every two seconds the page's .json twin is asked. Numbers go into the elements that name them
-// (data-count="high_watermark"); when the shape of the page is another one (a stream more, a state
-// changed) the page itself is loaded and its <main> replaced.
+// Every two seconds it fetches the page's .json twin. Numbers go into the elements that name them
+// (data-count="high_watermark"). When the shape of the page has changed (a new stream, another
+// state), it loads the page itself and replaces <main>.
 
 const INTERVAL_MS = 2000;
 const LONGEST_MS = 30000;
@@ -12,7 +11,7 @@ const KEPT = 60;
 const WIDTH = 120;
 const HEIGHT = 28;
 
-// --- the same forms as formats.py ---
+// --- the same formats as in formats.py ---
 
 export function count(number) {
   return String(Math.floor(number + 0.5)).replace(/\B(?=(\d{3})+$)/g, ",");
@@ -65,7 +64,7 @@ const FORMS = {
   count, size, rate, percent, duration, ms: (seconds) => `${rate(seconds * 1000)} ms`,
 };
 
-// --- filling in ---
+// --- showing new values ---
 
 const found = (data, path) => path.split(".").reduce((value, name) => value?.[name], data);
 
@@ -110,7 +109,7 @@ function fill(main, data) {
   }
 }
 
-// --- asking ---
+// --- fetching ---
 
 const status = document.querySelector("[data-live-status]");
 const toggle = document.querySelector("[data-live-toggle]");
@@ -120,12 +119,12 @@ let wait = INTERVAL_MS;
 let isOn = true;
 
 function say(text) {
-  // A screen reader hears it only when it is something new.
+  // A screen reader announces every change, so the text is set only when it is new.
   if (said && said.textContent !== text) said.textContent = text;
 }
 
 function isBusy(main) {
-  // Whoever types, or has opened something, keeps what is there.
+  // The page is not replaced while the user types or has opened something.
   const focused = document.activeElement;
   return main.contains(focused) && focused !== main && focused.matches("input, select, textarea, pre");
 }
@@ -166,9 +165,9 @@ async function look() {
     document.documentElement.dataset.looked = String(Number(document.documentElement.dataset.looked ?? 0) + 1);
   } catch {
     wait = Math.min(wait * 2, LONGEST_MS);
-    say("The daemon does not answer; trying again.");
+    say("The daemon does not answer; retrying.");
   }
-  clearTimeout(timer); // of a begin() meanwhile, or two would take turns from now on
+  clearTimeout(timer); // begin() may have set one meanwhile, and two would alternate
   timer = setTimeout(look, wait);
 }
 
