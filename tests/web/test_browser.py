@@ -417,7 +417,9 @@ def test_a_million_records(daemon: Daemon, server: NatsServer, window: NewWindow
     started = time.monotonic()
     page.goto("/ui/streams/large/records?subject=large.rare")
     assert time.monotonic() - started < 4
-    assert page.get_by_text("Continue search").or_(page.get_by_text("End of the stream")).is_visible()
+    assert (
+        page.get_by_text("Continue search").or_(page.get_by_text("End of the stream")).is_visible()
+    )
 
 
 async def _publish_many(url: str, count: int) -> None:

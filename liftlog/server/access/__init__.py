@@ -1,8 +1,8 @@
 """Who asks, and whether they may: for the pull port and for HTTP.
 
-origins          where a client comes from, as the kernel says
+origins          where a client comes from, as the kernel reports it
 authentication   who a client is
-guessing         how often a client may be wrong about a token
+guessing         how many wrong tokens a client may present
 gate             every request passes here: names, authorization
-audit            who logged in, who was refused what, who changed something
+audit            logins, refusals, and operations that change something
 """

@@ -1,9 +1,8 @@
-"""Who logged in, who was refused what, and who changed something: events of the logger
-`liftlog.audit`.
+"""Logins, refusals, and operations that change something: events of the logger `liftlog.audit`.
 
-Each principal, and whoever has none, may cause so many lines and no more; what was left out is
-counted in the next one. Nothing that a client sends gets here unescaped or at any length, and
-nothing of a token or a key at all.
+The lines that each principal causes, and those that clients without a principal cause, are bounded
+in rate; the next line counts those that were left out. Nothing that a client sends is logged
+unescaped or at full length, and nothing of a token or a key at all.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Audit:
     def allowed(
         self, principal: str | None, peer: str, operation: str, stream: str, explanation: str
     ) -> None:
-        """For what changes something."""
+        """For operations that change something."""
         if self._may_tell(principal):
             log.info(
                 "allowed principal=%s peer=%s operation=%s stream=%s reason=%s suppressed=%d",
@@ -69,8 +68,8 @@ class Audit:
             )
 
     def login_refused(self, claimed: str | None, peer: str, method: str, reason: str) -> None:
-        """`claimed` is a principal that there is, or None: a name that nobody has may be the
-        secret of somebody who mixed the two up."""
+        """`claimed` is an existing principal, or None: an unknown name may be a secret that was
+        typed in the place of the name."""
         self.denied_total[LOGIN, way_in(peer)] += 1
         if self._may_tell(None):
             log.warning(
@@ -80,7 +79,7 @@ class Audit:
             )
 
     def withdrawn(self, principal: str, peer: str, method: str) -> None:
-        """The credential that it came with is in the ACL no more."""
+        """The credential of a connection is no longer in the ACL."""
         if self._may_tell(principal):
             log.warning(
                 "withdrawn principal=%s peer=%s method=%s suppressed=%d",
@@ -104,7 +103,7 @@ class Audit:
 
 
 def _who(principal: str | None) -> str:
-    return "-" if principal is None else principal  # no principal is called so
+    return "-" if principal is None else principal  # which is not a valid name
 
 
 def _plain(text: str | None) -> str:

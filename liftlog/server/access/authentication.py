@@ -1,6 +1,6 @@
 """Who a client is: by token, nkey, TLS certificate or Unix user, as the policy says.
 
-What is cheap to refuse is refused first: guesses beyond their bound, then too many at once.
+The cheap refusals come first: too many guesses, then too many checks at once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MAX_VERIFIED = 1024
 
 
 class Identity(NamedTuple):
-    """A principal (None: no ACL is configured), and what it was recognised by."""
+    """A principal (None: no ACL is configured), and the credential that identified it."""
 
     principal: str | None
     method: str = ANONYMOUS
     credential: object = None
 
     def holds_in(self, policy: Policy | None) -> bool:
-        """Whether it would still be recognised by that."""
+        """Whether the credential still identifies the principal by `policy`."""
         if policy is None or self.principal is None:
             return policy is None
         return policy.credential(self.principal, self.method) == self.credential
@@ -53,7 +53,7 @@ class Authenticator:
         self._audit = audit
         self._max_pending = max_pending
         self._secret = secrets.token_bytes(32)
-        self._verified: Bounded[bytes, Identity] = Bounded()  # by a hash that only we can make
+        self._verified: Bounded[bytes, Identity] = Bounded()  # by a keyed hash of the token
         self._checks: dict[tuple[Policy, bytes], asyncio.Future[str | None]] = {}  # under way
         self._pool = ThreadPoolExecutor(_THREADS, "liftlog-auth")
 
@@ -81,7 +81,7 @@ class Authenticator:
         proof: Auth,
         text_to_sign: bytes,
     ) -> Identity:
-        """Of a client that answered the challenge; its method is one of those offered."""
+        """Identify a client that answered the challenge; its method is one of those offered."""
         if policy is None:
             return NOBODY
         claimed, principal = None, None
@@ -108,7 +108,8 @@ class Authenticator:
         return Identity(principal, proof.method, policy.credential(principal, proof.method))
 
     async def identify_bearer(self, policy: Policy, place: str, peer: str, token: str) -> Identity:
-        """Of an HTTP request. Only refusals are audited: each request comes with its token."""
+        """Identify the sender of an HTTP request. Only refusals are audited, since each request
+        carries its token."""
         try:
             principal = await self._by_token(policy, token, place)
         except LiftlogError as error:
@@ -129,15 +130,15 @@ class Authenticator:
         key = hashlib.blake2b(token.encode("utf-8", "surrogatepass"), key=self._secret).digest()
         check = self._checks.get((policy, key))
         if check is not None:
-            # A fleet that connects at once: the same token again is no further guess. The check may
-            # be over and still be listed: then this does not wait.
+            # A fleet connects at once: the same token again is not another guess. If the check has
+            # ended and is still listed, this does not wait.
             principal = await asyncio.shield(check)
             if principal is None:
                 raise Unauthenticated("the token is not valid")
             return principal
         known = self._verified.get(key)
         if known is not None and known.principal is not None and known.holds_in(policy):
-            # Each HTTP request, and each connection of a fleet that connects again at once.
+            # For each HTTP request, and when a fleet reconnects at once.
             self._begin(place, name)
             self.guesses.succeeded(place, name)
             return known.principal
@@ -151,7 +152,7 @@ class Authenticator:
         return principal
 
     def _begin_check(self, policy: Policy, token: str, key: bytes) -> asyncio.Future[str | None]:
-        """Goes on when whoever asked is gone: others may wait for the same."""
+        """The check goes on if the client disconnects: others may wait for it."""
         loop = asyncio.get_running_loop()
         check = loop.run_in_executor(self._pool, policy.authenticate_token, token)
         self._checks[policy, key] = check
@@ -178,7 +179,7 @@ class Authenticator:
         if principal is None:
             raise Unauthenticated(
                 "the nkey is not known, or its signature is not for this connection",
-                hint="with TLS it holds only if nobody stands between client and daemon",
+                hint="with TLS a signature is valid only without a proxy in between",
             )
         self.guesses.succeeded(place, name)
         return principal

@@ -1,13 +1,13 @@
-"""How often who may be wrong about a token. Asked before anything expensive is done.
+"""How many wrong tokens a client may present. Checked before anything expensive is done.
 
 Three bounds, each a bucket that fills up again with time:
 
-    place and principal   somebody guesses, or is configured wrong; nobody else suffers for it
-    place                 somebody goes through names
-    principal             many places guess for one principal
+    place and principal   against guesses and wrong configurations; no other client is affected
+    place                 against one client that tries many names
+    principal             against guesses for one principal from many places
 
-Whoever has logged in from a place as that principal is bound by the first alone: the others must
-not become a way to lock out those who know the secret.
+If a principal has logged in from a place before, only the first applies there: the other two must
+not become a way to lock out clients that know the secret.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRINCIPAL = Rate(200, 2)
 
 
 class Bounded(OrderedDict[Key, Kept], Generic[Key, Kept]):
-    """Forgets what was not touched for longest when there is too much of it."""
+    """Drops the least recently used entries beyond a bound."""
 
     def keep(self, key: Key, value: Kept, bound: int) -> None:
         self[key] = value
@@ -80,13 +80,13 @@ class GuessLimiter:
         self._max_kept = max_kept
 
     def __len__(self) -> int:
-        """What it remembers."""
+        """The number of entries that it remembers."""
         kept = (self._pairs, self._places, self._principals, self._known)
         return sum([len(one) for one in kept])
 
     def begin(self, place: str, principal: str) -> bool:
-        """Whether an attempt may be made. It counts as wrong until `succeeded` is told, so that
-        many at the same time are no way round."""
+        """Whether an attempt may be made. It counts as wrong until `succeeded`, so that attempts
+        at the same time do not pass by the bound."""
         pair = (place, principal)
         known = pair in self._known
         if self._pairs.level(pair) < 1:
@@ -97,7 +97,7 @@ class GuessLimiter:
         return True
 
     def succeeded(self, place: str, principal: str) -> None:
-        """The attempt was right: it does not count."""
+        """The token was right: the attempt does not count."""
         pair = (place, principal)
         self._change(pair, 1)
         self._known.keep(pair, None, self._max_kept)

@@ -1,4 +1,4 @@
-"""Where a client comes from, as the kernel says it: nothing here is the client's own word."""
+"""Where a client comes from, as the kernel reports it: the client itself cannot choose it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _IPV6_PREFIX = 64
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`name` is for logs. `place` is what is bounded together: an IP address (of IPv6 its first 64
-    bits), or a user of this machine. `certificate` is the one of ours that it was shown, in DER."""
+    """`name` is for logs. `place` is the unit of rate limits: an IP address (the first 64 bits of
+    an IPv6 address), or a user of this machine. `certificate` is the daemon's, as the client saw
+    it, in DER."""
 
     name: str
     place: str
@@ -27,7 +28,7 @@ class Origin:
 def origin_of(
     sock: socket.socket, where: object, socket_file: str | None, certificate: bytes | None
 ) -> Origin:
-    """Raises OSError when it is gone already."""
+    """Raises OSError when the client has disconnected."""
     if socket_file is not None:
         _, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -39,12 +40,12 @@ def origin_of(
 
 
 def http_peer(host: str | None) -> str:
-    """Who asks over HTTP, for logs; the port says nothing, as a proxy may share it."""
+    """The name of an HTTP client for logs; without the port, since proxies reuse connections."""
     return f"{_HTTP}{host}"
 
 
 def way_in(peer: str) -> str:
-    """By which of our sockets somebody came, by the name in logs: `http` or `pull`."""
+    """The socket that a client used, from its name in logs: `http` or `pull`."""
     return "http" if peer.startswith(_HTTP) else "pull"
 
 

@@ -1,7 +1,7 @@
-"""Appending: published on NATS as by anybody else, and answered with the stream's ack.
+"""Appending: a message is published on NATS, like any other, and answered with the stream's ack.
 
-On a connection of its own, since the daemon's hears nothing of what it publishes itself. It is
-opened by the first message and kept.
+It takes a connection of its own, since the daemon's connection does not receive what it publishes
+itself (`no_echo`). The first message opens it, and it stays open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from liftlog.client.publishing.results import Ack
 from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
 from liftlog.protocol.described import StreamInfo
 from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE
-from liftlog.server.http.bodies import Message
+from liftlog.server.http.bodies import PostedMessage
 from liftlog.server.ingest.servers import login_options
 from liftlog.settings import NatsSettings
 
@@ -48,22 +48,22 @@ class Appender:
         self._client: Client | None = None
         self._publishers: dict[bool, Publisher] = {}
 
-    async def append(self, stream: StreamInfo, message: Message) -> Ack:
-        """One attempt; returns the stream's ack. After a timeout it is not known whether the
-        message was stored: PublishUnknown; with a message id it can be repeated safely.
+    async def append(self, stream: StreamInfo, message: PostedMessage) -> Ack:
+        """One attempt; returns the stream's ack. PublishUnknown after a timeout: the message may
+        have been stored; with a message id it is safe to repeat it.
 
         Raises InvalidArgument, Conflict, NatsUnavailable, PublishFailed.
         """
         subject = subject_of(stream, message.subject)
         if stream.acks == "off":
             raise Conflict(
-                f"the stream {stream.name} gives no acks, so nobody could tell what became of it",
+                f"the stream {stream.name} gives no acks, so the result would remain unknown",
                 hint="publish on its subject, or set acks: on",
             )
         headers = dict(message.headers)
         if message.expected_last_offset is not None:
             headers[EXPECTED_LAST_SEQUENCE] = str(message.expected_last_offset)
-        # Readers of the subject that know no envelope get a plain message where one will do.
+        # Other subscribers may not know envelopes, so a plain message is sent where possible.
         enveloped = stream.acks == "envelope" or not _fits_header(message.key)
         publisher = await self._publisher(enveloped)
         published = await publisher.publish(
@@ -134,26 +134,25 @@ class Appender:
 
 
 def subject_of(stream: StreamInfo, asked: str | None) -> str:
-    """Where to publish so that `stream` stores it; nowhere else, whatever is asked.
-
-    Raises InvalidArgument.
+    """Where to publish so that `stream` stores the message. Raises InvalidArgument for a subject
+    that the stream does not record.
     """
     if asked is None:
         if is_literal(stream.subject):
             return stream.subject
         raise InvalidArgument(
-            f"the stream {stream.name} records {stream.subject}: say which subject",
-            hint='"subject" in JSON, the header Liftlog-Subject with raw bytes',
+            f"the stream {stream.name} records {stream.subject}: the subject is missing",
+            hint='set "subject" in JSON, or the header Liftlog-Subject with raw bytes',
         )
     if not is_literal(asked) or not matches(stream.subject, asked):
         raise InvalidArgument(
-            f"the stream {stream.name} records {stream.subject}, which {asked[:80]!r} is no part of"
+            f"the stream {stream.name} records {stream.subject}; {asked[:80]!r} does not match that"
         )
     return asked
 
 
 def _fits_header(key: bytes | None) -> bool:
-    """Whether a key arrives unchanged in a NATS header, which loses the blanks around a value."""
+    """Whether a NATS header carries the key unchanged: it loses blanks around a value."""
     if key is None:
         return True
     try:
@@ -164,8 +163,8 @@ def _fits_header(key: bytes | None) -> bool:
 
 
 def _is_dead(client: Client) -> bool:
-    """Closed for good, or nobody reads what arrives although the client says that it is
-    connected: input that nats-py cannot parse ends its read loop."""
+    """Whether it is closed for good, or reports that it is connected while its read loop has ended,
+    which happens after input that nats-py cannot parse."""
     reading = client._reading_task
     return bool(client.is_closed) or (
         client.is_connected and (reading is None or bool(reading.done()))

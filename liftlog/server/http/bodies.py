@@ -31,12 +31,12 @@ EXPECTED_LAST_OFFSET = "Liftlog-Expected-Last-Offset"
 HEADER_PREFIX = "Liftlog-Header-"
 
 MAX_HEAD_BYTES = 7 * 1024
-"""Of all we add to the head of a raw answer: most HTTP clients take no line beyond 8 KiB."""
+"""Of all headers that are added to a raw answer: most HTTP clients accept no line beyond 8 KiB."""
 
 _PIECE = 500
 """Header lines handled at a time."""
 
-_UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # what a header value carries as it is, beside letters
+_UNRESERVED = "!#$&'()*+,/:;=?@[]^`{|}~ \""  # not encoded in a header value, beside letters
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _Item = TypeVar("_Item")
 _FIELDS = frozenset(
@@ -48,8 +48,8 @@ _FIELDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """What is to be appended. `value` None is a tombstone; without `subject` it is the stream's."""
+class PostedMessage:
+    """A message to append. `value` None is a tombstone; `subject` None is the stream's own."""
 
     value: bytes | None
     subject: str | None = None
@@ -63,10 +63,10 @@ class Message:
 
 
 def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str]:
-    """The text of a JSON object, in pieces of which each takes about a millisecond at most for
-    any number of headers.
+    """The text of a JSON object, in pieces; each takes about a millisecond at most, whatever the
+    number of headers.
 
-    Raises NotRepresentable with `utf-8`, for bytes that are no text.
+    Raises NotRepresentable with `utf-8`, for bytes that are not text.
     """
     try:
         fields = {"stream": stream, **record_object(record, encoding, headers={})}
@@ -94,12 +94,12 @@ def _pieces(whole: list[_Item]) -> Iterator[list[_Item]]:
 
 
 def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
-    """All of a record but its value, as HTTP headers; text is percent-encoded where it must be.
+    """A record without its value, as HTTP headers; text is percent-encoded where necessary.
 
     Raises NotRepresentable when it does not fit.
     """
-    if len(header_block) > MAX_HEAD_BYTES:  # before each line of it is looked at
-        raise _does_not_fit(record, "what belongs to its value")
+    if len(header_block) > MAX_HEAD_BYTES:  # before each of its lines is parsed
+        raise _does_not_fit(record, "the metadata")
     found = [
         (OFFSET, str(record.offset)),
         (TIMESTAMP, show_time(record.timestamp_ns)),
@@ -115,19 +115,19 @@ def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
             raise _does_not_fit(record, f"the header name {name!r}")
         found.append((HEADER_PREFIX + text, _quoted(value)))
     if sum(len(name) + len(value) + 4 for name, value in found) > MAX_HEAD_BYTES:
-        raise _does_not_fit(record, "what belongs to its value")
+        raise _does_not_fit(record, "the metadata")
     return found
 
 
 def _does_not_fit(record: Record, what: str) -> NotRepresentable:
     return NotRepresentable(
-        f"{what} of the record at offset {record.offset} does not fit the head of an HTTP answer",
+        f"{what} of the record at offset {record.offset} does not fit into HTTP headers",
         hint="ask with format=json",
     )
 
 
 def _quoted(raw: bytes) -> str:
-    """Percent-encoded wherever a header line could not carry it unchanged, `%` itself too."""
+    """Percent-encoded wherever a header line would not carry it unchanged, including `%`."""
     text = quote_from_bytes(raw, safe=_UNRESERVED)
     if text[:1] == " ":
         text = "%20" + text[1:]
@@ -143,8 +143,8 @@ def _unquoted(text: str) -> bytes:
 # --- messages in ---
 
 
-def message_from_json(body: bytes) -> Message:
-    """Raises InvalidArgument that names the field."""
+def message_from_json(body: bytes) -> PostedMessage:
+    """Raises InvalidArgument, which names the field."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -157,8 +157,10 @@ def message_from_json(body: bytes) -> Message:
             f"unknown field {_shown(unknown[0])}", hint=f"known are {', '.join(sorted(_FIELDS))}"
         )
     if "value" not in found:
-        raise InvalidArgument("the field 'value' is missing", hint="null is a tombstone for a key")
-    return Message(
+        raise InvalidArgument(
+            "the field 'value' is missing", hint="null deletes a key (a tombstone)"
+        )
+    return PostedMessage(
         value=_bytes_of(found, "value"),
         subject=_text_of(found, "subject"),
         key=_bytes_of(found, "key"),
@@ -168,8 +170,8 @@ def message_from_json(body: bytes) -> Message:
     )
 
 
-def message_from_raw(headers: Mapping[str, str], body: bytes) -> Message:
-    """The body is the value; the rest stands in the headers that an answer would have."""
+def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
+    """The body is the value; the rest is in the same headers as in a raw answer."""
     tombstone = headers.get(TOMBSTONE, "false").lower()
     if tombstone not in ("true", "false"):
         raise InvalidArgument(f"{TOMBSTONE}: expected true or false")
@@ -179,7 +181,7 @@ def message_from_raw(headers: Mapping[str, str], body: bytes) -> Message:
     expected = headers.get(EXPECTED_LAST_OFFSET)
     if expected is not None and not (expected.isascii() and expected.isdecimal()):
         raise InvalidArgument(f"{EXPECTED_LAST_OFFSET}: expected a number")
-    return Message(
+    return PostedMessage(
         value=None if tombstone == "true" else body,
         subject=None if subject is None else _text(SUBJECT, subject),
         key=None if key is None else _unquoted(key),
@@ -195,7 +197,7 @@ def _prefixed(headers: Mapping[str, str]) -> dict[str, str]:
         if name.lower().startswith(HEADER_PREFIX.lower()):
             own = name[len(HEADER_PREFIX) :]
             if own in found:
-                raise InvalidArgument(f"the header {own[:80]!r} stands there twice")
+                raise InvalidArgument(f"the header {own[:80]!r} occurs twice")
             found[own] = _text(name, value)
     return found
 
@@ -210,17 +212,17 @@ def _text(name: str, value: str) -> str:
 def _text_of(found: dict[str, Any], name: str) -> str | None:
     value = found.get(name)
     if value is not None and not isinstance(value, str):
-        raise InvalidArgument(f"{name!r}: expected text")
+        raise InvalidArgument(f"{name!r}: expected a string")
     return _checked_text(name, value)
 
 
 def _checked_text(name: str, value: str | None) -> str | None:
-    """JSON can spell half of a surrogate pair, which is no text that bytes could carry."""
+    """Refuses half of a surrogate pair: JSON can write it, but UTF-8 cannot encode it."""
     try:
         if value is not None:
             value.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{name!r}: holds half of a surrogate pair") from None
+        raise InvalidArgument(f"{name!r}: contains half of a surrogate pair") from None
     return value
 
 
@@ -244,7 +246,7 @@ def _headers_of(found: dict[str, Any]) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
-        raise InvalidArgument("'headers': expected an object of texts")
+        raise InvalidArgument("'headers': expected an object with string values")
     for name, value in headers.items():
         _checked_text("headers", name)
         _checked_text("headers", value)
@@ -256,7 +258,7 @@ def _offset_of(found: dict[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < 2**63:
-        raise InvalidArgument(f"{name!r}: expected a number from 0 on")
+        raise InvalidArgument(f"{name!r}: expected a whole number from 0 to 2**63 - 1")
     return value
 
 
@@ -270,7 +272,9 @@ def parse_offset(text: str) -> int:
     """From a path or a query. Raises InvalidArgument."""
     if not (text.isascii() and text.isdecimal()):
         shown = _shown(text)
-        raise InvalidArgument(f"{shown} is not an offset", hint="a whole number from 0 on")
+        raise InvalidArgument(
+            f"{shown} is not an offset", hint="expected a whole number, 0 or more"
+        )
     return _bounded("offset", text)
 
 

@@ -72,7 +72,7 @@ _STATUS: dict[type[LiftlogError], int] = {
     DiskFull: 507,
 }
 _OWN = (NoRecord, BodyTooLarge, UnsupportedMedia, NotRepresentable, NotPublished, PublishUnknown)
-"""Without a code of the pull protocol, but meant for whoever asked."""
+"""Meant for the caller, although they have no code of the pull protocol."""
 _PRECONDITIONS = frozenset({10060, 10070, 10071})
 _TOO_LARGE = 10054
 _READ_ONLY = 10109
@@ -80,8 +80,8 @@ _RETRY_STATUS = frozenset({429, 503, 507})
 
 
 def status_of(error: LiftlogError) -> int:
-    """What is not in the table (codes of later versions): 503 if the same may succeed later, 409
-    if it will not, 500 for what is not meant for clients."""
+    """The status of an error. One that is not in the table (a later code): 503 if a retry may
+    succeed, else 409; 500 if it is not meant for clients."""
     if isinstance(error, PublishRefused):
         return _status_of_refusal(error)
     known = _STATUS.get(type(error))
@@ -100,12 +100,13 @@ def _status_of_refusal(error: PublishRefused) -> int:
         return 413
     if refusal.err_code == _READ_ONLY:
         return 409
-    # JetStream answers some headers with a 500; they are the sender's mistake all the same.
+    # JetStream answers some headers with a 500, although they are the sender's mistake.
     return refusal.code if refusal.code in (400, 429, 503) else 400
 
 
 def failure(error: Exception) -> web.Response:
-    """The answer that carries `error`; what is not meant for clients only goes to the log."""
+    """The answer that carries `error`. An error that is not meant for clients goes to the log only,
+    and the answer is INTERNAL."""
     if isinstance(error, PublishRefused):
         return _answer(status_of(error), _refusal_object(error))
     if not isinstance(error, LiftlogError) or not (error.code or isinstance(error, _OWN)):
@@ -119,7 +120,7 @@ def failure(error: Exception) -> web.Response:
         "details": error.details,
     }
     if error.code:
-        carried = answer_for(error)  # cuts what is too long, and what is no plain value
+        carried = answer_for(error)  # shortens long texts, and drops details that are not plain
         shown |= {"message": carried.message, "hint": carried.hint, "details": carried.details}
         shown["code"] = error.code
     return _answer(status_of(error), shown)
@@ -137,7 +138,7 @@ def _refusal_object(error: PublishRefused) -> dict[str, Any]:
 
 
 def http_failure(error: web.HTTPException) -> web.Response:
-    """What aiohttp itself refuses (no such path, no such method), in the same form."""
+    """The same for what aiohttp itself refuses: unknown paths and methods."""
     response = _answer(
         error.status,
         {

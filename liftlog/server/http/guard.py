@@ -1,17 +1,17 @@
-"""What HTTP connections may cost: how many there are, and how long they may be slow.
+"""Bounds on HTTP connections: how many there are, and how long they may be slow.
 
-aiohttp bounds headers and bodies, not connections, nor the time that a request takes to arrive or
-an answer to be taken. Here one rule covers all of that: between two requests a connection has
-`timeout` seconds, in which the rest of the last answer has to leave and the next head to arrive.
-(A body has its own time limit, where it is read.)
+aiohttp bounds headers and bodies, but neither the number of connections nor the time that a request
+takes to arrive or an answer to be received. Here one rule covers both times: between two requests a
+connection has `timeout` seconds, in which the rest of the last answer has to leave and the next
+head to arrive. (A body has its own time limit, where it is read.)
 
-When all places are taken, a connection that is not being served makes room: first those that never
-said who they are, of these the ones from where most connections come, of these the one that waits
-longest. So idle connections never lock out a health check, nor does a flood of strangers, also of
-such whose token is being looked at, lock out those who are known. A connection that ends gives its
-place back at once.
+When all places are taken, a connection that is not being served is ended: first those that have
+never presented a valid token, among these the ones from the address with most connections, and
+among these the one that has waited longest. So idle connections never lock out a health check, and
+a flood of unknown clients, even while their tokens are being checked, never locks out known ones.
+A connection that ends frees its place at once.
 
-Health checks are served in any case: there are some places more than other requests may take.
+Health checks are always served: some places are not available to other requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SETTLING_SECONDS = 1.0
 """A connection that was accepted has its transport one turn of the loop later, or never."""
 _LINGER_SECONDS = 1.0
 _MAX_LINGERING = 64
-"""Refused connections that are kept until the client has read why: closing a socket in which
+"""Refused connections that are kept open until the client has read why: closing a socket while
 bytes arrive resets it, and the reset can overtake the answer."""
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, no seconds
@@ -50,22 +50,22 @@ _FULL = (
 
 
 class _Seat:
-    """One connection. `since` is when it began to wait, or to say who it is."""
+    """One connection. `since` is when it began to wait, or to be identified."""
 
     __slots__ = ("connection", "identifying", "is_known", "place", "since", "waits")
 
     def __init__(self, connection: web.RequestHandler, now: float) -> None:
         self.connection = connection
         self.since = now
-        self.waits = True  # for its next request, or for the client to take an answer
+        self.waits = True  # for its next request, or for the client to receive an answer
         self.identifying: asyncio.Task[object] | None = None
-        self.is_known = False  # it has once said who it is
+        self.is_known = False  # it has presented a valid token
         self.place = ""
 
     @property
     def may_end(self) -> bool:
-        """Whether it is not being served, so that it can make room. (One whose token is looked at
-        can, even when the client has gone.)"""
+        """Whether it is not being served, so that it may be ended to make room. One whose token is
+        being checked counts as not served, even if the client has disconnected."""
         return self.waits or self.identifying is not None
 
     def find_place(self) -> str:
@@ -82,7 +82,7 @@ _SEAT = web.RequestKey("seat", _Seat)
 
 @contextlib.contextmanager
 def identifying(request: web.Request) -> Iterator[None]:
-    """While it is looked at who asks: until that is known, whoever asks may have to make room."""
+    """Until the caller is identified its connection may be ended to make room."""
     seat = request.get(_SEAT)
     if seat is None:
         yield
@@ -96,7 +96,7 @@ def identifying(request: web.Request) -> Iterator[None]:
 
 
 def identified(request: web.Request) -> None:
-    """It is known who asks: the connection is among the last to make room."""
+    """The caller is known: its connection is among the last to be ended."""
     seat = request.get(_SEAT)
     if seat is not None:
         seat.is_known = True
@@ -112,7 +112,7 @@ class ConnectionGuard:
         timeout_seconds: float = 30.0,
         health_places: int = HEALTH_PLACES,
     ) -> None:
-        """At most `max_connections` are served at the same time, `health_places` more exist."""
+        """At most `max_connections` are served at once; `health_places` more are accepted."""
         self.timeout_seconds = timeout_seconds
         self._most_served = max_connections
         self._most = max_connections + health_places
@@ -125,12 +125,12 @@ class ConnectionGuard:
         self.evicted_total = 0
 
     def attach(self, server: web.Server) -> None:
-        """`server` tells its connections' beginnings and ends from now on."""
+        """Have `server` report when its connections begin and end."""
         made, lost = server.connection_made, server.connection_lost
 
         def connection_made(connection: web.RequestHandler, transport: asyncio.Transport) -> None:
             made(connection, transport)
-            if connection not in self._seats:  # it has made room before it came into being
+            if connection not in self._seats:  # it was ended before it got its transport
                 _reset(transport)
 
         def connection_lost(
@@ -163,10 +163,10 @@ class ConnectionGuard:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Notes who is being served; their time is that of whoever serves them."""
+        """Notes which connections are being served: their time is bounded by the handler."""
         seat = self._seats.get(request.protocol)
         if seat is None:
-            raise web.HTTPServiceUnavailable  # it has just made room; nobody hears this
+            raise web.HTTPServiceUnavailable  # it was just ended: the client gets no answer
         if request.path not in HEALTH_PATHS and not self._may_be_served():
             self.refused_total += 1
             raise web.HTTPServiceUnavailable(
@@ -205,7 +205,7 @@ class ConnectionGuard:
         now = asyncio.get_running_loop().time()
         for seat in list(self._seats.values()):
             if seat.waits and seat.connection.transport is None:
-                if now - seat.since > _SETTLING_SECONDS:  # it has never come into being
+                if now - seat.since > _SETTLING_SECONDS:  # it has never got a transport
                     del self._seats[seat.connection]
             elif seat.may_end and now - seat.since > self.timeout_seconds:
                 self.timed_out_total += 1
@@ -214,7 +214,7 @@ class ConnectionGuard:
             self._schedule()
 
     def _make_room(self) -> bool:
-        """False when everybody is being served."""
+        """False when all connections are being served."""
         crowds = Counter(seat.find_place() for seat in self._seats.values())
         leaving = min(
             (seat for seat in self._seats.values() if seat.may_end),
@@ -228,7 +228,7 @@ class ConnectionGuard:
         return True
 
     def _abort(self, seat: _Seat) -> None:
-        """With a reset: a polite end would leave what the client does not take in the kernel."""
+        """With a reset: an orderly end would keep what the client does not read in the kernel."""
         connection, task = seat.connection, seat.identifying
         del self._seats[connection]
         if connection.transport is not None:
@@ -245,14 +245,14 @@ def _reset(transport: asyncio.Transport) -> None:
 
 
 class _Refused(asyncio.Protocol):
-    """Says why, and hangs up when the client has."""
+    """Answers why, and closes when the client has."""
 
     def __init__(self, lingering: set[_Refused]) -> None:
         self._lingering = lingering
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        sending = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        sending = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         sending.write(_FULL)
         if len(self._lingering) >= _MAX_LINGERING:
             sending.close()

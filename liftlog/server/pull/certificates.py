@@ -1,5 +1,5 @@
-"""The settings of TLS -> the context that `PullServer` takes, at the start and after a reload; and
-what is to be said about its certificate."""
+"""From the TLS settings to the context of `PullServer`, at the start and after a reload; and
+warnings about its certificate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DAY_SECONDS = 86_400
 
 
 def load_pull_tls(tls: PullTlsSettings) -> ssl.SSLContext | None:
-    """None when no certificate is configured. Reads the files and tries what they give, and warns
-    where clients will refuse it; raises ConfigError."""
+    """None when no certificate is configured. Reads and tests the files, and logs a warning if
+    clients will refuse the certificate; raises ConfigError."""
     context, found = _load(tls)
     if found is not None:
         logger.warning(
@@ -29,7 +29,7 @@ def load_pull_tls(tls: PullTlsSettings) -> ssl.SSLContext | None:
 
 
 def check_pull_tls(tls: PullTlsSettings) -> Caution | None:
-    """What a daemon with these settings would warn about at its start. Raises ConfigError."""
+    """The warning that a daemon with these settings would log at its start. Raises ConfigError."""
     return _load(tls)[1]
 
 
@@ -40,7 +40,7 @@ def _load(tls: PullTlsSettings) -> tuple[ssl.SSLContext | None, Caution | None]:
         tls.cert, tls.key, client_ca=tls.client_ca, min_version=tls.min_version
     )
     refused, expires_at = prospect_of(context, own_certificate(context))
-    advice = "put a new one in its place and send the daemon HUP"
+    advice = "replace the file and send the daemon HUP"
     if refused:
         return context, Caution("pull.tls.cert", f"clients refuse {tls.cert}: {refused}", advice)
     if expires_at is not None and (left := expires_at - time.time()) < _SOON_DAYS * _DAY_SECONDS:

@@ -1,4 +1,4 @@
-"""Bounds of the pull server: what clients together and alone may cost."""
+"""Bounds of the pull server: what each client, and all clients together, may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from liftlog.settings.daemon import PullSettings
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """`wire` is told to every client; the rest is the server's own business."""
+    """`wire` is told to every client; the rest is internal to the server."""
 
     wire: WireLimits = field(default_factory=WireLimits)
     max_connections: int = 1024
@@ -18,9 +18,9 @@ class PullLimits:
     max_in_flight_per_principal: int = 4096
     """Requests without an answer, of all connections of one principal."""
     max_request_memory_bytes: int = 16 * MIB
-    """Per connection: what its requests without an answer may take (filters, mostly)."""
+    """Per connection: the memory of its requests without an answer (mostly filters)."""
     max_request_memory_per_principal_bytes: int = 64 * MIB
-    """The same of all connections of one principal."""
+    """The same for all connections of one principal."""
     unix_mode: int = 0o600
     hello_timeout_seconds: float = 5.0
     max_hello_bytes: int = HELLO_FRAME_BYTES
@@ -28,13 +28,13 @@ class PullLimits:
     max_unsent_bytes: int = 16 * MIB
     """Per connection: past it no fetch is answered and the socket is not read."""
     max_unsent_memory_bytes: int = 256 * MIB
-    """Of all connections together, for answers that lie in memory and for requests without an
-    answer: beyond it the connection with most of both goes."""
+    """Of all connections together, for unsent answers in memory and requests without an answer:
+    beyond it the connection that uses most is ended."""
     linger_seconds: float = 0.005
     """At most one answer in this time to a consumer that waits at the end of a stream."""
     write_stall_seconds: float = 600.0
-    """A client that takes nothing for this long while bytes wait for it is cut off. Long, since
-    a slow consumer is no dead one: it costs open files, not memory."""
+    """A client that receives nothing for this long while bytes wait for it is disconnected. Long,
+    since a slow consumer is not a dead one: it costs open files, not memory."""
     request_timeout_seconds: float = 60.0
     """How long a request may take to arrive once it has begun."""
     auth_failure_delay_seconds: float = 0.25
@@ -42,7 +42,7 @@ class PullLimits:
 
 
 def limits_of(pull: PullSettings) -> PullLimits:
-    """What the settings say; what they do not say is as above."""
+    """From the settings; bounds without a setting keep the values above."""
     return PullLimits(
         wire=WireLimits(
             max_request_bytes=pull.max_frame_bytes,
@@ -66,19 +66,19 @@ def limits_of(pull: PullSettings) -> PullLimits:
 
 
 ENCODED_UNSENT_BYTES = 1 * MIB
-"""Per connection: past it no answer is made that would lie in memory until it is sent."""
+"""Per connection: with more unsent, no answer is made that stays in memory until it is sent."""
 
 HELD_FRAMES_BYTES = 1 * MIB
-"""Per connection: with so much unsent in memory the socket is not read."""
+"""Per connection: with so much unsent in memory, no requests are read."""
 
 TURN_BYTES = 1 * MIB
-"""Sent to one connection before the event loop gets to do something else (about 0.3 ms)."""
+"""Sent to one connection before the event loop does something else (about 0.3 ms)."""
 
 LAST_WORDS_SECONDS = 10.0
-"""How long a client that is being refused, and what was promised before, may take to leave."""
+"""How long a client that is refused may take to receive the answers that are due to it."""
 
 LINGERING_CLOSE_SECONDS = 1.0
-"""How long a refused client gets to read why, before the socket is closed for good."""
+"""How long a refused client has to read why, before its socket is closed."""
 
 LINGERING_CLOSE_BYTES = 1 * MIB
-"""What is read and dropped meanwhile, so that the kernel does not reset the connection."""
+"""Read and dropped meanwhile, so that the kernel does not reset the connection."""

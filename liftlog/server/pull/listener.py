@@ -36,8 +36,8 @@ class Listener:
 
 
 def open_listener(address: str, *, unix_mode: int = 0o600) -> Listener:
-    """`unix_mode` says who may connect to a socket file. Raises ConfigError when the address is
-    malformed or cannot be had."""
+    """`unix_mode` are the permissions of a socket file. Raises ConfigError when the address is
+    malformed or not available."""
     parts = urlsplit(address)
     try:
         if parts.scheme == "unix" and parts.path and not parts.netloc:
@@ -86,7 +86,7 @@ def _listen_unix(path: Path, mode: int) -> Listener:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file that nobody listens on; anything else is left alone."""
+    """Remove a socket file on which no process listens; leave anything else alone."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
