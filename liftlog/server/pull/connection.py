@@ -74,7 +74,7 @@ class PullConnection:
             max_hello_bytes=limits.max_hello_bytes,
             max_held_bytes=limits.max_request_memory_bytes,
         )
-        self._counted_bytes = 0  # of what its requests take, counted in the memory of all
+        self._counted_bytes = 0  # the part of its requests in `services.memory`
         self._queue = SendQueue(
             self._loop,
             transport,
@@ -106,7 +106,7 @@ class PullConnection:
                 self._loop.call_soon(self._read_again)
 
     def _read_again(self) -> None:
-        """TLS has more of what was received already: the loop would not call for that."""
+        """TLS holds received bytes that were not read yet; the loop does not call for those."""
         if self._reading and self._transport.has_input:
             self._on_readable()
 

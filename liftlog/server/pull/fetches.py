@@ -189,7 +189,7 @@ class FetchQueue:
         question = (offset, max_bytes, fetch.max_records)
         if group is not None and offset >= log.log_start_offset:
             found = group.recall(high_watermark, *question)
-        if found is None and offset != high_watermark:  # at it there is nothing, which is no error
+        if found is None and offset != high_watermark:  # there the log has nothing to read
             try:
                 found = log.read(*question)
             except CorruptRange as damage:

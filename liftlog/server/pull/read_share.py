@@ -36,7 +36,7 @@ _LEAST_PART = 0.2
 """The part of the time that consumers get however little the rest of the loop takes."""
 
 _RESUME_SECONDS = 0.002
-"""Fetches that were held back are resumed for so long before the loop does something else."""
+"""At most so long are held-back fetches resumed before the loop does something else."""
 
 
 class Usage(NamedTuple):
@@ -98,7 +98,7 @@ class ReadShare:
         self._got = Ingested(0, 0)
         self._forget()
         self.held_back_seconds = 0.0
-        """For so long at least one fetch was held back."""
+        """The time during which at least one fetch was held back."""
 
     def _forget(self) -> None:
         self._others = self._busy = self._delay = 0.0  # parts of the time
@@ -167,7 +167,7 @@ class ReadShare:
         self._busy += weight * (running / passed - self._busy)
         self._others += weight * (max(running - self._spent, 0.0) / passed - self._others)
         self._delay += weight * (waiting / passed - self._delay)
-        # The clock also goes on while the thread waits for a processor.
+        # The clock also runs while the thread waits for a processor.
         self._pace = self._busy / max(self._busy + self._delay, 1e-9)
         self._chunks += weight * (got.chunks - self._got.chunks - self._chunks)
         self._chunk_bytes += weight * (got.size_bytes - self._got.size_bytes - self._chunk_bytes)

@@ -38,7 +38,8 @@ ACTIONS = {
             "Pause",
             "Pause this stream?",
             "New messages are refused until it is resumed, also after a restart: publishers that "
-            "ask for an ack get an error, and messages of others are not stored. Reading goes on.",
+            "ask for an ack get an error, and messages of others are not stored. Reading stays "
+            "possible.",
             "Paused: new messages are refused.",
             lambda broker, stream: broker.administration.pause(stream),
         ),

@@ -132,7 +132,7 @@ def _start(log: Log, wanted: Wanted) -> tuple[int, str]:
         return wanted.offset, ""
     if wanted.time_ns is not None:
         found = max(first, log.offset_for_timestamp(wanted.time_ns))
-        return found, "" if found < end else "There is no record from that time on."
+        return found, "" if found < end else "There are no records from that time on."
     return (first if wanted.has_condition else max(first, end - wanted.limit)), ""
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from liftlog.server.web.outline import (
     MAX_CHARS,
@@ -39,10 +40,6 @@ _CONTROLS = re.compile("[" + "".join(map(re.escape, map(chr, _CONTROL))) + "]")
 
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 _NAMES = {"json": "JSON", "msgpack": "msgpack"}
-
-
-class Outliner(Protocol):
-    def __call__(self, raw: bytes, *, max_chars: int, max_lines: int) -> Outline: ...
 
 
 class Content(NamedTuple):
@@ -150,7 +147,9 @@ def _hex(raw: bytes) -> Content:
     return Content("hex", "\n".join(lines), _cut(raw, _HEX_BYTES))
 
 
-def _outlined(view: str, outline: Outliner, raw: bytes, bounds: _Bounds) -> Content | str:
+def _outlined(
+    view: str, outline: Callable[..., Outline], raw: bytes, bounds: _Bounds
+) -> Content | str:
     """Returns a text when it cannot: why not."""
     if len(raw) > MAX_SHOWN_BYTES:
         return f"larger than {MAX_SHOWN_BYTES // 1024} KiB"

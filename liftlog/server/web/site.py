@@ -154,7 +154,7 @@ class WebSite:
         if isinstance(error, Unauthenticated):
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
                 # A browser does not send the session's cookie when it follows a link of another
-                # site; it does when a page of this site goes on from there.
+                # site; it does when a page of this site then loads the same address.
                 return answers.html(
                     await self._rendering.page("arriving.html", here=request.path_qs)
                 )
