@@ -62,15 +62,15 @@ def test_the_example_is_a_good_file() -> None:
     assert loaded.decide_read("billing", "orders").subjects == ("orders.eu.>",)
 
 
-def test_the_bounds() -> None:
-    told = [row[1] for row in rows("Bounds")][3:]
+def test_the_limits() -> None:
+    told = [row[1] for row in rows("Limits")][3:]
     assert told == [
         f"{PAIR.burst}, then one in {1 / PAIR.per_second:g} s",
         f"{PLACE.burst}, then one a second",
         f"{PRINCIPAL.burst}, then two a second",
     ]
     assert (PLACE.per_second, PRINCIPAL.per_second) == (1, 2)
-    assert f"At most {audit._PER_PRINCIPAL.burst:g} lines at once" in PAGE
+    assert f"at most {audit._PER_PRINCIPAL.burst:g} lines at once" in PAGE
     assert audit._PER_PRINCIPAL.per_second == 1
     assert f"beyond {document.MAX_DEPTH} levels" in PAGE
     assert f"{document.MAX_VALUES:,} values" in PAGE.replace("\n", " ")
