@@ -3,9 +3,9 @@
 The first paragraph of a class's docstring says what the error means, the second what to do;
 docs/reference/errors.md is made from them.
 
-Errors that cross the pull socket carry a number (`code`), a name, a message,
-whether the same request may succeed later (`retriable`), and a `hint` that says
-what to do next. Errors that stay inside one process have code 0.
+Errors that cross the pull socket carry a number (`code`), a name, a message, a `hint` that says
+what to do next, and whether the same request may succeed later (`retriable`). Errors that stay
+inside one process have code 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LiftlogError(Exception):
 class InternalError(LiftlogError):
     """A defect of the daemon.
 
-    Look for the traceback in the daemon's log, and report it; other requests are served.
+    Look for the traceback in the daemon's log and report it. Other requests are served.
     """
 
     code = 1
@@ -51,7 +51,7 @@ class InternalError(LiftlogError):
 class BadRequest(LiftlogError):
     """The frame or the request is malformed.
 
-    Mend the client: the message names what is wrong.
+    Correct the client: the message says what is wrong.
     """
 
     code = 2
@@ -60,9 +60,9 @@ class BadRequest(LiftlogError):
 
 class UnsupportedVersion(LiftlogError):
     """Client and daemon have no protocol version in common (`details["supported"]` lists the
-    daemon's), or the daemon is older than what was asked for.
+    daemon's), or the daemon is too old for the request.
 
-    Upgrade whichever is older.
+    Upgrade the older of the two.
     """
 
     code = 3
@@ -72,7 +72,7 @@ class UnsupportedVersion(LiftlogError):
 class UnknownRequest(LiftlogError):
     """The daemon does not know this kind of request.
 
-    Upgrade the daemon, or do without: it is older than the client.
+    Upgrade the daemon, which is older than the client, or do without the request.
     """
 
     code = 4
@@ -80,7 +80,7 @@ class UnknownRequest(LiftlogError):
 
 
 class Unauthenticated(LiftlogError):
-    """No proof of who asks, or a wrong one.
+    """The client did not prove who it is.
 
     Pass the token, nkey or certificate of a principal that the ACL file names.
     """
@@ -91,9 +91,9 @@ class Unauthenticated(LiftlogError):
 
 
 class Forbidden(LiftlogError):
-    """The ACL does not allow it; the hint says which rule is missing.
+    """The ACL does not allow the request; the hint says which rule is missing.
 
-    Ask whoever keeps the ACL file; `liftlog acl explain` tries a decision.
+    Ask the administrator of the ACL file. `liftlog acl explain` explains a decision.
     """
 
     code = 6
@@ -101,10 +101,10 @@ class Forbidden(LiftlogError):
 
 
 class LimitExceeded(LiftlogError):
-    """A frame, a body, or a number of requests, connections, leases or checkpoints is over the
+    """A frame, a body, or the number of requests, connections, leases or checkpoints exceeds a
     limit, which the message names.
 
-    Ask for less, or raise the setting; where the hint says so, try again later.
+    Ask for less, or raise the setting. If the hint says so, try again later.
     """
 
     code = 7
@@ -112,9 +112,9 @@ class LimitExceeded(LiftlogError):
 
 
 class RequestTimeout(LiftlogError):
-    """No answer, no hello or no complete request came in time.
+    """No answer, no hello or no complete request arrived in time.
 
-    Try again; first look whether a call that changes something has taken effect.
+    Try again. If the call changes something, first check whether it has taken effect.
     """
 
     code = 8
@@ -125,7 +125,7 @@ class RequestTimeout(LiftlogError):
 class Cancelled(LiftlogError):
     """The client cancelled the request.
 
-    Nothing: it is the answer to a cancelled request.
+    No action is needed: this is the answer to a cancelled request.
     """
 
     code = 9
@@ -133,9 +133,9 @@ class Cancelled(LiftlogError):
 
 
 class StreamNotFound(LiftlogError):
-    """There is no stream of that name, or the principal may not know of it.
+    """There is no stream of that name, or the principal may not see it.
 
-    Look at `liftlog stream ls`; make the stream.
+    List the streams with `liftlog stream ls`, or create the stream.
     """
 
     code = 10
@@ -144,10 +144,10 @@ class StreamNotFound(LiftlogError):
 
 
 class Conflict(LiftlogError):
-    """It contradicts what is there: the stream exists with other settings (`details["differences"]`
-    lists them), belongs to the configuration file, or is held by a lease.
+    """The request contradicts the present state: the stream exists with other settings
+    (`details["differences"]` lists them), belongs to the configuration file, or is held by a lease.
 
-    Read the message: use what is there, or change it with `liftlog stream update`.
+    Read the message. Use the stream as it is, or change it with `liftlog stream update`.
     """
 
     code = 11
@@ -157,7 +157,7 @@ class Conflict(LiftlogError):
 class InvalidArgument(LiftlogError):
     """A name, a subject, a setting or another value is wrong.
 
-    Mend the value that the message names.
+    Correct the value that the message names.
     """
 
     code = 12
@@ -168,8 +168,8 @@ class OffsetOutOfRange(LiftlogError):
     """The offset is below the log start or beyond the log end; `details` holds both,
     `log_start_offset` and `log_end_offset`.
 
-    Decide where to go on: retention has deleted records, or the position is of another stream.
-    Reads can be told with `on_reset`.
+    Decide where to continue: retention has deleted records, or the position belongs to another
+    stream. Reads take the decision as `on_reset`.
     """
 
     code = 13
@@ -177,11 +177,11 @@ class OffsetOutOfRange(LiftlogError):
 
 
 class StreamUnavailable(LiftlogError):
-    """The stream's storage failed or could not be opened, or the stream is closing; others are not
-    affected.
+    """The stream's storage failed or could not be opened, or the stream is closing. Other streams
+    are not affected.
 
-    Look at `liftlog stream info` and the daemon's log; a damaged stream is mended by
-    `liftlog log repair`.
+    Look at `liftlog stream info` and the daemon's log. `liftlog log repair` repairs a damaged
+    stream.
     """
 
     code = 14
@@ -191,7 +191,7 @@ class StreamUnavailable(LiftlogError):
 class CorruptRange(LiftlogError):
     """Records in [`first_offset`, `next_offset`) are damaged or lost.
 
-    Read on at `next_offset`, or let `on_corrupt` and `--skip-damaged` do so.
+    Continue at `next_offset`. With `on_corrupt` or `--skip-damaged` reads do so themselves.
     """
 
     code = 15
@@ -208,10 +208,10 @@ class CorruptRange(LiftlogError):
 
 
 class Diverged(LiftlogError):
-    """What the reader has read is not this stream's history any more: its end was lost.
+    """The stream has lost records at its end that the reader has read.
 
-    Go back to the end of the common history (`details["epoch_end_offset"]`, where it is known),
-    or start anew.
+    Go back to the end of the common history (`details["epoch_end_offset"]`, if it is known), or
+    read the stream again from its start.
     """
 
     code = 16
@@ -219,9 +219,9 @@ class Diverged(LiftlogError):
 
 
 class StaleIncarnation(LiftlogError):
-    """The stream was deleted and created anew since the caller last saw it.
+    """The stream was deleted and created again since the caller last saw it.
 
-    Start anew: offsets of the old stream mean nothing in this one.
+    Read the new stream from its start: offsets of the old stream mean nothing in it.
     """
 
     code = 17
@@ -229,21 +229,23 @@ class StaleIncarnation(LiftlogError):
 
 
 class DiskFull(LiftlogError):
-    """The data directory's file system is full: nothing is stored, everything is read.
+    """The file system of the data directory is full: nothing can be stored, all can be read.
 
-    Free space, or let retention remove more; the daemon goes on by itself.
+    Free space, or let retention remove more. The daemon then continues by itself.
     """
 
     code = 18
     name = "DISK_FULL"
     retriable = True
-    default_hint = "free space on the data directory's file system; liftlog goes on by itself"
+    default_hint = (
+        "free space on the data directory's file system; liftlog then continues by itself"
+    )
 
 
 class ShuttingDown(LiftlogError):
-    """The daemon is being stopped.
+    """The daemon is stopping.
 
-    Try again: clients do so by themselves.
+    Try again; the clients of liftlog do so by themselves.
     """
 
     code = 19
@@ -264,48 +266,48 @@ class NatsUnavailable(LiftlogError):
 
 
 class LeaseGone(LiftlogError):
-    """A lease has expired, was released, or is void since the disk was full: what it held may have
-    changed since.
+    """A lease has expired, was released, or became void when the disk was full. The records that it
+    held may have changed since.
 
-    Take a new lease, and look again where the stream begins.
+    Acquire a new lease, and check again where the stream begins.
     """
 
     code = 21
     name = "LEASE_GONE"
-    default_hint = "take a new lease, and look again where the stream begins"
+    default_hint = "acquire a new lease, and check again where the stream begins"
 
 
 class CheckpointMoved(LiftlogError):
-    """The checkpoint is not what the caller expected; `details["offset"]` is what is stored, 0 for
-    none.
+    """The stored checkpoint is not the one that the caller expected; `details["offset"]` is the
+    stored one, 0 for none.
 
-    Find the other process that commits under this name, or whoever moved it.
+    Find the process that commits under the same name, or the person who moved the checkpoint.
     """
 
     code = 22
     name = "CHECKPOINT_MOVED"
-    default_hint = "another process commits as the same consumer, or did since"
+    default_hint = "another process commits, or has committed, as the same consumer"
 
 
 class CheckpointUncertain(LiftlogError):
-    """There is no checkpoint, but damage has cost the daemon some, and this one may have been among
-    them.
+    """There is no checkpoint. The daemon has lost checkpoints to damage, and this one may have been
+    among them.
 
-    Look how far the consumer has come, and say where it goes on: `liftlog offsets seek`.
+    Find out how far the consumer has come, and set its checkpoint with `liftlog offsets seek`.
     """
 
     code = 23
     name = "CHECKPOINT_UNCERTAIN"
-    default_hint = "look how far it has come, and commit that: `liftlog offsets seek`"
+    default_hint = "find out how far it has come, and commit that: `liftlog offsets seek`"
 
 
 class NatsRefused(LiftlogError):
-    """NATS does not let the daemon's user subscribe to the stream's subject, or has another reason
-    to refuse the subscription; or it refuses what a publisher sends without asking for acks. The
-    message has its words.
+    """NATS refuses the daemon's subscription to the stream's subject, usually because its user has
+    no permission; or it refuses a message that a publisher sent without asking for an ack. The
+    message quotes NATS.
 
-    Give the user in the daemon's `nats` settings the permission, see docs/how-to/nats.md. A stream
-    that was to be created does not exist then.
+    Give the user in the daemon's `nats` settings the permission, see docs/how-to/nats.md. If the
+    stream was about to be created, it does not exist.
     """
 
     code = 24
@@ -319,7 +321,7 @@ class NatsRefused(LiftlogError):
 class ConfigError(LiftlogError):
     """The configuration is wrong; the message lists every finding with its path.
 
-    Mend the findings; the settings page lists every setting.
+    Correct them; the settings page lists every setting.
     """
 
     name = "CONFIG_ERROR"
@@ -338,7 +340,7 @@ class DataDirLocked(LiftlogError):
 class StorageError(LiftlogError):
     """A file operation failed; `__cause__` is the OSError.
 
-    Look at the disk, its room and its permissions.
+    Check the disk, its free space and the permissions.
     """
 
     name = "STORAGE_ERROR"
@@ -347,32 +349,32 @@ class StorageError(LiftlogError):
 class SyncFailed(StorageError):
     """An fdatasync failed: nothing written since the last successful one can be trusted.
 
-    Look at the disk: the stream goes on in a new segment, and its publishers were refused.
+    Check the disk. The messages of that fsync were refused; the stream continues in a new segment.
     """
 
     name = "SYNC_FAILED"
 
 
 class SegmentsChanged(LiftlogError):
-    """Segments were to be replaced that the log no longer consists of; nothing happened.
+    """The segments that were to be replaced no longer belong to the log. The log is unchanged.
 
-    Nothing: the next pass begins anew. A reader of files reads the manifest again.
+    No action is needed: the next pass starts again. A reader of files reads the manifest again.
     """
 
     name = "SEGMENTS_CHANGED"
 
 
 class MissingDependency(LiftlogError):
-    """Something that has to be installed first.
+    """A required package is not installed.
 
-    Install what the message names.
+    Install the package that the message names.
     """
 
     name = "MISSING_DEPENDENCY"
 
 
 class UnsupportedFormat(LiftlogError):
-    """Bytes written by a newer liftlog, or using a feature that this one lacks.
+    """The data was written by a newer liftlog, or uses a feature that this one lacks.
 
     Upgrade, or install the extra that the message names.
     """
@@ -381,9 +383,9 @@ class UnsupportedFormat(LiftlogError):
 
 
 class CorruptBatch(LiftlogError):
-    """A record batch whose bytes fail a check.
+    """The bytes of a record batch fail a check.
 
-    Run `liftlog log verify DIR`; it lists everything that is damaged.
+    Run `liftlog log verify DIR`, which lists all damage.
     """
 
     name = "CORRUPT_BATCH"
@@ -392,26 +394,26 @@ class CorruptBatch(LiftlogError):
 class CorruptMetadata(LiftlogError):
     """A manifest or checkpoint file is missing or fails its check while data exists.
 
-    Stop the daemon and run `liftlog log repair`; the files were left untouched.
+    Stop the daemon and run `liftlog log repair`. The files are unchanged.
     """
 
     name = "CORRUPT_METADATA"
-    default_hint = "the files were left untouched; `liftlog log verify` shows what is readable"
+    default_hint = "the files are unchanged; `liftlog log verify` shows what is readable"
 
 
 class ProtocolViolation(LiftlogError):
-    """The peer broke the framing; the connection cannot go on.
+    """The peer violated the framing; the connection is closed.
 
-    Check that the address is a daemon's pull socket, and that nothing in between changes bytes.
+    Check that the address is a daemon's pull socket, and that no proxy in between changes bytes.
     """
 
     name = "PROTOCOL_VIOLATION"
 
 
 class ConnectionLost(LiftlogError):
-    """There is no connection to the daemon, or it ended before an answer came.
+    """There is no connection to the daemon, or it was lost before an answer came.
 
-    Check the address and the daemon. If `undecided` is true the call may have taken effect: look
+    Check the address and the daemon. If `undecided` is true, the call may have taken effect: check
     before you repeat it.
     """
 

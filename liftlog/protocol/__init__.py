@@ -1,4 +1,4 @@
-"""The pull protocol, sans-io. Nothing here opens a socket or reads a clock.
+"""The pull protocol, without I/O: nothing here opens a socket or reads a clock.
 
     messages, administration, checkpoints    requests and answers, as values
     described                                values that travel inside them
@@ -11,5 +11,5 @@
     limits                                   bounds on all of it
 
 `docs/reference/protocol.md` is the normative description; this package is its only implementation
-in this project, shared by the server and by both clients.
+in this project, shared by the server and both clients.
 """

@@ -1,4 +1,4 @@
-"""Requests that change streams, hold them, or ask about the daemon, with their answers.
+"""Requests that change streams, lease them, or ask about the daemon, and their answers.
 
 Registered in `messages.py`.
 """
@@ -22,7 +22,7 @@ MAX_EXTENTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class UpdateStream(Message):
-    """Changes the settings that are named; others stay."""
+    """Changes the named settings of a stream; the others stay."""
 
     KIND: ClassVar[str] = "update"
     stream: str = key("s", NAME)
@@ -32,7 +32,7 @@ class UpdateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """A second answer would not tell what the first attempt changed."""
+        """The answer to a second attempt would not say what the first one changed."""
         return self.dry_run
 
 
@@ -60,7 +60,7 @@ class SetReadOnly(Message):
 
 @dataclass(frozen=True, slots=True)
 class TruncateStream(Message):
-    """Makes `offset` the log start, for ever."""
+    """Makes `offset` the log start. What lies below is gone for ever."""
 
     KIND: ClassVar[str] = "truncate"
     stream: str = key("s", NAME)
@@ -69,7 +69,7 @@ class TruncateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """Unless it could be another stream by then."""
+        """Without an incarnation it might be another stream by then."""
         return self.incarnation is not None
 
 
@@ -85,7 +85,7 @@ class AcquireLease(Message):
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Message):
-    """`part` of `parts`: that part of the read has ended. When all have, the lease ends."""
+    """`part` of `parts`: this part of the read has ended. With the last one the lease ends."""
 
     KIND: ClassVar[str] = "renew"
     REPEATABLE: ClassVar[bool] = True
@@ -121,7 +121,7 @@ class StreamsFor(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListExtents(Message):
-    """How the bytes from `start` on lie over the offsets, in pieces of about `step_bytes`."""
+    """How the bytes from `start` on are spread over offsets, in pieces of about `step_bytes`."""
 
     KIND: ClassVar[str] = "extents"
     REPEATABLE: ClassVar[bool] = True
@@ -176,7 +176,7 @@ class LeasesAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class ExtentsAnswer(Message):
-    """Answer to extents. `offsets` are the borders, one more than there are sizes."""
+    """Answer to extents. `offsets` are the borders of the pieces: one more than `sizes`."""
 
     KIND: ClassVar[str] = "measured"
     offsets: list[int] = key("o", array_of(uint(), MAX_EXTENTS + 1))
@@ -210,8 +210,11 @@ class StreamExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamUpdate:
-    """What an update changed, or with `dry_run` would change: `differences` with `setting`,
-    `existing` and `requested`, and what retention then removes, if anything."""
+    """What an update changed, or with `dry_run` would change.
+
+    Each of `differences` has `setting`, `existing` and `requested`. `removal` is what retention
+    then removes, if anything.
+    """
 
     info: StreamInfo
     differences: list[dict[str, Any]]

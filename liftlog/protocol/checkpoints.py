@@ -1,4 +1,4 @@
-"""Requests about checkpoints, with their answers. Registered in `messages.py`."""
+"""Requests about checkpoints, and their answers. Registered in `messages.py`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from liftlog.protocol.wire import wire as key
 MAX_METADATA_CHARS = 4096
 
 PAGE_CHECKPOINTS = 1000
-"""At most so many are told in one answer."""
+"""Most checkpoints in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Described):
-    """Where a consumer goes on in a stream: `offset` is the next one to read.
+    """Where a consumer continues in a stream: `offset` is the next one to read.
 
-    `incarnation` and `epoch` are those of the stream when it was committed, at `time_ns` by the
-    daemon's clock. `lag` is how many offsets are left to read, None when nothing can be read from
-    here; `problem` then is the name of the error that a reader gets: STREAM_NOT_FOUND,
-    STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE, CHECKPOINT_UNCERTAIN.
+    `incarnation` and `epoch` are those of the stream when the checkpoint was committed, at
+    `time_ns` by the daemon's clock. `lag` is the number of offsets left to read. It is None when
+    the stream cannot be read from here; `problem` is then the name of the error that a reader gets:
+    STREAM_NOT_FOUND, STALE_INCARNATION, OFFSET_OUT_OF_RANGE, DIVERGED, STREAM_UNAVAILABLE,
+    CHECKPOINT_UNCERTAIN.
 
-    `uncertain`: damage at the daemon has cost checkpoints, maybe a newer one than this. Going on
-    from here then reads some records again. With `offset` 0 there is none, but may have been one.
+    `uncertain`: the daemon has lost checkpoints to damage, maybe a newer one than this. Continuing
+    from here may read some records again. With `offset` 0 there is no checkpoint, but there may
+    have been one.
 
-    `owner` is the principal that committed it, and against whose quota it counts; empty without an
-    ACL, and from an older daemon.
+    `owner` is the principal that committed the checkpoint and whose quota it counts towards; empty
+    without an ACL, and from an older daemon.
     """
 
     consumer: str = ""
@@ -49,7 +51,7 @@ class Checkpoint(Described):
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint(Message):
-    """Durable once it is answered. `expected` 0: there must be none yet."""
+    """Durable when it is answered. With `expected` 0 there must be no checkpoint yet."""
 
     KIND: ClassVar[str] = "commit"
     stream: str = key("s", NAME)
@@ -62,13 +64,13 @@ class CommitCheckpoint(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        # Where a first try has taken effect, `expected` would no longer hold.
+        # If the first attempt has taken effect, `expected` no longer holds.
         return self.expected is None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCheckpoint(Message):
-    """With `unchecked` a checkpoint from which nothing can be read is told, not an error."""
+    """With `unchecked`, a checkpoint that cannot be read from is an answer instead of an error."""
 
     KIND: ClassVar[str] = "checkpoint"
     REPEATABLE: ClassVar[bool] = True
@@ -79,7 +81,7 @@ class FetchCheckpoint(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListCheckpoints(Message):
-    """Page by page: `after` is what the page before gave."""
+    """One page of checkpoints; `after` is that of the previous page's answer."""
 
     KIND: ClassVar[str] = "checkpoints"
     REPEATABLE: ClassVar[bool] = True
@@ -90,7 +92,7 @@ class ListCheckpoints(Message):
 
 @dataclass(frozen=True, slots=True)
 class DeleteCheckpoint(Message):
-    """One that is not there is no error, unless `expected` says otherwise."""
+    """A missing checkpoint is an error only if `expected` is given."""
 
     KIND: ClassVar[str] = "forget"
     stream: str = key("s", NAME)
@@ -107,7 +109,7 @@ class DeleteCheckpoint(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAnswer(Message):
-    """Answer to checkpoint; empty when there is none."""
+    """Answer to checkpoint; empty if there is none."""
 
     KIND: ClassVar[str] = "position"
     checkpoint: dict[str, Any] = key("d", MAP, default_factory=dict)
@@ -119,7 +121,7 @@ class CheckpointAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsAnswer(Message):
-    """Answer to checkpoints. `after` is there when there may be more."""
+    """Answer to checkpoints. `after` is given if there may be more."""
 
     KIND: ClassVar[str] = "positions"
     checkpoints: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_CHECKPOINTS))

@@ -1,7 +1,7 @@
 """The client's end of a connection, without any I/O.
 
-The shell moves bytes: it receives into `get_buffer()`, says `buffer_updated(n)`, calls
-`receive()`, and writes what the methods return. `states` has the life cycle.
+The caller moves bytes: it receives into `get_buffer()`, calls `buffer_updated(n)` and `receive()`,
+and writes what `take_outgoing()` returns. `states` has the life cycle.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from liftlog.protocol.states import CLIENT_TRANSITIONS, LocalProtocolError, Stat
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, Message
 
 _ROOM_FOR_OTHERS = 4
-"""So many requests may always be in flight beside fetches."""
+"""Requests that may always be in flight beside fetches."""
 
 
 class Exchange:
-    """One request of a client and what has come back for it.
+    """One request of a client and its answer.
 
-    `on_header` runs when the header of a fetch arrives, before its body: `body` is set then, and
-    its first `arrived_bytes` are valid. `on_progress` runs when there are more of them.
-    `on_done` runs once, when the answer is complete or the connection is lost. Exactly one of
-    `answer` and `error` is set by then. While `sent` is false the daemon cannot know of it.
+    `on_header` runs when the header of a fetch arrives, before its body: `body` is then set, and
+    its first `arrived_bytes` are valid. `on_progress` runs when more of them have arrived.
+    `on_done` runs once, when the answer is complete or the connection is lost; exactly one of
+    `answer` and `error` is then set. While `sent` is false, the daemon cannot know of the request.
     """
 
     __slots__ = (
@@ -97,11 +97,11 @@ class Exchange:
 
 
 class ClientConnection:
-    """Ids are given out here; an answer finds its `Exchange` by id alone.
+    """Assigns the ids of requests; an answer finds its `Exchange` by id alone.
 
-    What is to be written collects in `take_outgoing()`; requests beyond the server's bound on
-    those in flight wait here until an answer makes room. Fetches, which may wait long for theirs,
-    leave some room to the others: a checkpoint is not to wait until a stream moves.
+    `take_outgoing()` returns the bytes to write. Requests beyond the server's bound on those in
+    flight wait here until an answer makes room. Fetches, which may wait long for their answers,
+    leave some room to other requests, so that a checkpoint need not wait for new records.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ClientConnection:
         options: dict[str, Any] = {} if allocate is None else {"allocate": allocate}
         self.state = State.NEW
         self.answered = False
-        """Whether any request was."""
+        """Whether any request was answered."""
         self.welcome = Welcome()
         self.challenge: Challenge | None = None
         self._nonce = nonce
@@ -137,17 +137,17 @@ class ClientConnection:
 
     @property
     def missing_bytes(self) -> int:
-        """Of the body under way; 0 when there is none."""
+        """Bytes missing from the body under way; 0 if there is none."""
         body = self._frames.arriving_body
         return 0 if body is None else len(body) - self._frames.arrived_bytes
 
     def greet(self) -> None:
-        """Say hello; the answer is a challenge."""
+        """Send the hello, which the server answers by a challenge."""
         self._move("send hello")
         self._send(self._next_id(), Hello(list(SUPPORTED_VERSIONS), self._nonce, self._software))
 
     def authenticate(self, credentials: Credentials, certificate: bytes | None = None) -> None:
-        """Answer the challenge; Unauthenticated when the server wants what we do not have.
+        """Answer the challenge. Raises Unauthenticated when no method fits the credentials.
 
         `certificate` is the one that the server showed in the TLS handshake, in DER.
         """
@@ -160,14 +160,14 @@ class ClientConnection:
     def _proof(
         self, challenge: Challenge, credentials: Credentials, certificate: bytes | None
     ) -> Auth:
-        """A secret that nobody asked for stays here, and a seed always does."""
+        """A token is sent only if the server asks for one; the seed of an nkey is never sent."""
         methods, nkey = challenge.methods, credentials.nkey
         if NKEY in methods and nkey is not None:
             text = text_to_sign(self._nonce, challenge.nonce, challenge.server_id, certificate)
             return Auth(NKEY, public_key=nkey.public_key, signature=nkey.sign(text))
         if TOKEN in methods and credentials.token is not None:
             return Auth(TOKEN, credentials.token)
-        for method in (CERTIFICATE, UNIX, ANONYMOUS):  # the server knows by itself who it is
+        for method in (CERTIFICATE, UNIX, ANONYMOUS):  # the server identifies the client
             if method in methods:
                 return Auth(method)
         wanted = {TOKEN: "a token", NKEY: "an nkey"}
@@ -180,11 +180,11 @@ class ClientConnection:
                 hint="a newer client may know that",
             )
         raise Unauthenticated(
-            "the server lets in nobody whom it does not know by certificate or Unix user"
+            "the server accepts only clients that it knows by certificate or Unix user"
         )
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send `message` as soon as the server's bound allows; `exchange` hears the answer.
+        """Send `message` as soon as the server's bound allows; `exchange` gets the answer.
 
         Raises LimitExceeded when it is longer than the server accepts.
         """
@@ -200,7 +200,7 @@ class ClientConnection:
         self._send_backlog()
 
     def _send_backlog(self) -> None:
-        """As much as there is room for."""
+        """Send waiting requests while there is room."""
         most = self.welcome.max_in_flight
         room_for_others = min(_ROOM_FOR_OTHERS, most // 2)
         for backlog, bound in (self._backlog, most), (self._fetch_backlog, most - room_for_others):
@@ -211,7 +211,7 @@ class ClientConnection:
                 self._outgoing.append(frame)
 
     def give_up(self, exchange: Exchange) -> None:
-        """Cancel; the answer that may still come is dropped. Does nothing when it is done."""
+        """Cancel a request and drop an answer that may still come. Does nothing when it is done."""
         if self._exchanges.get(exchange.request_id) is exchange:
             self._exchanges[exchange.request_id] = None
             if self.state is State.READY:
@@ -224,7 +224,7 @@ class ClientConnection:
                         return
 
     def take_outgoing(self) -> bytes:
-        """What is to be written now, once."""
+        """The bytes to write; each is returned once."""
         if not self._outgoing:
             return b""
         outgoing = self._outgoing
@@ -232,10 +232,10 @@ class ClientConnection:
         return outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
 
     def receive(self) -> bool:
-        """Handle everything that has arrived; True when a challenge or the welcome was in it.
+        """Handle all that has arrived; True if that includes a challenge or the welcome.
 
-        Calls the exchanges' callbacks. Raises what the server said about the connection as a
-        whole, or ProtocolViolation.
+        Calls the callbacks of exchanges. Raises the error that the server reported for the
+        connection as a whole, or ProtocolViolation.
         """
         progressed = False
         while True:
@@ -255,7 +255,7 @@ class ClientConnection:
                 progressed = self._receive_map(event) or progressed
 
     def close(self, error: LiftlogError) -> None:
-        """Nothing more will come: every exchange still open ends with `error`."""
+        """The connection has ended: every open exchange ends with `error`."""
         self.state = State.CLOSED
         waiting = [exchange for exchange, _ in (*self._backlog, *self._fetch_backlog)]
         waiting += [exchange for exchange in self._exchanges.values() if exchange is not None]

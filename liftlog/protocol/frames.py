@@ -4,10 +4,10 @@
      4      map             msgpack, string keys
      ..     body            as many bytes as the map's `b` says (absent = 0)
 
-The reader is fed in place: `get_buffer()` says where the next bytes belong and
-`buffer_updated(n)` that they arrived, which fits `socket.recv_into` as well as
-`asyncio.BufferedProtocol`. A body is received straight into the memory that the caller
-gets; only what came in one read together with its map (at most one small buffer) is copied.
+The reader is filled in place: `get_buffer()` returns the memory for the next bytes and
+`buffer_updated(n)` says that they have arrived, which fits both `socket.recv_into` and
+`asyncio.BufferedProtocol`. A body is received directly into the memory that the caller gets;
+only bytes that arrived in one read with its map (at most one small buffer) are copied.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def encode_frame(message: dict[str, Any]) -> bytes:
 
 
 def decode_map(data: bytes | memoryview, max_values: int = MAX_ANSWER_VALUES) -> dict[str, Any]:
-    """The msgpack map of a frame, decoded under limits; BadRequest for anything else.
+    """The msgpack map of a frame, decoded under limits. Raises BadRequest.
 
-    `max_values` bounds what all its maps and arrays hold together.
+    `max_values` bounds the values in all its maps and arrays together.
     """
     data = bytes(data)
-    # Only arrays of 16 entries or more make the decoder allocate by a declared length, and
-    # most short frames have no byte that could begin one.
+    # The decoder allocates by a declared length only for arrays of 16 entries or more, and most
+    # short frames have no byte that could begin one.
     is_harmless = len(data) <= _SHORT_FRAME_BYTES and _ARRAY16 not in data and _ARRAY32 not in data
     if not is_harmless:
         _check_shape(data, max_values)
@@ -76,8 +76,8 @@ def _check_depth(container: Any, left: int) -> None:
 
 
 def _fixed_sizes() -> tuple[int, ...]:
-    """By the first byte of a value: all its bytes, or 0 where further bytes tell; with a
-    length of one byte, less than 0."""
+    """The size of a value by its first byte; 0 where further bytes give it, and below 0 where one
+    byte of length follows."""
     sizes = [1] * 256
     sizes[0x80:0xA0] = [0] * 32  # fixmap, fixarray
     sizes[0xA0:0xC0] = range(1, 33)  # fixstr
@@ -92,15 +92,15 @@ _FIXED_SIZES = _fixed_sizes()
 
 
 def _check_shape(data: bytes, max_values: int) -> None:
-    """Raise BadRequest for what must not reach the decoder, which allocates an array by its
+    """Raise BadRequest for a map that must not reach the decoder. It allocates an array by its
     declared length before it has seen an entry, down to a depth of its own.
 
-    Looks at the first bytes of each value only, at `max_values` of them at most. After it the
-    decoder costs no more than a small multiple of the frame's bytes.
+    Looks only at the first bytes of each value, and at no more than `max_values` of them. For a map
+    that passes, the decoder needs no more than a small multiple of the frame's bytes.
     """
     sizes, end = _FIXED_SIZES, len(data)
     position, pending, values_left = 0, 1, max_values
-    open_until: list[int] = []  # of each open container: the `pending` with which it ends
+    open_until: list[int] = []  # for each open container, the `pending` at its end
     while pending:
         if position >= end:
             raise BadRequest("the frame's map declares more than the frame holds")
@@ -218,7 +218,7 @@ class FrameReader:
         self.max_body_bytes = max_body_bytes
         self.max_values = max_values
         self.frame_bytes = 0
-        """Of the map that `next_event` returned last."""
+        """Size of the frame whose map `next_event` returned last."""
         self._allocate = allocate
         self._usual_bytes = buffer_bytes
         self._buffer = bytearray(buffer_bytes)
@@ -231,17 +231,17 @@ class FrameReader:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether the stream would end inside a frame if it ended now."""
+        """Whether part of a frame has arrived."""
         return self._body is not None or self._end > self._start
 
     @property
     def grown_bytes(self) -> int:
-        """What a frame that has not arrived whole takes beyond the usual buffer."""
+        """Memory that an incomplete frame takes beyond the usual buffer."""
         return len(self._buffer) - self._usual_bytes
 
     @property
     def arriving_body(self) -> memoryview | None:
-        """The memory of the body under way, of which `arrived_bytes` are valid; None outside."""
+        """Memory of the body under way, of which `arrived_bytes` are valid; None without one."""
         return self._body
 
     @property
@@ -262,7 +262,7 @@ class FrameReader:
         return self._view[self._end :]
 
     def clear(self) -> None:
-        """Drop what has arrived, and the memory that it took beyond the usual buffer."""
+        """Drop the bytes that have arrived, and memory beyond the usual buffer."""
         self._buffer = bytearray(self._usual_bytes)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -271,14 +271,14 @@ class FrameReader:
         return LENGTH.size + max(self._length, 0)
 
     def _make_room(self) -> None:
-        """Move the unfinished frame to the front of the buffer, in a larger one if that is full.
+        """Move the incomplete frame to the front of the buffer, or of a larger one if that is full.
 
-        It grows as the bytes come, whatever length was announced: four bytes must not cost a
-        whole frame.
+        The buffer grows as bytes arrive, whatever length was announced: four bytes must not cost
+        the memory of a whole frame.
         """
         pending = bytes(self._view[self._start : self._end])
         if len(pending) == len(self._buffer):
-            # Or whole frames that the owner has not taken yet (it is holding its peer back).
+            # Or whole frames that the owner has not taken yet, because it holds its peer back.
             size, needed = 2 * len(self._buffer), self._needed()
             if len(self._buffer) < needed < size:
                 size = needed
@@ -288,7 +288,7 @@ class FrameReader:
         self._start, self._end = 0, len(pending)
 
     def buffer_updated(self, received: int) -> None:
-        """`received` bytes were written at the front of the last `get_buffer()`."""
+        """`received` bytes were written to the beginning of the last `get_buffer()`."""
         body = self._body
         if body is not None and self._body_filled < len(body):
             self._body_filled += received
@@ -296,7 +296,7 @@ class FrameReader:
             self._end += received
 
     def next_event(self) -> dict[str, Any] | memoryview | None:
-        """A map, a body, or None. Raises LimitExceeded or BadRequest: the stream is lost then."""
+        """A map, a body, or None. After LimitExceeded or BadRequest the reader stays failed."""
         body = self._body
         if body is not None:
             if self._body_filled < len(body):
@@ -330,7 +330,7 @@ class FrameReader:
         self._start = last
         self._length = -1
         if last == self._end and len(self._buffer) > self._usual_bytes:
-            self.clear()  # one long frame must not cost memory for ever
+            self.clear()  # one long frame must not hold memory for ever
         if BODY_LENGTH_KEY in decoded:
             self._expect_body(decoded[BODY_LENGTH_KEY])
         return decoded

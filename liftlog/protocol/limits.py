@@ -1,4 +1,4 @@
-"""Bounds of the protocol: what a peer may make us hold or wait for."""
+"""Bounds of the protocol: what a peer can make this side hold or wait for."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ PROTOCOL_VERSION = 1
 SUPPORTED_VERSIONS = (PROTOCOL_VERSION,)
 
 MAX_DEPTH = 8
-"""Maps and arrays inside a frame's map, the map itself included."""
+"""Nesting of maps and arrays in a frame's map, the map itself included."""
 
 MAX_HELLO_VALUES = 256
-"""Values in all maps and arrays of a frame together, keys counted, before the login."""
+"""Values in all maps and arrays of a frame together, including keys, before the login."""
 
 MAX_REQUEST_VALUES = 2048
 """The same after the login. A fetch with every filter full has about 1,200."""
 
 MAX_ANSWER_VALUES = 8_000_000
-"""The same for what a client accepts: a list of 65,536 streams is the longest answer."""
+"""The same for answers to a client: a list of 65,536 streams is the longest."""
 
 HELLO_FRAME_BYTES = 4 * KIB
-"""Longest frame of a peer that is not authenticated yet."""
+"""Longest frame of a client that is not authenticated yet."""
 
 OPENING_FRAME_BYTES = 64 * KIB
-"""Longest map a client accepts before the welcome. Less than what the first bytes of other
-protocols mean as a length, so that a wrong port is told as such."""
+"""Longest map that a client accepts before the welcome. Shorter than the length that the first
+bytes of other protocols stand for, so that a wrong port is recognised."""
 
 ANSWER_FRAME_BYTES = 16 * MIB
-"""Longest map a client accepts (a list of many streams is the longest answer)."""
+"""Longest map that a client accepts: a list of many streams."""
 
 ANSWER_BODY_BYTES = 256 * MIB
-"""Longest body a client accepts. One message may be as long as NATS allows (64 MiB), and
-the first batch of an answer is always whole."""
+"""Longest body that a client accepts. A message may be as long as NATS allows (64 MiB), and the
+first batch of an answer is always whole."""
 
 MAX_ERROR_TEXT_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """What the server's welcome states, so that a client never has to guess."""
+    """Limits that the server's welcome states, so that a client never has to guess."""
 
     max_request_bytes: int = 1 * MIB
     max_in_flight: int = 64

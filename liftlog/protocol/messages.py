@@ -1,7 +1,7 @@
 """Requests and answers of the pull protocol, as values.
 
-`docs/reference/protocol.md` describes each of them; a test compares the two. The registry
-at the end maps the kind on the wire to its class.
+`docs/reference/protocol.md` describes each of them, and a test compares the two. The registry at
+the end maps each kind on the wire to its class.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Challenge(Message):
-    """Answer to hello: the chosen version and how to authenticate."""
+    """Answer to hello: the chosen version and the ways to authenticate."""
 
     KIND: ClassVar[str] = "challenge"
     version: int = key("v", uint())
@@ -82,7 +82,7 @@ class Auth(Message):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Answer to auth: requests may be sent from here on, within these limits."""
+    """Answer to auth: from now on requests may be sent, within these limits."""
 
     KIND: ClassVar[str] = "welcome"
     principal: str | None = key("p", LABEL, default=None)
@@ -107,7 +107,7 @@ class Fetch(Message):
     """Asks for whole record batches from one position on.
 
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
-    filter or columns the answer holds batches that the server has made for it.
+    filter or columns the server encodes new batches for the answer.
     """
 
     KIND: ClassVar[str] = "fetch"
@@ -128,7 +128,7 @@ class Fetch(Message):
 
     @property
     def filter_values(self) -> int:
-        """Each takes memory beside its bytes while the fetch waits."""
+        """Values of the filters. Each takes memory besides its bytes while the fetch waits."""
         filters = (self.filter_subjects, self.filter_keys, self.filter_headers, self.columns)
         return sum([len(one) for one in filters if one is not None])
 
@@ -183,7 +183,7 @@ class CompactStream(Message):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Message):
-    """Gives up the request whose id this frame bears. Has no answer of its own."""
+    """Gives up the request whose id this frame has. Has no answer of its own."""
 
     KIND: ClassVar[str] = "cancel"
 
@@ -200,8 +200,8 @@ class Pong(Message):
 class FetchHeader(Message):
     """Answer to fetch; `body_length` bytes of whole record batches follow the frame.
 
-    `offset` is the asked position as an offset. Records below it may lead the first batch,
-    which begins at `first_offset`; a reader drops them. The next fetch asks for
+    `offset` is the requested position as an offset. The first batch begins at `first_offset`, and
+    may begin with records below `offset`, which a reader drops. The next fetch asks for
     `next_offset`. `record_count` is an upper bound.
     """
 
@@ -245,14 +245,14 @@ class StreamsAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """Answer to a request that succeeded and has nothing to tell."""
+    """Answer to a request that succeeded and returns no value."""
 
     KIND: ClassVar[str] = "done"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer(Message):
-    """Answer to a request that failed. With id 0 it concerns the connection, which then ends."""
+    """Answer to a request that failed. With id 0 it is about the connection, which then ends."""
 
     KIND: ClassVar[str] = "error"
     code: int = key("c", uint(MAX_UINT))

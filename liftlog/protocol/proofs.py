@@ -1,16 +1,16 @@
-"""What a client shows for who it is, and the text that it signs with an nkey.
+"""How a client proves who it is: its credentials, and the text that it signs with an nkey.
 
-Nobody can be made to sign a login to something else, nor this text for another purpose:
+A login at liftlog cannot be used as a signature for another purpose, nor the other way round:
 
-    FF                          no text in UTF-8 begins so; a NATS client signs only what is one
+    FF                          UTF-8 never begins so, and a NATS client signs only UTF-8
     "liftlog-auth-v1"
     client nonce                each of these as u16 (little-endian) length, then the bytes
     server nonce
     server id                   UTF-8
     SHA-256 of the certificate  (DER) that the daemon showed; empty without TLS
 
-Both sides put in a nonce of their own, so no signature is of use twice. With TLS the certificate
-binds it to this one connection: whoever passes frames on has another one.
+Both sides contribute a nonce, so a signature cannot be used twice. With TLS the certificate binds
+it to this daemon: an attacker that forwards frames has another certificate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PURPOSE = b"\xffliftlog-auth-v1"
 
 
 class Signer(Protocol):
-    """An nkey with its seed; `acl.nkeys.SigningKey` is one."""
+    """An nkey with its seed, such as `acl.nkeys.SigningKey`."""
 
     @property
     def public_key(self) -> str: ...
@@ -32,7 +32,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client has; what of it is sent depends on what the daemon offers."""
+    """The credentials of a client. The methods that the daemon offers decide which are used."""
 
     token: str | None = field(default=None, repr=False)
     nkey: Signer | None = None

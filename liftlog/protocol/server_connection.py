@@ -28,14 +28,14 @@ from liftlog.protocol.states import SERVER_TRANSITIONS, LocalProtocolError, Stat
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, MAX_UINT, Message
 
 REQUEST_OVERHEAD_BYTES = 1024
-"""What a request without an answer takes beside the bytes of its frame, about."""
+"""About how much memory an unanswered request takes besides the bytes of its frame."""
 
 _FILTER_VALUE_BYTES = 64
 """The same for each value of a filter."""
 
 
 class InFlight:
-    """Requests without an answer, and the memory they take, of several connections together."""
+    """Unanswered requests of several connections together, and the memory that they take."""
 
     __slots__ = ("count", "max_bytes", "maximum", "size_bytes")
 
@@ -49,13 +49,13 @@ class InFlight:
 class ServerConnection:
     """The server's end: frames in, typed requests out, and the bound on requests in flight.
 
-    `next_event()` returns `(id, message)`, `(id, error)` for a request that is to be refused,
-    or None. It raises what ends the connection: tell the client with `error(0, ...)`.
+    `next_event()` returns `(id, message)`, or `(id, error)` for a request to refuse, or None. It
+    raises errors that end the connection: send them to the client with `error(0, ...)`.
 
-    With the bound reached it goes on reading, since a `cancel` is welcome then; the first request
-    beyond the bound is kept until there is room, and nothing behind that is read. A request that
-    would take more memory than is left to this connection (`max_held_bytes`), or to its principal,
-    is refused; one alone on its connection is always within the first of these bounds.
+    When the bound is reached it reads on, since a `cancel` may follow. The first request beyond
+    the bound is kept until there is room, and no frame after it is read. A request is refused if it
+    would take more memory than is left to this connection (`max_held_bytes`) or to its principal.
+    The first of these bounds never refuses the only request of a connection.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class ServerConnection:
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
-        self._open: dict[int, int] = {}  # by id, what each takes in memory
+        self._open: dict[int, int] = {}  # by id, the memory that each takes
         self._kept: tuple[dict[str, Any], int] | None = None  # no room yet; bytes of its frame
         self._max_held_bytes = max_held_bytes
         self.held_bytes = 0
-        """What requests without an answer, and one that is arriving, take in memory."""
-        self._grown_bytes = 0  # of that, the buffer of the one that is arriving
+        """Memory that unanswered requests take, and one that is arriving."""
+        self._grown_bytes = 0  # of these, in the buffer of the request that is arriving
         self.shared = InFlight(limits.max_in_flight)
-        """With the other connections of the same principal, once it is known."""
+        """Shared with the other connections of the same principal, once it is known."""
         self._auth_id = 0
         self._nonces = (b"", b"")  # the client's, ours
         self._server_id = ""
@@ -94,7 +94,7 @@ class ServerConnection:
 
     @property
     def saturated(self) -> bool:
-        """Whether a request waits for room, so that `next_event` has nothing."""
+        """Whether a request waits for room, so that `next_event` returns None."""
         return self._kept is not None and self._is_full
 
     @property
@@ -140,7 +140,7 @@ class ServerConnection:
         return encode_frame(answer.to_map(request_id))
 
     def text_to_sign(self, certificate: bytes | None) -> bytes:
-        """What the client has to sign with its nkey; `certificate` is the one it was shown."""
+        """The text that the client signs with its nkey; `certificate` is the one shown to it."""
         return text_to_sign(*self._nonces, self._server_id, certificate)
 
     def welcome(self, principal: str | None, software: str) -> bytes:
@@ -172,7 +172,7 @@ class ServerConnection:
         self.state = State.CLOSED
         self.shared.count -= len(self._open)
         self._open.clear()
-        # What refers to this connection in a cycle goes late; its memory goes now.
+        # A cycle of references frees this connection late; its memory is freed now.
         self._kept = None
         self._frames.clear()
         self._hold(-self.held_bytes)
@@ -182,7 +182,7 @@ class ServerConnection:
         self.shared.size_bytes += more
 
     def _count_buffer(self) -> None:
-        """Raises LimitExceeded when the principal may not send more before it takes answers."""
+        """Raises LimitExceeded when the principal has to take answers before it sends more."""
         grown_bytes = self._frames.grown_bytes
         more = grown_bytes - self._grown_bytes
         if more:
@@ -193,8 +193,8 @@ class ServerConnection:
 
     def _too_much_memory(self) -> LimitExceeded:
         return LimitExceeded(
-            f"the requests of this principal would take more than {self.shared.max_bytes} bytes "
-            f"until they are answered",
+            f"the unanswered requests of this principal would take more than "
+            f"{self.shared.max_bytes} bytes of memory",
             hint="wait for answers, filter by less, or raise "
             "pull.max_request_memory_per_principal_bytes",
         )
@@ -244,7 +244,7 @@ class ServerConnection:
         if self.shared.count > self.shared.maximum:
             return LimitExceeded(
                 f"the connections of this principal have {self.shared.maximum} requests in flight",
-                hint="wait for answers, or ask whoever keeps the daemon for pull."
+                hint="wait for answers, or ask the operator of the daemon to raise pull."
                 "max_in_flight_per_principal",
             )
         if cls is None:
@@ -256,11 +256,11 @@ class ServerConnection:
         cost = REQUEST_OVERHEAD_BYTES + frame_bytes
         if type(message) is Fetch and message.selects:
             cost += _FILTER_VALUE_BYTES * message.filter_values
-        more = cost - self._grown_bytes  # the buffer is given back: the request takes its place
+        more = cost - self._grown_bytes  # the request takes the place of the buffer
         if self.held_bytes + more > self._max_held_bytes and len(self._open) > 1:
             return LimitExceeded(
-                f"the requests of this connection would take more than {self._max_held_bytes} "
-                f"bytes until they are answered",
+                f"the unanswered requests of this connection would take more than "
+                f"{self._max_held_bytes} bytes of memory",
                 hint="wait for answers, filter by less, or raise pull.max_request_memory_bytes",
             )
         if self.shared.size_bytes + more > self.shared.max_bytes:

@@ -1,10 +1,10 @@
-"""States of a connection and what moves it from one to the next.
+"""States of a connection and the events that move it from one to the next.
 
     client: NEW -hello-> GREETING -challenge-> CHALLENGED -auth-> PROVING -welcome-> READY
     server: NEW <-hello- GREETING -challenge-> CHALLENGED <-auth- PROVING -welcome-> READY
 
-Any state ends in CLOSED. Two kinds of error are kept apart: `LocalProtocolError` is a
-mistake of the code on this side, everything else was caused by the peer.
+From any state a connection can become CLOSED. Two kinds of error are kept apart:
+`LocalProtocolError` is a mistake of the code on this side, all others are the peer's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from liftlog.errors import ProtocolViolation
 
 
 class LocalProtocolError(ProtocolViolation):
-    """This side was asked to do what the state of the connection does not allow."""
+    """The caller asked for an action that the state of the connection does not allow."""
 
 
 class State(enum.Enum):

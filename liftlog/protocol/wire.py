@@ -1,15 +1,15 @@
 """Dataclass <-> msgpack map, driven by the fields' own declarations.
 
-A message class declares its `KIND` and, for every field, the short key it has on the wire
-and what may stand there:
+A message class declares its `KIND` and, for each field, its short key on the wire and the values
+that are allowed:
 
     @dataclass(frozen=True, slots=True)
     class Ping(Message): ...
 
     stream: str = wire("s", text(128))
 
-Keys that a class does not declare are ignored; a required key that is missing, or a value
-of the wrong type or out of bounds, is BadRequest and names the key.
+Keys that a class does not declare are ignored. A required key that is missing, or a value that has
+the wrong type or is out of bounds, raises BadRequest, which names the key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Check = Callable[[Any], bool]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WireType:
-    """What may stand under a key: a predicate and how the documentation calls it."""
+    """The values that a key may have: a predicate, and its name in the documentation."""
 
     label: str
     accepts: Check
@@ -70,7 +70,7 @@ def array_of(entry: WireType, max_entries: int) -> WireType:
 
 BOOL = WireType("bool", lambda value: type(value) is bool)
 MAP = WireType("map", lambda value: type(value) is dict)
-NAME = text(4 * MAX_NAME_CHARS)  # the exact rule is applied by `names`, with a better message
+NAME = text(4 * MAX_NAME_CHARS)  # `names` applies the exact rule, with a better message
 LABEL = text(256)
 
 _WIRE = "wire"
@@ -115,18 +115,18 @@ class Message:
 
     KIND: ClassVar[str] = ""
     REPEATABLE: ClassVar[bool] = False
-    """Of a request: asked twice it does what it does once, so it may be asked again when the
-    connection was lost before the answer came."""
+    """For a request: doing it twice has the same effect as doing it once, so it may be repeated
+    when the connection was lost before the answer came."""
 
     @property
     def is_repeatable(self) -> bool:
-        """The same, where it depends on what is asked."""
+        """The same, where it depends on the request's fields."""
         return self.REPEATABLE
 
     def to_map(self, request_id: int) -> dict[str, Any]:
-        """The map of this message's frame; absent and empty optional fields are left out.
+        """The map of this message's frame, without optional fields that are None or empty.
 
-        Defaults are written: a peer of another age may have other ones.
+        Other defaults are written, since another version of the peer may have other defaults.
         """
         encoded: dict[str, Any] = {KIND_KEY: self.KIND, ID_KEY: request_id}
         for field in wire_fields(type(self)):

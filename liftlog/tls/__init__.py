@@ -1,5 +1,6 @@
 """TLS for the pull socket, the same for the daemon and the clients.
 
-`session` is TLS over memory, `sockets` puts it on a socket that never blocks, `contexts` loads
-certificates.
+contexts  certificates and keys -> the contexts of connections
+session   TLS over memory
+sockets   TLS on a socket that never blocks
 """

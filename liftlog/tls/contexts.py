@@ -12,8 +12,7 @@ from liftlog.tls.session import TlsSession
 
 FileName = str | PathLike[str]
 ClientTls = ssl.SSLContext | FileName | None
-"""What clients take: a context of their own making, a file of CA certificates, or None for the
-CAs that the system trusts."""
+"""What clients accept: a context, a file of CA certificates, or None for the CAs of the system."""
 
 MIN_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -21,15 +20,15 @@ MIN_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 def server_context(
     cert: FileName, key: FileName, *, client_ca: FileName | None = None, min_version: str = "1.2"
 ) -> ssl.SSLContext:
-    """With `client_ca` clients need a certificate that one of these CAs has signed.
+    """The daemon's context. With `client_ca` clients need a certificate signed by one of these CAs.
 
-    Reads the files, so call it again when they have changed. Raises ConfigError.
+    Reads the files: call it again when they have changed. Raises ConfigError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = MIN_VERSIONS[min_version]
-    # Renegotiation would let a client make us work again and again, and a read wait for a write.
+    # With renegotiation a client could cause work without end, and a read could wait for a write.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # connections last; nobody resumes one
+    context.num_tickets = 0  # connections last long; no client resumes one
     _check_readable("pull.tls.cert", cert)
     _check_readable("pull.tls.key", key)
     try:
@@ -55,8 +54,10 @@ def server_context(
 
 
 def own_certificate(context: ssl.SSLContext) -> bytes:
-    """The certificate that this context shows to clients, in DER: found by shaking hands with
-    itself, since a file may have changed since it was read. Raises ConfigError.
+    """The certificate that this context shows to clients, in DER. Raises ConfigError.
+
+    It is found by a handshake of the context with itself: the file may have changed since it was
+    read.
     """
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
@@ -64,22 +65,22 @@ def own_certificate(context: ssl.SSLContext) -> bytes:
     try:
         found = _shaken_hands(asking, context).peer_certificate
     except ssl.SSLError as error:
-        raise ConfigError(f"pull.tls: the certificate is of no use: {problem(error)}") from error
+        raise ConfigError(f"pull.tls: the certificate cannot be used: {problem(error)}") from error
     assert found is not None
     return found
 
 
 class Prospect(NamedTuple):
-    """What clients will make of a certificate, whoever signed it and whatever names it has."""
+    """Whether clients accept a certificate, leaving aside its issuer and its names."""
 
     refused: str
-    """Why they refuse it, such as that it has expired; empty: they do not."""
+    """Why they refuse it, such as that it has expired; empty if they accept it."""
     expires_at: float | None
-    """Seconds since 1970; None when it is refused."""
+    """In seconds since 1970; None if it is refused."""
 
 
 def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
-    """Of the certificate (DER) that this context shows to clients."""
+    """Whether clients accept `certificate` (DER), which this context shows to them."""
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
     asking.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
@@ -91,7 +92,7 @@ def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
 
 
 def _shaken_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> TlsSession:
-    """The asking end of a connection between the two, in memory. Raises ssl.SSLError."""
+    """The client's end of a connection between the two, in memory. Raises ssl.SSLError."""
     client = TlsSession(asking)
     server = TlsSession(answering, server_side=True)
     while not client.handshake():
@@ -104,9 +105,9 @@ def _shaken_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> TlsSessi
 def client_context(
     tls: ClientTls = None, *, cert: FileName | None = None, key: FileName | None = None
 ) -> ssl.SSLContext:
-    """`cert` and `key` are the client's own, for a daemon that asks for them.
+    """A client's context. `cert` and `key` are its own, for a daemon that asks for them.
 
-    Raises InvalidArgument for files that are not what they should be.
+    Raises InvalidArgument for files that cannot be read or hold something else.
     """
     if isinstance(tls, ssl.SSLContext):
         return tls
@@ -118,7 +119,7 @@ def client_context(
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if key is not None and cert is None:
-        raise InvalidArgument(f"{fspath(key)}: a key needs its certificate beside it")
+        raise InvalidArgument(f"{fspath(key)}: a key needs its certificate, too")
     if cert is not None:
         try:
             context.load_cert_chain(cert, key, password=_no_password)
@@ -131,7 +132,7 @@ def client_context(
 
 
 def problem(error: Exception) -> str:
-    """What went wrong, for people; without the file and line of OpenSSL's source."""
+    """The error in words, without the file and line of OpenSSL's source."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -142,7 +143,7 @@ def problem(error: Exception) -> str:
 
 
 def _check_readable(setting: str, path: FileName) -> None:
-    """Name the file that cannot be read: OpenSSL's errors do not."""
+    """Name a file that cannot be read, since OpenSSL's errors do not."""
     try:
         with Path(path).open("rb"):
             pass
@@ -151,5 +152,5 @@ def _check_readable(setting: str, path: FileName) -> None:
 
 
 def _no_password() -> str:
-    """Else OpenSSL would ask on the terminal."""
+    """Without this, OpenSSL would ask on the terminal."""
     return ""

@@ -11,8 +11,8 @@ _NAMING = ("DNS", "URI", "email")
 class TlsSession:
     """One end of a TLS connection. Raises ssl.SSLError when the peer breaks the protocol.
 
-    What has to be sent collects in `outgoing`; the owner sends it, also after an error, when it
-    holds the alert that tells the peer.
+    `outgoing` collects the bytes to send. The owner sends them, also after an error: they then hold
+    the alert for the peer.
     """
 
     __slots__ = ("_incoming", "_tls", "established", "outgoing")
@@ -38,7 +38,7 @@ class TlsSession:
         subject, then its alternative names that are DNS names, URIs or mail addresses."""
         found: Any = self._tls.getpeercert() if self.established else None
         if not found:
-            return ()  # without verification the certificate says nothing
+            return ()  # an unverified certificate proves nothing
         subject = [value for part in found["subject"] for key, value in part if key == "commonName"]
         others = found.get("subjectAltName", ())
         return tuple(dict.fromkeys([*subject, *(value for key, value in others if key in _NAMING)]))
@@ -53,7 +53,7 @@ class TlsSession:
         self._incoming.write(ciphertext)
 
     def handshake(self) -> bool:
-        """Go on with the handshake; True once it is complete."""
+        """Continue the handshake; True when it is complete."""
         if not self.established:
             try:
                 self._tls.do_handshake()
@@ -63,14 +63,14 @@ class TlsSession:
         return True
 
     def read_into(self, view: memoryview) -> int | None:
-        """Decrypt what was fed, into `view`: how many bytes, or None once the peer has ended.
+        """Decrypt into `view`; returns the number of bytes, or None when the peer has ended.
 
-        Fewer bytes than `view` has room for mean that no more can be decrypted yet.
+        If `view` is not full, no more can be decrypted yet.
         """
         filled = 0
         try:
             while filled < len(view):
-                # At most one TLS record, 16 KiB, at a time; 0 when the peer said that it has ended.
+                # One TLS record at a time, at most 16 KiB; 0 when the peer has ended.
                 count = cast(int, self._tls.read(len(view) - filled, view[filled:]))
                 if not count:
                     return filled or None
@@ -86,8 +86,8 @@ class TlsSession:
         return self._tls.write(plaintext)
 
     def end(self) -> None:
-        """Say in `outgoing` that nothing more will come."""
+        """Put the end of the connection into `outgoing`."""
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # it waits for the peer's word, or there is no handshake to end
+            pass  # it would wait for the peer's end, or the handshake is not complete

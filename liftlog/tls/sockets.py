@@ -8,7 +8,7 @@ import socket
 from liftlog.tls.session import TlsSession
 
 CHUNK_BYTES = 256 * 1024
-"""Encrypted at once; what of it the socket does not take waits in memory."""
+"""Encrypted at once; ciphertext that the socket does not accept waits in memory."""
 
 _HANDSHAKE_BYTES = 16 * 1024
 _RECEIVE_BYTES = 256 * 1024
@@ -17,9 +17,9 @@ _RECEIVE_BYTES = 256 * 1024
 class TlsSocket:
     """Behaves as a non-blocking socket does: methods raise BlockingIOError, or another OSError.
 
-    As with `SSL_write`, whoever was told BlockingIOError by `send` or `sendfile` calls again with
-    the same bytes first: they are encrypted already, and their number is told once they left. So
-    nothing is ever unsent that the caller takes for sent.
+    As with `SSL_write`, after BlockingIOError from `send` or `sendfile` the next call has to give
+    the same bytes again: they are encrypted already, and their number is returned when they have
+    been sent. So bytes that the caller counts as sent have always been sent.
     """
 
     def __init__(self, sock: socket.socket, session: TlsSession) -> None:
@@ -51,13 +51,13 @@ class TlsSocket:
         return self._fd
 
     def wake_at(self, count: int) -> None:
-        """Does nothing: what arrives is longer than what it says, by an unknown number of bytes."""
+        """Does nothing: ciphertext is longer than its plaintext by an unknown number of bytes."""
 
     def recv_into(self, view: memoryview) -> int:
-        """Bytes received; 0 when the peer has ended. Goes on with the handshake first."""
+        """Bytes received; 0 when the peer has ended. Completes the handshake first."""
         self.has_input = False
         if self._ended:
-            return self._sock.recv_into(view)  # only to be dropped
+            return self._sock.recv_into(view)  # the caller drops it
         if not self._session.established:
             self._go_on_with_handshake()
         received = self._session.read_into(view)
@@ -65,8 +65,8 @@ class TlsSocket:
             # The bytes of one incomplete record, at most, wait inside.
             ciphertext = self._sock.recv(_RECEIVE_BYTES)
             if not ciphertext:
-                # Without a word of goodbye. Frames and batches say how long they are, so a cut is
-                # noticed where it matters.
+                # The peer closed without ending TLS. Frames and batches state their lengths, so a
+                # truncation is noticed where it matters.
                 return 0
             self._session.feed(ciphertext)
             received = self._session.read_into(view)
@@ -76,7 +76,7 @@ class TlsSocket:
     def send(self, data: bytes | memoryview) -> int:
         if not self._owed:
             self._encrypt(memoryview(data)[:CHUNK_BYTES])
-        return self._settle()
+        return self._send_owed()
 
     def sendfile(self, fd: int, position: int, length: int) -> int:
         """Read from the file, encrypt, send; 0 at the end of the file."""
@@ -85,10 +85,10 @@ class TlsSocket:
             if not data:
                 return 0
             self._encrypt(data)
-        return self._settle()
+        return self._send_owed()
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing more comes; what it sends from now on is not decrypted."""
+        """End TLS towards the peer; what it sends from now on is not decrypted."""
         self._ended = True
         self._session.end()
         try:
@@ -108,7 +108,7 @@ class TlsSocket:
         try:
             complete = self._session.handshake()
         finally:
-            self._push()  # our part of it, or why it failed: always less than a socket buffer
+            self._push()  # our part of it, or the alert: always less than a socket buffer
         if not complete:
             raise BlockingIOError
 
@@ -117,14 +117,14 @@ class TlsSocket:
             raise BlockingIOError
         self._owed = self._session.write(data)
 
-    def _settle(self) -> int:
-        """The number of bytes that left, once their ciphertext did."""
+    def _send_owed(self) -> int:
+        """Send the ciphertext; returns the number of plaintext bytes that it stands for."""
         self._push()
         owed, self._owed = self._owed, 0
         return owed
 
     def _push(self) -> None:
-        """Send all ciphertext; raises BlockingIOError while the socket does not take it."""
+        """Send all ciphertext; raises BlockingIOError while the socket does not accept it."""
         while True:
             if not self._unsent:
                 if not self._session.outgoing.pending:
