@@ -403,7 +403,8 @@ def test_what_it_was_given_comes_first(methods: list[str], chosen: str) -> None:
 
 @pytest.mark.parametrize(
     ("methods", "said"),
-    [(["nkey"], "an nkey"), (["nkey", "token"], "an nkey or a token"), ([], "only clients that it knows"),
+    [(["nkey"], "an nkey"), (["nkey", "token"], "an nkey or a token"),
+     ([], "only clients that it knows"),
      (["x" * 200], "xxx only")],
 )  # fmt: skip
 def test_what_the_server_wants_is_said(methods: list[str], said: str) -> None:
