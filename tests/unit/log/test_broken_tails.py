@@ -9,7 +9,7 @@ from support.logs import DIRECTORY, Promises, check, commit, create, reopen
 from support.simfs import SimFileSystem
 
 from liftlog.log import LogConfig
-from liftlog.log import opening as opening_module
+from liftlog.log import inventory as inventory_module
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 
@@ -70,7 +70,7 @@ def test_files_of_somebody_else_are_let_be() -> None:
 
 
 def test_of_a_long_tail_the_beginning_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening_module, "_MAX_TAIL_BYTES", 10)
+    monkeypatch.setattr(inventory_module, "_MAX_TAIL_BYTES", 10)
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=BIG)
     commit(log, promises, 2)
