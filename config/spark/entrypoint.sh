@@ -18,7 +18,7 @@ role=${1:-master}
 
 case $role in
 master)
-  # Without its REST server, which takes jobs from whoever reaches it.
+  # Without its REST server, which accepts jobs from everyone who can reach it.
   export SPARK_MASTER_OPTS="-Dspark.master.rest.enabled=false ${SPARK_MASTER_OPTS:-}"
   exec "$home/bin/spark-class" org.apache.spark.deploy.master.Master \
     --host "${SPARK_MASTER_HOST:-$(hostname)}" "$@"

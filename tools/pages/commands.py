@@ -75,7 +75,7 @@ stay.
 | `log dump` | a record batch: its header and where it lies |
 | `log verify` | what was found in one stream |
 | `log repair` | the steps that one stream needs or needed; `done` says whether they were taken |
-| `log reindex` | an index that is missing or wrong; `entries` is null until it is made anew |
+| `log reindex` | an index that is missing or wrong; `entries` is null until it is rebuilt |
 | `backup create`, `info` | the backup, with its `streams` |
 | `backup verify` | the same, with `ok` and `problems` |
 | `backup restore` | `data_dir`, and `streams`, each with its new `leader_epoch` and bounds |
