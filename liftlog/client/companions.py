@@ -1,7 +1,7 @@
-"""`envelope` and the nkeys of `acl`, wherever this distribution has them.
+"""`envelope` and the nkeys of `acl`, from where this distribution installs them.
 
-`liftlog` installs them as packages of their own. `liftlog-client` brings copies below this package:
-in the environment of an application those short names may belong to somebody else.
+`liftlog` installs them as packages of their own. `liftlog-client` has copies in this package: in
+the environment of an application those short names may belong to another distribution.
 """
 
 from __future__ import annotations

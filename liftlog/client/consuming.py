@@ -1,4 +1,4 @@
-"""What both kinds of consumer share: all but the waiting."""
+"""The part of a consumer that does not wait, shared by both kinds."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class ConsumerSettings:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     def may_go_on_after(self, error: LiftlogError) -> bool:
-        """Whether the iteration goes on although a checkpoint could not be stored: the next one
-        makes up for it, or the read is about to go on elsewhere."""
+        """Whether the iteration continues although a checkpoint could not be stored: the next one
+        makes up for it, or the read is about to continue at another position."""
         resets = self.options.get("on_reset", "error") != "error"
         return error.retriable or (resets and isinstance(error, RESETTABLE))
 
 
 def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[Start, ReadOptions]:
-    """Where the read begins and its options: with a checkpoint, they state what was read before,
-    so that the daemon tells when the place is gone or the stream is another one.
+    """Where the read begins, and its options. With a checkpoint they state what was read before, so
+    that the daemon reports when the position is gone or the stream is another one.
 
-    Where the daemon has lost checkpoints to damage, an older one only means that records are read
-    again. With none, a start behind the first record would skip what was never read: raises
-    CheckpointUncertain then, unless `on_reset` says where to go on.
+    If the daemon has lost checkpoints to damage, an older one only means that records are read
+    again. Without any, a start after the first record would skip records that were never read: then
+    this raises CheckpointUncertain, unless `on_reset` says where to continue.
     """
     options = settings.options.copy()
     if found is None:
@@ -74,8 +74,8 @@ def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[St
 
 
 def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
-    """A reset moves the consumer too, unless the caller's own callback raises: then the checkpoint
-    stays where it was, and the next run comes upon the same."""
+    """A reset moves the consumer, too, unless the caller's own callback raises. The checkpoint then
+    stays where it was, and the next run meets the same error."""
     callback = options.get("reset_callback")
 
     def moved(reset: Reset) -> None:
@@ -88,9 +88,9 @@ def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
 
 
 class ConsumerState:
-    """What a consumer has in hand, what of it counts, and where it stands.
+    """Which records a consumer has returned, which of them count, and its position.
 
-    The twins keep the loops that wait: for records, and for the daemon to store a checkpoint.
+    The two consumers add the loops that wait for records and for the daemon to store a checkpoint.
     """
 
     def __init__(self, settings: ConsumerSettings) -> None:
@@ -99,11 +99,11 @@ class ConsumerState:
         self._settings = settings
         self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
         self._reader: BatchReader | SyncBatchReader | None = None
-        self._arrived: RecordBatch | None = None  # nothing of it was handed out yet
-        self._batch: RecordBatch | None = None  # the one that records are handed out from
+        self._arrived: RecordBatch | None = None  # none of it was returned yet
+        self._batch: RecordBatch | None = None  # its records are being returned
         self._records: list[Record] = []
         self._index = 0
-        self._in_hand = 0  # records handed out that do not count yet
+        self._in_hand = 0  # records returned that do not count yet
         self._closed = False
 
     # --- where it stands ---
@@ -115,7 +115,7 @@ class ConsumerState:
 
     @property
     def committed(self) -> int:
-        """The offset that is stored durably; 0: none."""
+        """The offset that is stored durably; 0 if there is none."""
         return self._progress.committed
 
     @property
@@ -128,13 +128,13 @@ class ConsumerState:
     # --- records in hand ---
 
     def _begin_batch(self, batch: RecordBatch) -> None:
-        """Hand out its records from now on."""
-        # Until its records are made it has only arrived: what interrupts that loses nothing.
+        """Return its records from now on."""
+        # Until its records are made it has only arrived, so an interruption loses nothing.
         records = batch.records()
         self._records, self._index, self._batch, self._arrived = records, 0, batch, None
 
     def _rest_of_batch(self) -> RecordBatch | None:
-        """What the iteration over records has left of its batch, which is handed over with this."""
+        """The records of the batch that the iteration has not returned; it gives them up."""
         batch, records, index = self._batch, self._records, self._index
         if batch is None or index == len(records):
             return None
@@ -145,12 +145,12 @@ class ConsumerState:
         return rest
 
     def _count_all(self, reader: BatchReader | SyncBatchReader) -> None:
-        """Whatever was handed out, and what the read passed over, is processed."""
+        """Count as processed all records returned and all that the read passed over."""
         self._progress.arrive(reader.position, reader.incarnation, reader.epoch, self._in_hand)
         self._in_hand = 0
 
     def _count_in_hand(self) -> None:
-        """Whatever was handed out is processed, also in the midst of a batch."""
+        """Count as processed all records returned, also in the middle of a batch."""
         if self._in_hand:
             if 0 < self._index < len(self._records):
                 self._progress.advance(self._records[self._index - 1].offset + 1, self._in_hand)
@@ -159,7 +159,7 @@ class ConsumerState:
                 self._count_all(self._reader)
 
     def _let_go(self) -> None:
-        """Nothing is handed out any more, and what was handed out last does not count."""
+        """Return no more records. The record or batch that was returned last does not count."""
         self._closed = True
         self._arrived = self._batch = None
         self._records, self._index, self._in_hand = [], 0, 0
@@ -171,13 +171,13 @@ class ConsumerState:
     # --- checkpoints ---
 
     def _begin(self, found: Checkpoint | None, now: float) -> tuple[Start, ReadOptions]:
-        """Where the read begins and its options, with the checkpoint that the daemon has."""
+        """Where the read begins, and its options; `found` is the stored checkpoint."""
         start, options = reads_from(self._settings, found)
         self._progress.begin(found, now)
         return start, with_reset_noted(options, self._progress)
 
     def _commit_options(self) -> dict[str, Any]:
-        """What a checkpoint says besides its offset."""
+        """The options of a commit besides its offset."""
         progress = self._progress
         return {
             "expected": progress.expected,
@@ -187,7 +187,7 @@ class ConsumerState:
         }
 
     def _go_on_after(self, failure: LiftlogError) -> None:
-        """Raises it, unless the iteration goes on although a checkpoint could not be stored."""
+        """Raise the failure of a commit, unless the iteration continues in spite of it."""
         if not self._settings.may_go_on_after(failure):
             raise failure
         self._log_failure(failure)

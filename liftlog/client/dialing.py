@@ -1,4 +1,4 @@
-"""Addresses -> connected channels: plain sockets, or TLS over them."""
+"""Addresses -> connected channels: plain sockets, or sockets with TLS."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _NOT_ACCEPTED = {  # by OpenSSL's X509_V_ERR_...
 class Channel(Protocol):
     """A connected socket that does not block: methods raise BlockingIOError, or another OSError.
 
-    Whoever was told BlockingIOError by `send` calls again with the same bytes first.
+    After BlockingIOError from `send` the next call has to give the same bytes again.
     """
 
     @property
     def has_input(self) -> bool:
-        """Whether `recv_into` has more to give though the socket may have nothing to read."""
+        """Whether `recv_into` can return more although the socket may not be readable."""
         ...
 
     @property
     def peer_certificate(self) -> bytes | None:
-        """The one that the daemon showed, in DER; None without TLS."""
+        """The certificate of the daemon, in DER; None without TLS."""
         ...
 
     def wake_at(self, count: int, /) -> None:
-        """Whoever waits for input need not be woken before so many bytes are there; a hint."""
+        """A hint that the socket need not become readable before `count` bytes have arrived."""
         ...
 
     def fileno(self) -> int: ...
@@ -83,24 +83,24 @@ class PlainChannel:
         if count == self._wake_at:
             return
         self._wake_at = count
-        with suppress(OSError):  # nothing but speed depends on it
+        with suppress(OSError):  # only speed depends on it
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 def tune(sock: socket.socket) -> None:
-    """Small requests leave at once; a peer that vanished is noticed."""
+    """Send small requests at once, and notice a peer that vanished."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # The receive buffer is left to the kernel, which grows it further than we may set it.
+    # The kernel sizes the receive buffer: it can make it larger than we may.
 
 
 async def dial(address: Address, context: ssl.SSLContext | None, deadline: float) -> Channel:
     """Connect, with the TLS handshake if there is a context. Raises OSError, ConnectionLost.
 
-    The caller limits the time; `deadline`, by the loop's clock, says how it is shared out among
-    the addresses of a host.
+    The caller limits the time. `deadline`, by the loop's clock, divides it among the addresses of a
+    host.
     """
     sock = await _open(address, deadline)
     try:
@@ -146,7 +146,7 @@ def dial_sync(address: Address, context: ssl.SSLContext | None, deadline: float)
 def _refused(
     address: Address, sock: socket.socket, session: TlsSession, error: ssl.SSLError
 ) -> ConnectionLost:
-    """The error of a TLS handshake that failed; the daemon is told, if that can be done at once."""
+    """The error of a failed TLS handshake. Sends the daemon an alert if it can at once."""
     try:
         sock.send(session.outgoing.read(), socket.MSG_DONTWAIT)
     except OSError:
@@ -173,7 +173,7 @@ def _wait_until(sock: socket.socket, deadline: float) -> None:
 
 
 def _share(deadline: float, now: float, addresses_left: int) -> float:
-    """Until when to try the next one: one that never answers leaves time to the others."""
+    """When to stop trying the next address: one that never answers leaves time to the others."""
     return now + (deadline - now) / addresses_left
 
 

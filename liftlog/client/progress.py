@@ -1,11 +1,11 @@
-"""How far a consumer has come, and when that is to be stored. Without any I/O, for both clients.
+"""How far a consumer has come, and when to store that. Without any I/O, for both clients.
 
-A record counts as processed when the one behind it is asked for. A checkpoint is the offset behind
-the last processed record, so what a consumer had in hand when it ended is read again.
+A record counts as processed when the next one is asked for. A checkpoint is the offset after the
+last processed record, so a record that the consumer was working on when it ended is read again.
 
-With `exclusive` every commit states what it takes for stored. A commit whose answer was lost may
-have taken effect or not; the offset is kept in mind, and should the next commit be refused because
-exactly this one is stored, it did.
+With `exclusive` every commit states which checkpoint it expects to be stored. A commit whose answer
+was lost may have taken effect or not. Its offset is remembered: if the next commit is refused
+because exactly that offset is stored, it has taken effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_TRIES = 5
 
 
 class Progress:
-    """`every` records or `interval` seconds, whichever is first; None: not by that."""
+    """A checkpoint is due after `every` records or `interval` seconds; None switches one off."""
 
     def __init__(self, every: int | None, interval: float | None, *, exclusive: bool) -> None:
         if every is not None and every < 1:
@@ -36,7 +36,7 @@ class Progress:
         self.position: int | None = None
         """Everything below counts as processed; None before anything does."""
         self.committed = 0
-        """What is stored, as far as is known; 0: nothing."""
+        """The stored offset, as far as is known; 0 if there is none."""
         self.incarnation: str | None = None
         self.epoch: int | None = None
         self._every = every
@@ -49,7 +49,7 @@ class Progress:
         self._lost = False
 
     def begin(self, stored: Checkpoint | None, now: float) -> None:
-        """With what the daemon has stored; at offset 0 there is none."""
+        """Begin with the stored checkpoint, which has offset 0 if there is none."""
         if stored is not None and stored.offset:
             self.committed = self.position = stored.offset
             self.incarnation, self.epoch = stored.incarnation, stored.epoch
@@ -57,13 +57,13 @@ class Progress:
 
     @property
     def expected(self) -> int | None:
-        """What a commit states to be stored."""
+        """The offset that a commit expects to be stored."""
         return self.committed if self._exclusive else None
 
     # --- what counts as processed ---
 
     def advance(self, position: int | None, count: int) -> None:
-        """Everything below `position` is processed, `count` records more than before."""
+        """All records below `position` are processed, `count` more than before."""
         if position is not None:
             self.position = position
             self._uncounted += count
@@ -71,18 +71,18 @@ class Progress:
     def arrive(
         self, position: int | None, incarnation: str | None, epoch: int | None, count: int
     ) -> None:
-        """The same for all that the read has handed out, with the stream that it reads."""
+        """The same for all records that the read has returned, with the stream that it reads."""
         self.advance(position, count)
         if position is not None:
             self.incarnation, self.epoch = incarnation, epoch
 
     def hear(self, incarnation: str | None, epoch: int | None) -> None:
-        """The stream that the records handed out from now on were read from. A checkpoint among
-        them has to name this epoch: the one before may have ended below them."""
+        """The stream that the following records were read from. A checkpoint among them has to name
+        this epoch: the previous one may have ended below them."""
         self.incarnation, self.epoch = incarnation, epoch
 
     def move(self, position: int, incarnation: str) -> None:
-        """The read goes on elsewhere."""
+        """The read continues at another position."""
         self.position = position
         self.incarnation, self.epoch = incarnation, None
 
@@ -99,7 +99,7 @@ class Progress:
         return True
 
     def seconds_left(self, now: float) -> float | None:
-        """How long to wait for records before `is_due` is to be asked again."""
+        """How long to wait for records before asking `is_due` again."""
         return None if self._due_at is None else max(self._due_at - now, 0.0)
 
     @property
@@ -113,12 +113,12 @@ class Progress:
     # --- storing it ---
 
     def start_commit(self, now: float) -> None:
-        """Whatever comes of it, the next one is due a full interval from now."""
+        """Whether it succeeds or not, the next one is due a full interval from now."""
         self._postpone(now)
         self._tries = 0
 
     def next_commit(self) -> int | None:
-        """The offset to commit; None when it is stored, or not ours to store any more."""
+        """The offset to commit; None if it is stored, or if another process has committed."""
         if self._lost or not self._is_new:
             return None
         self._tries += 1
@@ -134,7 +134,7 @@ class Progress:
         self._undecided.add(offset)
 
     def refused(self, offset: int, error: LiftlogError) -> bool:
-        """Whether to ask for `next_commit` again, rather than to raise the error."""
+        """Whether to ask for `next_commit` again instead of raising the error."""
         if isinstance(error, CheckpointMoved):
             stored = error.details.get("offset")
             if stored in self._undecided:

@@ -1,8 +1,9 @@
-"""When to try again after the connection was lost, without any I/O: for both clients.
+"""When to connect again, which requests to repeat, and the errors of connections. Without any I/O,
+for both clients.
 
-A request is repeated only if that cannot do anything twice: it says so itself (`REPEATABLE`), it
-was never sent, or the daemon refused it because it is being stopped. Any other one ends with a
-ConnectionLost whose `undecided` is true.
+A request is repeated only if repeating it cannot do anything twice: its kind says so
+(`REPEATABLE`), it was never sent, or the daemon refused it because it is stopping. Any other ends
+with a ConnectionLost whose `undecided` is true.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 def is_interruption(error: LiftlogError) -> bool:
-    """Whether the daemon, or the way to it, went away: the same request may be asked again."""
+    """Whether the daemon or the connection went away, so that the request may be repeated."""
     return isinstance(error, ConnectionLost | ShuttingDown)
 
 
 class Backoff:
-    """Pauses before one attempt after the other: doubling up to a bound, and never the same for
-    all the clients of a daemon that went away."""
+    """Pauses between attempts: they double up to a bound, and are random, so that the clients of a
+    daemon that went away do not all return at once."""
 
     def __init__(self, spread: Callable[[], float] = random.random) -> None:
         self._spread = spread
@@ -39,7 +40,7 @@ class Backoff:
         return pause
 
     def reset(self) -> None:
-        """It worked."""
+        """An attempt succeeded."""
         self._ceiling = FIRST_PAUSE_SECONDS
 
 
@@ -49,7 +50,7 @@ def deadline_after(now: float, seconds: float, reconnect_for: float | None) -> f
 
 
 class ReadPatience:
-    """How long a read without any answer keeps trying. An answer makes it new."""
+    """How long a read without any answer keeps trying. Each answer starts the time again."""
 
     def __init__(self, reconnect_for: float | None) -> None:
         self._reconnect_for = reconnect_for
@@ -67,7 +68,7 @@ class ReadPatience:
         return self._backoff.next_pause(), self._deadline
 
     def gave_up(self) -> None:
-        """Whoever reads on all the same gets the whole time again."""
+        """If the caller reads on, it gets the whole time again."""
         self._answer_count = -1
 
 
@@ -90,14 +91,14 @@ def undecided(message: Message, error: LiftlogError, address: str) -> Connection
     return ConnectionLost(
         f"the connection to {address} was lost before the answer to {message.KIND!r} came; "
         f"whether it took effect is undecided: {error.message}",
-        hint="look before asking again",
+        hint="check whether it took effect before you repeat it",
         address=address,
         undecided=True,
     )
 
 
 def gave_up(address: str, last: LiftlogError | None) -> ConnectionLost:
-    """The error of a call or read that waited for a connection in vain."""
+    """The error of a call or read that got no connection in time."""
     if isinstance(last, ConnectionLost):
         return ConnectionLost(last.message, hint=last.hint, address=address)
     reason = "no connection in time" if last is None else last.message

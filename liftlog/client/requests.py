@@ -47,13 +47,13 @@ def update_request(
 
 def truncate_request(name: str, offset: int, incarnation: str | None) -> TruncateStream:
     if not isinstance(offset, int) or offset < 0:
-        raise InvalidArgument(f"{offset!r} is no offset")
+        raise InvalidArgument(f"{offset!r} is not an offset")
     return TruncateStream(name, offset, incarnation)
 
 
 def milliseconds(seconds: float) -> int:
     if not 0 < seconds < 2**40:
-        raise InvalidArgument(f"{seconds!r} is no number of seconds that a lease can last")
+        raise InvalidArgument(f"a lease cannot last {seconds!r} seconds")
     return max(1, round(seconds * 1000))
 
 
@@ -98,7 +98,7 @@ def result_of(exchange: Exchange, expected: type[Answer]) -> Answer:
 
 
 class PassWatch:
-    """Whether the pass that `asked` answered to is over, judged from later descriptions."""
+    """Whether a requested pass is over, judged from later descriptions; `asked` is the first."""
 
     def __init__(self, asked: StreamInfo) -> None:
         self._incarnation = asked.incarnation
@@ -107,7 +107,7 @@ class PassWatch:
         """How long to wait before the next look."""
 
     def is_over(self, info: StreamInfo) -> bool:
-        """Raises StreamUnavailable when it will not come, or failed."""
+        """Raises StreamUnavailable when the pass failed or will not take place."""
         self.seconds = min(self.seconds * 2, _LAST_LOOK_SECONDS)
         compaction = info.compaction
         if int(compaction.get("finished", 0)) >= self._wanted:

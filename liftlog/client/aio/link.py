@@ -29,8 +29,8 @@ class Link:
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
     ) -> None:
-        """`silence_seconds` on top of the longest wait that a fetch may ask for: so long may the
-        daemon say nothing while it owes an answer."""
+        """The daemon may be silent while it owes an answer for `silence_seconds` more than the
+        longest wait of a fetch."""
         self.address = address
         self.error: LiftlogError | None = None
         self.connection = ClientConnection(
@@ -67,14 +67,14 @@ class Link:
                 connection.authenticate(credentials, self._channel.peer_certificate)
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request; `exchange` hears of the answer."""
+        """Send a request; `exchange` gets the answer."""
         if self.error is not None:
             raise self.error
         self.connection.request(message, exchange)
         self._flush()
 
     def leave_input_to(self, waiter: asyncio.Future[None]) -> None:
-        """The next input is left to whoever wakes by `waiter`: it calls `receive` if `input_waits`.
+        """Leave the next input to the task behind `waiter`; it calls `receive` if `input_waits`.
 
         With many connections, each then looks at its bytes right after it received them, while they
         are in the processor's cache, and not after all others received theirs. If it is cancelled
@@ -88,8 +88,8 @@ class Link:
         self._flush()
 
     async def ask(self, message: Message, deadline: float, timeout: float) -> Exchange:
-        """One request and what came of it. Raises RequestTimeout at `deadline`, which tells
-        `timeout` as the seconds that have passed."""
+        """Send one request and wait for its answer. Raises RequestTimeout at `deadline`, with
+        `timeout` in its message as the seconds that have passed."""
         answered: asyncio.Future[None] = self._loop.create_future()
         exchange = Exchange(on_done=lambda _: wake(answered))
         self.request(message, exchange)
@@ -106,7 +106,7 @@ class Link:
         return exchange
 
     def lose(self, reason: object) -> None:
-        """Close the socket; everything that waits ends with ConnectionLost."""
+        """Close the socket; all waiting calls raise ConnectionLost."""
         if self.error is not None:
             return
         self.error = lost(self.address, reason)
@@ -130,7 +130,7 @@ class Link:
             self.receive()
 
     def receive(self) -> None:
-        """Take what has arrived and let those hear of it whom it concerns."""
+        """Receive the bytes that have arrived and pass them to the requests they answer."""
         self.input_waits = False
         if self.error is not None:
             return
@@ -153,8 +153,8 @@ class Link:
                     break  # that was all; the loop calls again when there is more
                 budget -= received
             if self.error is None and self._channel.has_input:
-                # TLS has more of what was received already: the loop would not call for that, so
-                # it is left to nobody who may be cancelled.
+                # TLS holds more of what was received. The loop would not call again for that, so it
+                # must not be left to a task that may be cancelled.
                 self._loop.call_soon(self.receive)
         except (BlockingIOError, InterruptedError):
             pass
@@ -194,7 +194,7 @@ class Link:
             self._loop.remove_writer(self._fd)
 
     def _look(self) -> None:
-        """A daemon that owes an answer and says nothing at all is taken for gone."""
+        """A daemon that owes an answer and is silent for too long counts as gone."""
         now = self._loop.time()
         late = now - self._looked_at > 2 * LOOK_SECONDS
         self._looked_at = now

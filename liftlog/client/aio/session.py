@@ -1,4 +1,4 @@
-"""The asyncio client's way to its daemon: one connection, and another one when it is lost."""
+"""The asyncio client's connection to its daemon, and another one when it is lost."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ logger = logging.getLogger("liftlog.client")
 
 
 class Session:
-    """Requests over whatever connection there is. Belongs to one event loop.
+    """Requests over the present connection. Belongs to one event loop.
 
-    No task runs in the background: whoever needs a connection makes it, one at a time, and the
-    others wait for that. A cancelled one is followed by the next.
+    No task runs in the background: a call that needs a connection makes it, one call at a time, and
+    the others wait for it. When that call is cancelled, the next one takes over.
     """
 
     def __init__(self, target: Target) -> None:
@@ -64,7 +64,7 @@ class Session:
         return self._closed is None and self.link.usable
 
     def close(self, reason: str) -> None:
-        """No request from now on; whoever waits gets ConnectionLost."""
+        """Accept no more requests; calls that wait raise ConnectionLost."""
         if self._closed is None:
             text = f"the connection to {self.target.address.text} is lost: {reason}"
             self._closed = ConnectionLost(text, address=self.target.address.text)
@@ -76,7 +76,7 @@ class Session:
     # --- requests ---
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request of a read; without a connection `exchange` ends with its error."""
+        """Send a request of a read; without a connection `exchange` ends with an error."""
         link = self.link
         if link.error is None:
             link.request(message, exchange)
@@ -88,7 +88,7 @@ class Session:
         self.link.give_up(exchange)
 
     async def ask(self, message: Message, timeout: float) -> Exchange:
-        """One request, repeated on another connection if that is harmless.
+        """Send one request, and repeat it on another connection if that is harmless.
 
         All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost when there is no
         connection, or with `undecided` when the request may have taken effect.
@@ -135,9 +135,9 @@ class Session:
     # --- connecting ---
 
     async def connected(self, deadline: float | None) -> Link:
-        """The connection, made anew if need be. `deadline` by the loop's clock.
+        """The connection, or a new one. `deadline` is by the loop's clock.
 
-        Raises ConnectionLost at the deadline, and at once what another attempt cannot mend.
+        Raises ConnectionLost at the deadline, and at once an error that would come again.
         """
         link = self.link
         if self._closed is None and link.usable:
@@ -158,12 +158,12 @@ class Session:
     async def _reconnect(self) -> Link:
         """Attempts until one succeeds; the caller holds the lock and limits the time.
 
-        The pauses count from one attempt to the next, whoever makes them: callers with little
-        time each are no reason to knock more often.
+        The pauses count from one attempt to the next, whichever call makes it: many calls with
+        little time each must not cause more attempts.
         """
         lost = self.link
         if lost.usable:
-            return lost  # somebody else has
+            return lost  # another call has connected again
         address, clock = lost.address, self._loop.time
         if lost is not self._lost:
             self._lost, self._lost_at, self._failure = lost, clock(), None

@@ -1,4 +1,4 @@
-"""The blocking client's way to its daemon: one connection, and another one when it is lost."""
+"""The blocking client's connection to its daemon, and another one when it is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("liftlog.client")
 
 
 class SyncSession:
-    """Requests over whatever connection there is. One thread at a time."""
+    """Requests over the present connection. One thread at a time."""
 
     def __init__(self, target: Target) -> None:
         """Connects: one attempt, whose error is raised."""
@@ -44,7 +44,7 @@ class SyncSession:
         self.link = self._dial(time.monotonic() + target.connect_timeout)
 
     def close(self, reason: str) -> None:
-        """No request from now on."""
+        """Accept no more requests."""
         if self._closed is None:
             text = f"the connection to {self.target.address.text} is lost: {reason}"
             self._closed = ConnectionLost(text, address=self.target.address.text)
@@ -53,7 +53,7 @@ class SyncSession:
     # --- requests ---
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request of a read; without a connection `exchange` ends with its error."""
+        """Send a request of a read; without a connection `exchange` ends with an error."""
         link = self.link
         if link.error is None:
             link.request(message, exchange)
@@ -65,7 +65,7 @@ class SyncSession:
         self.link.give_up(exchange)
 
     def wait(self, deadline: float | None = None) -> None:
-        """Until something was received, or the connection is lost; reads hear of either."""
+        """Wait until bytes were received or the connection is lost; reads learn of either."""
         if self.link.error is None:
             self.link.wait(deadline)
 
@@ -110,9 +110,9 @@ class SyncSession:
     # --- connecting ---
 
     def connected(self, deadline: float | None) -> SyncLink:
-        """The connection, made anew if need be. `deadline` as time.monotonic().
+        """The connection, or a new one. `deadline` is by time.monotonic().
 
-        Raises ConnectionLost at the deadline, and at once what another attempt cannot mend.
+        Raises ConnectionLost at the deadline, and at once an error that would come again.
         """
         lost = self.link
         if lost.usable:
