@@ -125,7 +125,8 @@ class ActiveSegment:
         segment.max_timestamp_ns = newest
         segment.created_ns = segment.created_ns or batches[0].base_timestamp_ns
         segment.size_bytes = position
-        self.end = end = LogEnd(next_offset, segment.base_offset, position, count)
+        # Once per append: without the constructor of the NamedTuple, which costs twice as much.
+        self.end = end = tuple.__new__(LogEnd, (next_offset, segment.base_offset, position, count))
         return end
 
     def _roll_back(self) -> None:

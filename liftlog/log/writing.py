@@ -130,15 +130,15 @@ class LogWriter:
                 reached += 1
             del appended[:reached]
         state.move_high_watermark(committed)
-        self._remember_acked(committed.offset)
+        reached_offset = committed.offset
+        if reached_offset > self._acked_end:
+            self._acked_end = reached_offset
+            self.slot.update(reached_offset)
 
     def note_acked(self, offset: int) -> None:
         """See `Log.note_acked`."""
         if offset > self.state.active.durable.offset:
             self.admit_early_acks()
-        self._remember_acked(offset)
-
-    def _remember_acked(self, offset: int) -> None:
         if offset > self._acked_end:
             self._acked_end = offset
             self.slot.update(offset)
