@@ -263,22 +263,25 @@ class Sequencer:
         """Store the rows of `part` that are no duplicates, and answer the others. `rows` are those
         with an id, `marks` theirs, and `known` the marks that are remembered."""
         chosen = [True] * len(part.values)
-        first, duplicates = self.next_offset, 0
+        first = self.next_offset
+        duplicates: list[tuple[int, int]] = []  # row, offset of the original
         new: dict[bytes, int] = {}
         for row, mark in zip(rows, marks, strict=True):
             original = known.get(mark)
             if original is None:
-                known[mark] = new[mark] = first + row - duplicates
-                continue
-            duplicates += 1
-            chosen[row] = False
+                known[mark] = new[mark] = first + row - len(duplicates)
+            else:
+                duplicates.append((row, original))
+                chosen[row] = False
+        self.duplicates += len(duplicates)
+        if len(duplicates) < len(chosen):
+            self._store_columns(group, part.only(chosen), stamp)
+            self._remember(group, list(new), list(new.values()))
+        # After the originals, so that no duplicate is answered before its original.
+        for row, original in duplicates:
             if part.replies[row]:
                 echo = None if part.echoes is None else part.echoes[row]
                 self._acknowledge(group, part.replies[row], echo, original, duplicate=True)
-        self.duplicates += duplicates
-        if duplicates < len(chosen):
-            self._store_columns(group, part.only(chosen), stamp)
-            self._remember(group, list(new), list(new.values()))
 
     def _remember(self, group: CommitGroup, marks: Sequence[bytes], offsets: Sequence[int]) -> None:
         if marks:

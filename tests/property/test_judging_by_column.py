@@ -6,6 +6,7 @@ whole and broken, reply subjects good and bad.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import hypothesis.strategies as st
@@ -178,7 +179,20 @@ def commands_in(commands: bytes) -> list[bytes]:
         size = int(head.rsplit(b" ", 1)[1])
         found.append(head + rest[:size])
         commands = rest[size + 2 :]
+    assert not answered_too_soon(found), found
     return sorted(found)
+
+
+def answered_too_soon(commands: list[bytes]) -> list[bytes]:
+    """Offsets of which a duplicate is answered before the message that was stored there."""
+    stored, doubled = {}, {}
+    for place, command in enumerate(commands):
+        if (
+            offset := re.search(rb'"seq":(\d+)', command)
+        ) is not None and b'"error"' not in command:
+            answers = doubled if b'"duplicate"' in command else stored
+            answers.setdefault(offset[1], place)
+    return [offset for offset in stored if doubled.get(offset, len(commands)) < stored[offset]]
 
 
 def end_group(one: Sequencer, step: str) -> Any:
@@ -264,3 +278,15 @@ def test_ordinary_blocks_are_not_odd() -> None:
     lines = [b"", b"X: y\r\n", b"Liftlog-Key: k\r\n", b"Nats-Msg-Id: a\r\n"]
     blocks = [b"NATS/1.0\r\n" + one + two + b"\r\n" for one in lines for two in lines if one != two]
     assert header_columns([b"", *blocks]).odd == []
+
+
+def test_a_duplicate_is_answered_after_its_original() -> None:
+    config = SequencerConfig("s", acks="envelope", recognise_envelopes=True, subject="in.>")
+    one = sequencer(config, 1000, columns_from_rows=1)
+    asked = envelope.encode(b"v", ack_subject="acks.1", message_id="i", correlation_id="c")
+    again = envelope.encode(b"v", ack_subject="acks.1", message_id="i")
+    one.judge(MessageRun([b"in.a"] * 2, [b""] * 2, [asked, again], has_cookie=True), T0)
+    group = one.take_group()
+    assert group is not None
+    sent = one.committed(group)
+    assert 0 < sent.index(b'"correlation_id"') < sent.index(b'"duplicate"')
