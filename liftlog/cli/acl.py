@@ -1,4 +1,4 @@
-"""`liftlog acl`: look at an ACL file, and make hashes of tokens for it. Asks no daemon."""
+"""`liftlog acl`: look at an ACL file, and make hashes of tokens for it. Works without a daemon."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _MAX_SECRET_CHARACTERS = 400
 
 @click.group(cls=Commands, name="acl", short_help="Check an ACL file, explain it, hash tokens.")
 def acl_commands() -> None:
-    """Check an ACL file, ask what it allows, and make hashes of tokens for it.
+    """Check an ACL file, explain what it allows, and create token hashes for it.
 
-    docs/reference/acl.md describes the file. A running daemon reads it again on SIGHUP.
+    docs/reference/acl.md describes the file. A running daemon reloads it on SIGHUP.
     """
 
 
-@acl_commands.command(short_help="Say whether the daemon would take an ACL file.")
+@acl_commands.command(short_help="Check whether the daemon would accept an ACL file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @output_option
 @debug_option
 def check(file: Path) -> ExitCode:
-    """Say whether the daemon would take this ACL file, and what is odd about it.
+    """Check whether the daemon would accept this ACL file, and warn of likely mistakes.
 
-    Exit code 3 when it would not; every finding is listed with its line.
+    Exit code 3 if it would not; all findings are listed with their lines.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def check(file: Path) -> ExitCode:
 
 
 def _described(policy: Policy, principal: Principal) -> dict[str, Any]:
-    """By what it is known, not what that is: a hash belongs on no screen."""
+    """The kinds of its credentials, not their values: hashes are not shown."""
     ways = {
         "token": principal.token_hash,
         "nkey": principal.nkey,
@@ -86,12 +86,12 @@ def _described(policy: Policy, principal: Principal) -> dict[str, Any]:
     known_by = [way for way, credential in ways.items() if credential is not None]
     return {
         "name": principal.name,
-        "known_by": known_by or ["not having said who it is"],
+        "known_by": known_by or ["no credential (anonymous)"],
         "roles": list(policy.roles_of(principal.name)),
     }
 
 
-@acl_commands.command(short_help="Say whether something is allowed, and by what.")
+@acl_commands.command(short_help="Explain whether an operation is allowed, and why.")
 @click.argument("principal")
 @click.argument("operation", type=click.Choice(_OPERATIONS))
 @click.argument("stream")
@@ -110,10 +110,10 @@ def _described(policy: Policy, principal: Principal) -> dict[str, Any]:
 def explain(
     principal: str, operation: Any, stream: str, subject: str | None, file: Path
 ) -> ExitCode:
-    """Say whether PRINCIPAL may do OPERATION on STREAM, and by which rule.
+    """Explain whether PRINCIPAL is allowed OPERATION on STREAM, and by which rule.
 
     SUBJECT is a NATS subject or pattern: for create the one to attach, for read the one to read
-    (left out: whatever may be read of the stream). Exit code 9 when it is denied.
+    (without it: everything of the stream that may be read). Exit code 9 if it is denied.
 
     \b
     Examples:
@@ -146,21 +146,21 @@ def explain(
     type=click.Choice(_ALGORITHMS),
     default="argon2id",
     show_default=True,
-    help="sha256 is checked in microseconds, and as good for a secret that was drawn at random.",
+    help="sha256 takes microseconds to check, and is as safe for a random secret.",
 )
 @click.option(
     "--stdin",
     "from_stdin",
     is_flag=True,
-    help="Hash the secret on standard input (its first line) instead of a new one.",
+    help="Hash the first line of standard input instead of a new secret.",
 )
 @output_option
 @debug_option
 def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) -> None:
-    """Make a new secret, and the hash of it for the ACL file.
+    """Create a new secret and its hash for the ACL file.
 
-    The token of PRINCIPAL, for its clients, is then PRINCIPAL.SECRET. It is shown this once and
-    stored nowhere. No secret is taken from the command line, where other users could see it.
+    The token for the clients of PRINCIPAL is PRINCIPAL.SECRET. It is shown only this once and is
+    not stored. Secrets are not accepted on the command line, where other users could see them.
 
     \b
     Examples:
@@ -182,7 +182,7 @@ def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) 
     try:
         hashed = hash_token(secret, algorithm)
     except ValueError as error:
-        raise Problem(f"this secret is not taken: {error}", ExitCode.USAGE) from None
+        raise Problem(f"this secret is not accepted: {error}", ExitCode.USAGE) from None
     made: dict[str, str] = {}
     if not from_stdin:
         made["token"] = f"{principal or 'PRINCIPAL'}.{secret}"
@@ -194,15 +194,15 @@ def hash_token_command(principal: str | None, algorithm: Any, from_stdin: bool) 
         write_object(made, style)
 
 
-@acl_commands.command("new-nkey", short_help="Make an nkey: a seed file, and its public key.")
+@acl_commands.command("new-nkey", short_help="Create an nkey: a seed file and its public key.")
 @click.argument("file", type=click.Path(path_type=Path))
 @output_option
 @debug_option
 def new_nkey(file: Path) -> None:
-    """Make a new nkey: its seed goes into FILE, which only you can read, its public key is shown.
+    """Create an nkey: write its seed to FILE, which only you can read, and show its public key.
 
-    The public key is what the ACL file names. FILE must not exist. Nkeys made by `nk` or `nsc` for
-    users are as good.
+    The public key goes into the ACL file. FILE must not exist. User nkeys made by `nk` or `nsc` can
+    be used as well.
 
     \b
     Example:

@@ -35,11 +35,12 @@ def backup_commands() -> None:
 @output_option
 @debug_option
 def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
-    """Copy what the streams in DATA_DIR hold into BACKUP.
+    """Copy the streams in DATA_DIR into BACKUP.
 
-    BACKUP is a new directory. The daemon may run: everything that was acked when the command began
-    is in the backup, checkpoints of consumers included. Needs the right to read DATA_DIR. Exit code
-    8 if records were damaged or missing already: what is left is in the backup.
+    BACKUP is a new directory. The daemon may run: the backup contains everything that was acked
+    before the command started, including the checkpoints of consumers. The user must be able to
+    read DATA_DIR. Exit code 8 if records were already damaged or missing: the backup contains the
+    others.
 
     \b
     Example:
@@ -55,7 +56,7 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
 @output_option
 @debug_option
 def info(backup: Path) -> None:
-    """Show what BACKUP holds, without reading all of it.
+    """Show what BACKUP contains, without reading all of it.
 
     \b
     Example:
@@ -68,13 +69,15 @@ def info(backup: Path) -> None:
 
 @backup_commands.command()
 @click.argument("backup", type=_DIRECTORY)
-@click.option("--quick", is_flag=True, help="Only the checksums of the files, not of the batches.")
+@click.option(
+    "--quick", is_flag=True, help="Check only the checksums of the files, not those of the batches."
+)
 @output_option
 @debug_option
 def verify(backup: Path, quick: bool) -> ExitCode:
     """Check every byte of BACKUP.
 
-    Whether all files are there as they were written, and then, as `liftlog log verify` does, every
+    Checks that all files are there as they were written, and then, like `liftlog log verify`, every
     record batch in them. Exit code 8 if anything is wrong.
 
     \b
@@ -94,15 +97,15 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 @output_option
 @debug_option
 def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool) -> ExitCode:
-    """Make DATA_DIR of BACKUP, for a daemon to start with.
+    """Restore BACKUP into DATA_DIR for a daemon to start with.
 
-    DATA_DIR is empty or does not exist. Every file is checked while it is copied; a damaged backup
-    is refused. Streams go on in a new leader epoch: consumers that had read beyond the backup get
-    DIVERGED, never other records in place of those they know. Until the command ends well no daemon
-    opens DATA_DIR; if it was interrupted, run it again.
+    DATA_DIR must be empty or must not exist. Every file is checked while it is copied; a damaged
+    backup is refused. Streams continue in a new leader epoch: consumers that had read beyond the
+    backup get DIVERGED, never other records in place of those they know. No daemon opens DATA_DIR
+    before the command has succeeded; if it was interrupted, run it again.
 
-    Retention by age goes on where it was: records that are too old by now are deleted soon after
-    the daemon starts.
+    Retention by age continues: records that are too old by now are deleted soon after the daemon
+    starts.
 
     \b
     Example:

@@ -71,15 +71,15 @@ def _check_room(target: Path, size_bytes: int) -> None:
     free = shutil.disk_usage(above).free
     if free < size_bytes:
         raise Problem(
-            f"{above} has {show_size(free)} left, and {show_size(size_bytes)} are needed",
+            f"{above} has {show_size(free)} left, but {show_size(size_bytes)} are needed",
             ExitCode.TRY_AGAIN,
         )
 
 
 @contextmanager
 def _no_halves(backup: Path) -> Iterator[None]:
-    """Removes what a failed or interrupted `create` has made. One that is killed leaves it behind:
-    without the file `backup` nobody takes it for one."""
+    """Remove what a failed or interrupted `create` has written. A killed one leaves it behind, but
+    without the file `backup` it is not taken for a backup."""
 
     existed = backup.exists()
     empty = not existed or not any(backup.iterdir())
@@ -157,7 +157,7 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     else:
         for line in restored:
             records = plural(max(line.end_offset - line.log_start_offset, 0), "offset")
-            click.echo(f"{line.name}: {records}, goes on at {line.end_offset} in a new epoch")
+            click.echo(f"{line.name}: {records}, continues at {line.end_offset} in a new epoch")
     return ExitCode.OK
 
 
@@ -167,7 +167,7 @@ def _read(backup: Path) -> Backup:
         raise Problem(
             f"{backup} is not a directory",
             ExitCode.NOT_FOUND,
-            hint="give what `liftlog backup create` has made",
+            hint="give the directory that `liftlog backup create` made",
         )
     return read_backup(ReadOnlyFileSystem(), backup)
 

@@ -19,10 +19,10 @@ _VARIABLE = "_LIFTLOG_COMPLETE"
 @debug_option
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that lets SHELL complete words.
+    """Print the completion script for SHELL.
 
     It completes commands, options, and the names of streams and consumers. Names come from the
-    daemon that LIFTLOG_SERVER names, within a second, or not at all.
+    daemon at LIFTLOG_SERVER; if it does not answer within a second, none are offered.
 
     \b
     Examples:

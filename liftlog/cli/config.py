@@ -55,10 +55,10 @@ def config_commands() -> None:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @debug_option
 def init(file: Path | None) -> None:
-    """Write a configuration to begin with into FILE.
+    """Write a commented configuration file to start from.
 
-    It holds every setting with its meaning and default, commented out. Without FILE it is printed.
-    A file that exists is never overwritten.
+    It has every setting with its meaning and default, commented out. Without FILE it is printed.
+    An existing file is never overwritten.
 
     \b
     Example:
@@ -75,7 +75,7 @@ def init(file: Path | None) -> None:
             opened.write(text)
     except FileExistsError:
         raise Problem(f"{file} exists", ExitCode.CONFLICT, hint="name another file") from None
-    note(f"{file} written; check it after your changes: liftlog config check -c {file}")
+    note(f"{file} written; after your changes run: liftlog config check -c {file}")
 
 
 @config_commands.command()
@@ -85,9 +85,10 @@ def init(file: Path | None) -> None:
 def check(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     """Check file, environment and --set as `liftlog serve` does.
 
-    Also the ACL file and the certificate that they name. Everything that is wrong is told at once,
-    each with its path and where it stands; the exit code is then 3. What is allowed and hardly
-    meant, such as tokens on a network without TLS or a certificate that has expired, is a warning.
+    Includes the ACL file and the certificate that they name. All errors are reported at once, each
+    with its path and where it was set; the exit code is then 3. Settings that are valid but
+    probably a mistake, such as tokens on a network without TLS or an expired certificate, are
+    warnings.
 
     \b
     Examples:
@@ -135,17 +136,19 @@ def _cautions(settings: Settings) -> Iterator[Caution]:
 
 
 @config_commands.command()
-@click.option("--origin", is_flag=True, help="One line per setting, with where its value is from.")
-@click.option("--all", "show_all", is_flag=True, help="With --origin: also those at their default.")
+@click.option("--origin", is_flag=True, help="One line per setting, with the source of its value.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="With --origin: include settings at their default."
+)
 @settings_options
 @output_option
 @debug_option
 def show(origin: bool, show_all: bool, config: Path | None, overrides: tuple[str, ...]) -> None:
     """Show the settings that `liftlog serve` would run with.
 
-    As YAML, unless --output says otherwise. Passwords, tokens and the credentials in URLs are
-    masked. --origin tells the line of the file, the variable or the option that each value is
-    from, and `default`.
+    Printed as YAML, unless --output says otherwise. Passwords, tokens and the credentials in URLs
+    are masked. --origin shows where each value comes from: the line of the file, the variable, the
+    option, or `default`.
 
     \b
     Examples:
@@ -166,7 +169,7 @@ def show(origin: bool, show_all: bool, config: Path | None, overrides: tuple[str
         shown = [(row["key"], _shown(row["value"]), printable(row["origin"])) for row in rows]
         print_table(("SETTING", "VALUE", "FROM"), shown)
     else:
-        note("Every setting is at its default; --all shows them.")
+        note("All settings are at their defaults; --all shows them.")
 
 
 def _load(config: Path | None, overrides: tuple[str, ...]) -> tuple[Settings, Sources]:
@@ -199,7 +202,7 @@ def _shown(value: Any) -> str:
 def schema() -> None:
     """Print the JSON schema of the configuration file.
 
-    Editors check and complete with it. It knows less than `liftlog config check`.
+    Editors use it to check and complete the file. `liftlog config check` finds more.
 
     \b
     Example, for the YAML language server:

@@ -42,49 +42,50 @@ _FEW_RECORDS_FETCH_BYTES = 64 * 1024
     help=f"What to read: {HELP}. Default: start.",
 )
 @click.option(
-    "--until-end", is_flag=True, help="Stop at what is the end now, instead of waiting for more."
+    "--until-end", is_flag=True, help="Stop at the current end instead of waiting for more records."
 )
 @click.option("-n", "limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option(
     "--skip-damaged",
     "--skip-corrupt",
     is_flag=True,
-    help="Go on behind damaged records; they are named on stderr and the exit code is 8.",
+    help="Skip damaged records; they are reported on stderr, and the exit code is 8.",
 )
 @click.option(
     "--subject",
     "subjects",
     multiple=True,
     metavar="PATTERN",
-    help="Only records whose subject matches; NATS wildcards. Several: any of them.",
+    help="Only records whose subject matches; with NATS wildcards. Repeated: any of them.",
 )
 @click.option(
     "--key",
     "keys",
     multiple=True,
     metavar="KEY",
-    help="Only records with this key. Several: any of them.",
+    help="Only records with this key. Repeated: any of them.",
 )
 @click.option(
     "--header",
     "headers",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Only records with this header. Several: all of them.",
+    help="Only records with this header. Repeated: all of them.",
 )
 @click.option(
     "--on-reset",
     type=click.Choice(["error", "earliest", "latest"]),
     default="error",
-    help="If what comes next is gone (retention, a stream made anew): end, or go on at the first "
-    "record or at new ones, and say so on stderr. Default: error.",
+    help="If the next records no longer exist (retention, or a stream created again): stop with an "
+    "error, or continue at the first record or with new ones, and report it on stderr. "
+    "Default: error.",
 )
 @click.option(
     "--reconnect-for",
     type=click.FloatRange(min=0),
     default=60.0,
     metavar="SECONDS",
-    help="If the connection is lost, try so long to go on with the next record. Default: 60.",
+    help="How long to try to reconnect after the connection is lost. Default: 60.",
 )
 @server_options
 @debug_option
@@ -102,10 +103,10 @@ def consume(
 ) -> ExitCode:
     """Print the records of STREAM, and wait for more until Ctrl-C.
 
-    The daemon applies --subject, --key and --header; a record is printed if it meets all of them.
+    The daemon applies --subject, --key and --header; a record is printed if it matches all of them.
 
-    With `--output json` or `jsonl` a key or value that is not UTF-8 is printed as base64, and
-    `key_encoding` or `value_encoding` says so. A deleted key (tombstone) has the value null.
+    With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
+    `key_encoding` or `value_encoding` is set. A deleted key (tombstone) has the value null.
 
     \b
     Examples:
@@ -116,7 +117,8 @@ def consume(
     if until_end:
         if wanted.stop is not None:
             raise click.UsageError(
-                "--until-end goes with a --from that names no end.", click.get_current_context()
+                "--until-end cannot be combined with a --from that has an end.",
+                click.get_current_context(),
             )
         wanted = Range(wanted.start, "latest")
     style, wide = output_format(), wide_wanted()
@@ -136,10 +138,10 @@ def consume(
         try:
             reading.run(until)
         except CorruptRange as error:
-            error.hint = f"read on with --from {error.next_offset}, or let --skip-damaged do so"
+            error.hint = f"continue with --from {error.next_offset}, or use --skip-damaged"
             raise
         except ConnectionLost as error:
-            error.hint = f"read on with --from {reading.position_text}"
+            error.hint = f"continue with --from {reading.position_text}"
             raise
         return ExitCode.DAMAGED if reading.damaged else ExitCode.OK
 
@@ -151,12 +153,12 @@ def _filter(
 
     if not (subjects or keys or headers):
         return None
-    raw_keys = [os.fsencode(key) for key in keys]  # the bytes that the shell has handed over
+    raw_keys = [os.fsencode(key) for key in keys]  # the bytes that the shell passed
     return Filter(subject=subjects or None, key=raw_keys or None, header=headers or None)
 
 
 class _Reading:
-    """How far one `consume` has come."""
+    """The progress of one `consume`."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class _Reading:
         self._position = error.next_offset
 
     def _tell_reset(self, reset: Reset) -> None:
-        warn(f"{reset.error.message}; going on at offset {reset.to_offset}")
+        warn(f"{reset.error.message}; continuing at offset {reset.to_offset}")
         self._position = reset.to_offset
 
     def run(self, until: Until) -> None:

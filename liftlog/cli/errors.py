@@ -77,7 +77,13 @@ def _facts(kind: type[LiftlogError]) -> ErrorFacts:
     )
 
 
-REFUSAL_CLASSES = ("400", "412", "429", "500", "503")  # `code` of a refusal, beside its err_code
+REFUSAL_CLASSES = (
+    "400",
+    "412",
+    "429",
+    "500",
+    "503",
+)  # `code` of a refusal; several err_codes share one
 
 
 def all_refusals() -> list[ErrorFacts]:

@@ -26,20 +26,20 @@ class ExitCode(IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done",
-    ExitCode.FAILED: "failed for a reason that no other code names",
-    ExitCode.USAGE: "wrong command line, or a value that the daemon refuses",
-    ExitCode.CONFIG: "the configuration is wrong; every finding is listed",
-    ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or it was lost",
+    ExitCode.FAILED: "failed for a reason that no other code covers",
+    ExitCode.USAGE: "invalid command line, or a value that the daemon refuses",
+    ExitCode.CONFIG: "the configuration is invalid; all findings are listed",
+    ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or the connection was lost",
     ExitCode.NOT_FOUND: "no such stream, lease, file or directory",
-    ExitCode.CONFLICT: "the stream exists with other settings, or was created anew, or a "
-    "checkpoint was moved meanwhile, or another export was quicker",
+    ExitCode.CONFLICT: "the stream exists with other settings or was created again, a "
+    "checkpoint has moved since, or another export was first",
     ExitCode.OUT_OF_RANGE: "the offset is below the log's start or beyond its end",
     ExitCode.DAMAGED: "damaged records or files were found",
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL or by NATS",
     ExitCode.NOT_ACKED: "a published message was refused, or no ack came in time",
-    ExitCode.TRY_AGAIN: "not possible right now: no answer in time, full disk, directory in use",
+    ExitCode.TRY_AGAIN: "not possible right now: no answer in time, disk full, directory in use",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
-    ExitCode.PIPE_CLOSED: "the reader of the output went away",
+    ExitCode.PIPE_CLOSED: "the reader of the output closed it",
 }
 
 _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {

@@ -17,14 +17,14 @@ from liftlog.cli.output import write_object
     "--to",
     required=True,
     metavar="DIR",
-    help="The table's own directory; made if it is not there. On a cluster one that driver and "
-    "executors share. For Delta also a URL.",
+    help="The directory of the table; created if it does not exist. On a cluster, driver and "
+    "executors must share it. For Delta it may be a URL.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["compacted", "append"]),
-    help="compacted: the newest value of each key, deleted keys left out, and all records without "
-    "a key. append: every record. Default: as the table is; compacted for a new one.",
+    help="compacted: the newest value of each key, without deleted keys, and all records without "
+    "a key. append: every record. Default: the mode of the table; compacted for a new table.",
 )
 @click.option(
     "--format",
@@ -43,7 +43,7 @@ from liftlog.cli.output import write_object
 @click.option(
     "--discard-rows",
     is_flag=True,
-    help="With --full: replace the table even if rows are lost by that.",
+    help="With --full: replace the table even if that loses rows.",
 )
 @click.option(
     "--optimize",
@@ -57,14 +57,14 @@ from liftlog.cli.output import write_object
     "exported. The manifest and the output list them, and count the keys whose newest value may "
     "be among them.",
 )
-@click.option("--no-headers", is_flag=True, help="Leave out the column headers.")
+@click.option("--no-headers", is_flag=True, help="Omit the column headers.")
 @click.option(
     "--name",
     metavar="NAME",
     help="The checkpoint that shows how far the export is: export-NAME. Default: the last part of "
     "--to.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be exported, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be exported, and change nothing.")
 @click.option(
     "--master",
     metavar="URL",
@@ -80,7 +80,7 @@ from liftlog.cli.output import write_object
     "--keep",
     default="1h",
     metavar="DURATION",
-    help="How long files of superseded snapshots stay for those who are reading them. Default: 1h.",
+    help="How long files of old snapshots are kept for their readers. Default: 1h.",
 )
 @click.option(
     "--lease",
@@ -92,7 +92,7 @@ from liftlog.cli.output import write_object
 @click.option(
     "--partition-size",
     metavar="SIZE",
-    help="About so much of the log is read by one task, and so much of the table merged by one, "
+    help="How much of the log one task reads, and how much of the table one task merges, about; "
     "such as 128MiB. Default: 256MiB (128MiB to append) and 32MiB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
@@ -119,11 +119,12 @@ def export(
 ) -> None:
     """Export a stream as a table.
 
-    The first run exports all of STREAM, each further one what came since.
+    The first run exports all of STREAM, each later run the new records.
 
-    Needs Spark: pip install 'liftlog[spark]', and Java 17 or newer. What is exported ends at the
-    high watermark of the start. A run either adds all of it to the table or nothing; run it again
-    after a failure. If another export into the same directory was quicker, the exit code is 6.
+    Needs Spark: pip install 'liftlog[spark]', and Java 17 or newer. The export ends at the
+    high watermark when the run starts. A run adds either all of it to the table or nothing; after
+    a failure, run it again. If another export into the same directory finishes first, the exit code
+    is 6.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ def run(request: ExportRequest, master: str | None, token_file: str | None) -> S
     }
     if shared_value("tls_cert", "LIFTLOG_TLS_CERT"):
         raise InvalidArgument(
-            "an export cannot show a client certificate: its tasks run on other hosts",
+            "an export cannot use a client certificate: its tasks run on other hosts",
             hint="use --token-file or --nkey",
         )
     given = {name: value for name, value in options.items() if value is not None}
@@ -96,7 +96,7 @@ def _losses(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.keys_in_doubt:
         keys = plural(summary.keys_in_doubt, "key")
-        rows.append(("in doubt", f"{keys}: a newer value may be among what was lost"))
+        rows.append(("in doubt", f"{keys}: a newer value may be among the lost records"))
     return rows
 
 
@@ -107,7 +107,7 @@ def _absolute(path: str | None) -> str | None:
 
 @contextmanager
 def token_file(given: str | None, master: str | None) -> Iterator[str | None]:
-    """A path for the tasks: a token itself would be seen in Spark's plans."""
+    """A path for the tasks: the token itself would appear in Spark's plans."""
 
     path = given or os.environ.get("LIFTLOG_TOKEN_FILE")
     token = shared_value("token", "LIFTLOG_TOKEN")
@@ -116,7 +116,7 @@ def token_file(given: str | None, master: str | None) -> Iterator[str | None]:
         return
     if not is_local(master):
         raise InvalidArgument(
-            "on a cluster a token has to be in a file that every host has",
+            "on a cluster the token must be in a file on every host",
             hint="use --token-file instead of --token and LIFTLOG_TOKEN",
         )
     with tempfile.NamedTemporaryFile(prefix="liftlog-", suffix=".token") as file:  # for us alone
@@ -132,5 +132,5 @@ def size_of(option: str, text: str | None) -> int | None:
     except ValueError as error:
         raise InvalidArgument(f"{option} {text}: {error}") from None
     if size is not None and size < 1:
-        raise InvalidArgument(f"{option} {text}: more than nothing, please")
+        raise InvalidArgument(f"{option} {text}: the size must not be 0")
     return size

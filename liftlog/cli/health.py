@@ -24,9 +24,11 @@ _MAX_ANSWER_BYTES = 1_000_000
     "--http",
     "http_address",
     metavar="HOST:PORT",
-    help="Ask /readyz there instead of the pull address. [env: LIFTLOG_HTTP_ADDRESS]",
+    help="Ask /readyz at this address instead of the pull address. [env: LIFTLOG_HTTP_ADDRESS]",
 )
-@click.option("--live", is_flag=True, help="With --http: ask /livez, whether it is alive at all.")
+@click.option(
+    "--live", is_flag=True, help="With --http: ask /livez instead, whether the daemon is alive."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0.1),
@@ -37,12 +39,12 @@ _MAX_ANSWER_BYTES = 1_000_000
 @server_options
 @debug_option
 def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
-    """Tell whether the daemon is ready.
+    """Show whether the daemon is ready.
 
-    Exit code 0 if so, 11 if it answers that it is not, 4 if it does not answer. Over the pull
-    address, which may need a token, ready means that it answers, is connected to NATS, and NATS
-    allows what the streams need; over HTTP it is what /readyz says, with every check. Warnings
-    (lost records, compaction that fails) are shown and do not change the exit code.
+    Exit code 0 if it is ready, 11 if it answers that it is not, 4 if it does not answer. Over the
+    pull address, which may need a token, ready means that the daemon answers, is connected to NATS,
+    and NATS permits what the streams need; over HTTP it is the answer of /readyz, with all checks.
+    Warnings (lost records, failing compaction) are shown and do not change the exit code.
 
     \b
     Examples:
@@ -51,7 +53,7 @@ def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
     """
     address = http_address or os.environ.get("LIFTLOG_HTTP_ADDRESS")
     if live and not address:
-        raise click.UsageError("--live goes with --http.", click.get_current_context())
+        raise click.UsageError("--live needs --http.", click.get_current_context())
     if address:
         ready, found = _ask_http(address, "/livez" if live else "/readyz", timeout)
     else:
@@ -115,7 +117,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _facts(ready: bool, found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The verdict, then every check that was told, or else what is wrong."""
+    """The verdict, then all checks of the answer, or else the problems."""
     facts = [("ready" if "uptime_seconds" not in found else "alive", "yes" if ready else "no")]
     checks, problems = found.get("checks"), found.get("problems")
     if isinstance(checks, dict):

@@ -1,4 +1,4 @@
-"""`liftlog info`: what the daemon says of itself."""
+"""`liftlog info`: what the daemon says about itself."""
 
 from __future__ import annotations
 

@@ -23,16 +23,17 @@ from liftlog.errors import InvalidArgument
 if TYPE_CHECKING:
     from liftlog.client import LeaseInfo
 
-_TTL_HELP = "How long it lasts unless it is renewed: 90s, 10m, up to 1h."
+_TTL_HELP = "How long the lease lasts unless it is renewed: 90s, 10m, at most 1h."
 
 
 @click.group(cls=Commands, name="lease", aliases={"list": "ls", "rm": "release"})
 @server_options
 @debug_option
 def lease_commands() -> None:
-    """Hold what a long read needs.
+    """Hold the records that a long read needs.
 
-    Retention and compaction spare it. A lease ends by release, by time, or when the disk is full.
+    Retention and compaction do not touch them. A lease ends when it is released, when its time is
+    over, or when the disk is full.
     """
 
 
@@ -75,16 +76,19 @@ def list_leases(name: str) -> None:
     "start",
     default="earliest",
     metavar="OFFSET",
-    help="Where it begins; earliest is where retention wants the log to start. [default: earliest]",
+    help="The first offset to hold; earliest: where retention would let the log start. "
+    "[default: earliest]",
 )
 @click.option("--ttl", default="60s", metavar="DURATION", help=f"{_TTL_HELP} [default: 60s]")
-@click.option("--holder", default="", metavar="TEXT", help="Who holds it, for people.")
+@click.option(
+    "--holder", default="", metavar="TEXT", help="Who holds the lease, for people who list leases."
+)
 @server_options
 @debug_option
 def acquire(name: str, start: str, ttl: str, holder: str) -> None:
-    """Hold the stream NAME from an offset to its end.
+    """Hold the stream NAME from an offset to its current end.
 
-    The end is that of this moment. Prints the id of the lease.
+    Prints the id of the lease.
 
     \b
     Examples:
@@ -107,12 +111,12 @@ def acquire(name: str, start: str, ttl: str, holder: str) -> None:
     "low",
     type=click.IntRange(min=0),
     metavar="OFFSET",
-    help="What lies below is no longer needed.",
+    help="Release the offsets below this one.",
 )
 @server_options
 @debug_option
 def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
-    """Let a lease on the stream NAME last on.
+    """Extend a lease on the stream NAME.
 
     \b
     Example:
@@ -128,9 +132,9 @@ def renew(name: str, lease_id: str, ttl: str, low: int | None) -> None:
 @server_options
 @debug_option
 def release(name: str, lease_id: str) -> None:
-    """Give back a lease on the stream NAME.
+    """Release a lease on the stream NAME.
 
-    One that has ended is no error.
+    Releasing a lease that has already ended is not an error.
 
     \b
     Example:

@@ -13,14 +13,15 @@ from liftlog.cli.options import debug_option, output_option
 _DIRECTORY = click.Path(path_type=Path)
 
 
-@click.group(cls=Commands, name="log", short_help="Look into the files of a log, and mend them.")
+@click.group(cls=Commands, name="log", short_help="Inspect the files of a log, and repair them.")
 @output_option
 @debug_option
 def log_commands() -> None:
-    """Look into the files of a log, without a daemon or beside a running one.
+    """Inspect and repair the files of a log.
 
-    DIR is a data directory (`data_dir`) or the directory of one stream in it. Only `repair` and
-    `reindex` ever write there, and not beside a running daemon.
+    DIR is a data directory (`data_dir`) or the directory of one stream in it. `verify` and `dump`
+    only read, and can run beside a daemon. `repair` and `reindex` write, and are refused while a
+    daemon uses the directory.
     """
 
 
@@ -29,15 +30,16 @@ def log_commands() -> None:
 @click.option(
     "--allow-known",
     is_flag=True,
-    help="Exit with 0 if all that is lost was found and quarantined by a daemon before.",
+    help="Exit with 0 if a daemon has already found and quarantined all losses.",
 )
 @output_option
 @debug_option
 def verify(directory: Path, allow_known: bool) -> ExitCode:
     """Check every byte under DIR.
 
-    Manifest, segments, batch headers, checksums, offsets. Exits with 8 if offsets are lost or
-    files are damaged, and says which. What a running daemon is just writing is not damage.
+    Checks manifest, segments, batch headers, checksums and offsets. Exits with 8 if
+    offsets are lost or files are damaged, and reports them. A write of a running daemon that is not
+    complete yet is not damage.
 
     \b
     Examples:
@@ -58,7 +60,7 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
     type=click.IntRange(min=0),
     default=0,
     metavar="OFFSET",
-    help="Begin with the batch that holds this offset.",
+    help="Start with the batch that contains this offset.",
 )
 @click.option(
     "-n", "limit", type=click.IntRange(min=1), metavar="N", help="Stop after N batches or records."
@@ -68,9 +70,9 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
 def dump(directory: Path, values: bool, first_offset: int, limit: int | None) -> ExitCode:
     """Print the batches under DIR, or with --values their records.
 
-    Everything that is whole is printed, also what is not committed yet or lies below the log's
-    start. With `--output jsonl` every line is a batch, with --values a record as `consume` prints
-    it and its stream. Damage is told on stderr, and the exit code is 8.
+    Prints every intact batch, including batches that are not committed yet or are below the log's
+    start. With `--output jsonl` each line is a batch; with --values it is a record as `consume`
+    prints it, with its stream. Damage is reported on stderr, and the exit code is 8.
 
     \b
     Examples:
@@ -84,20 +86,20 @@ def dump(directory: Path, values: bool, first_offset: int, limit: int | None) ->
 
 @log_commands.command()
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @click.option(
     "--subject",
     "-s",
     metavar="SUBJECT",
-    help="NATS subject of the stream, where its settings are lost with its manifest.",
+    help="NATS subject of the stream, if its manifest is lost with its settings.",
 )
 @click.option(
     "--set",
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of the stream whose manifest is lost, as for `stream create`. Can be repeated.",
+    help="A setting of the stream, if its manifest is lost; as for `stream create`. Repeatable.",
 )
 @output_option
 @debug_option
@@ -108,14 +110,15 @@ def repair(
     subject: str | None,
     assignments: tuple[str, ...],
 ) -> ExitCode:
-    """Mend the log under DIR while no daemon uses it.
+    """Repair the log under DIR while no daemon uses it.
 
-    Reads every byte and says what it would do, then asks. Damaged ranges are quarantined: readers
-    are told which offsets are gone and read on behind them. A torn tail that was never acked is
-    cut off. A lost manifest is made anew from the segments, as far as they prove it; its stream's
-    settings have to be given then, by --subject and --set. No record that can be read is dropped.
+    Reads every byte, shows what it would do, then asks. Damaged ranges are quarantined: readers get
+    an error that names the lost offsets, and can continue after them. A torn tail that was never
+    acked is cut off. A lost manifest is rebuilt from the segments, as far as they prove it; the
+    settings of its stream then have to be given by --subject and --set. No readable record is
+    dropped.
 
-    A copy of all that is changed or removed is kept in `repaired/` of the data directory. With
+    Everything that is changed or removed is first copied to `repaired/` in the data directory. With
     --dry-run nothing is written, and the exit code is 8 if there is something to repair.
 
     \b

@@ -210,10 +210,10 @@ def _gap_line(dumped: DumpedGap) -> str:
     gap = dumped.gap
     if dumped.is_tail:
         return (
-            f"{dumped.segment} at {gap.position}: {plural(gap.size_bytes, 'byte')} that are no "
-            f"whole batch yet ({gap.reason}); `liftlog log verify` judges them"
+            f"{dumped.segment} at {gap.position}: {plural(gap.size_bytes, 'byte')} that are "
+            f"not a whole batch yet ({gap.reason}); `liftlog log verify` tells whether it is damage"
         )
-    offsets = f"offset {gap.first_offset} on"
+    offsets = f"offsets from {gap.first_offset}"
     if gap.next_offset is not None:
         offsets = f"offsets {gap.first_offset}..{gap.next_offset - 1}"
     return f"{dumped.segment} at {gap.position}: {offsets} damaged: {gap.reason}"

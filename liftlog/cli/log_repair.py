@@ -43,7 +43,7 @@ def repair(
     metadata = _metadata(subject, assignments)
     if metadata is not None and len(streams) != 1:
         raise click.UsageError(
-            "The settings are those of one stream: give its own directory as DIR.",
+            "--subject and --set are for one stream: DIR must be the directory of that stream.",
             click.get_current_context(),
         )
     with exclusive(data_dir, read_only=dry_run), _quiet_log():
@@ -76,7 +76,7 @@ def _metadata(subject: str | None, assignments: tuple[str, ...]) -> dict[str, An
 def _plan(
     streams: list[StreamDirectory], metadata: dict[str, Any] | None
 ) -> tuple[list[PlannedRepair], bool]:
-    """The plans, and whether there are streams that cannot be repaired as things stand."""
+    """The plans, and whether some streams cannot be repaired as things are."""
 
     planned, refused = [], False
     for stream in streams:
@@ -122,14 +122,14 @@ def _tell(planned: list[PlannedRepair], *, dry_run: bool) -> None:
         if dry_run:
             continue
         left = plural(one.damage_left or 0, "damage")
-        kept = f"; what was there before lies in {one.kept_in}" if one.kept_in else ""
+        kept = f"; the files as they were before are in {one.kept_in}" if one.kept_in else ""
         verdict = f"{left} left, see `liftlog log verify`" if one.damage_left else "repaired"
         write_lines([f"{one.stream.name}: {verdict}{kept}"])
 
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Recovery logs as in a daemon; here the steps say it."""
+    """Recovery logs as in a daemon; here the steps report the same."""
     logger = logging.getLogger("liftlog.log")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -175,7 +175,7 @@ def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
         ]
         write_objects(rows, output_format())
     elif not stale:
-        note("Every index is right.")
+        note("All indexes are correct.")
     elif not dry_run:
         note(f"Rebuilt {_these_indexes(len(stale))}.")
     return ExitCode.DAMAGED if dry_run and stale else ExitCode.OK

@@ -1,4 +1,4 @@
-"""`liftlog offsets`: ls, get, seek, rm: where consumers go on."""
+"""`liftlog offsets`: ls, get, seek, rm: where consumers continue."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ def offsets_commands() -> None:
     """List, show, move and delete the checkpoints of consumers.
 
     A checkpoint is the offset that a consumer reads next in a stream. `list`, `show`, `set` and
-    `delete` are other names of `ls`, `get`, `seek` and `rm`.
+    `delete` are aliases of `ls`, `get`, `seek` and `rm`.
     """
 
 
 @offsets_commands.command(name="ls")
-@click.option("--consumer", "-c", metavar="NAME", help="Only of this consumer.")
-@click.option("--stream", "-s", metavar="NAME", help="Only in this stream.")
+@click.option("--consumer", "-c", metavar="NAME", help="Only checkpoints of this consumer.")
+@click.option("--stream", "-s", metavar="NAME", help="Only checkpoints in this stream.")
 @server_options
 @debug_option
 def list_offsets(consumer: str | None, stream: str | None) -> None:
     """List checkpoints.
 
-    The lag is how many offsets are left to read. PROBLEM is the error that the consumer gets.
+    LAG is the number of offsets left to read. PROBLEM is the error that the consumer gets. OWNER is
+    the principal that committed the checkpoint, if the daemon has an ACL.
 
     \b
     Examples:
@@ -104,20 +105,21 @@ def get(consumer: str, stream: str) -> ExitCode:
 @click.argument("consumer", shell_complete=complete_consumer)
 @click.argument("stream", shell_complete=complete_stream)
 @click.argument("position", callback=position_of)
-@click.option("--dry-run", "-n", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", "-n", is_flag=True, help="Show the change without making it.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def seek(
     consumer: str, stream: str, position: Position, dry_run: bool, assume_yes: bool
 ) -> ExitCode:
-    """Let CONSUMER go on at POSITION in STREAM.
+    """Move the checkpoint of CONSUMER in STREAM to POSITION.
 
-    A POSITION is an offset, start, end, +100 (behind the first 100), @TIME as in `liftlog consume
+    POSITION is an offset, start, end, +100 (after the first 100), @TIME as in `liftlog consume
     --from`, or -100 (before the last 100), which needs -- before it.
 
-    Stop the consumer first: one that runs does not look, and commits its own position again. What
-    is committed between the preview and the change is not overwritten: the change is refused.
+    Stop the consumer first: a running consumer does not read its checkpoint again, and overwrites
+    it with its own position. If the checkpoint moves between the preview and the change, the change
+    is refused.
 
     \b
     Examples:
@@ -147,14 +149,16 @@ def seek(
 @offsets_commands.command()
 @click.argument("consumer", shell_complete=complete_consumer)
 @click.argument("stream", shell_complete=complete_stream)
-@click.option("--dry-run", "-n", is_flag=True, help="Show what would go, and delete nothing.")
+@click.option(
+    "--dry-run", "-n", is_flag=True, help="Show what would be deleted, and delete nothing."
+)
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Delete the checkpoint of CONSUMER in STREAM.
 
-    The stream itself may be gone. Exit code 5 if there is no checkpoint.
+    The stream itself need not exist any more. Exit code 5 if there is no checkpoint.
 
     \b
     Examples:
@@ -163,7 +167,7 @@ def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:
     """
     style = output_format()
     with connect_to_server() as client:
-        # By the list, which also shows those in streams that are gone.
+        # The list also has the checkpoints of streams that were deleted.
         found = client.list_checkpoints(consumer=consumer, stream=stream)
         if not found:
             note(f"{printable(consumer)} has no checkpoint in {printable(stream)}.")
@@ -252,7 +256,7 @@ def table_of(
 
 
 def _problem_of(found: Checkpoint) -> str:
-    return found.problem or ("uncertain: a newer one may be lost" if found.uncertain else "")
+    return found.problem or ("uncertain: a newer checkpoint may be lost" if found.uncertain else "")
 
 
 def _facts(found: Checkpoint) -> list[tuple[str, str]]:

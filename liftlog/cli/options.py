@@ -1,5 +1,5 @@
-"""Options that many commands share, and what they say. --server, --output and the like can stand
-before or after the subcommand's name."""
+"""Options that many commands share, and their values. --server, --output and the like can be given
+before or after the name of the command."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def output_option(command: Decorated) -> Decorated:
         "--output",
         "-o",
         type=click.Choice(OUTPUTS),
-        help="How to print: table and wide for people, json and yaml as one document, jsonl as one "
-        "JSON object per line. [env: LIFTLOG_OUTPUT; default: table]",
+        help="Output format: table and wide for people, json and yaml as one document, jsonl as "
+        "one JSON object per line. [env: LIFTLOG_OUTPUT; default: table]",
     )(command)
 
 
@@ -57,8 +57,8 @@ def server_options(command: Decorated) -> Decorated:
     command = output_option(command)
     for name, what in (
         ("key", "Private key file of that certificate."),
-        ("cert", "Client certificate file, for a daemon that asks for one."),
-        ("ca", "File of the CA certificates to trust; default: those of the system."),
+        ("cert", "Client certificate file, for a daemon that requires one."),
+        ("ca", "File with the CA certificates to trust. Default: those of the system."),
     ):
         command = _shared(
             f"--tls-{name}",
@@ -68,14 +68,14 @@ def server_options(command: Decorated) -> Decorated:
     command = _shared(
         "--token",
         metavar="TOKEN",
-        help="Token of a principal in the daemon's ACL file; better given by the environment, "
-        "where other users cannot see it. [env: LIFTLOG_TOKEN]",
+        help="Token of a principal in the daemon's ACL file. Prefer the environment variable: "
+        "other users can see the command line. [env: LIFTLOG_TOKEN]",
     )(command)
     command = _shared(
         "--nkey",
         metavar="FILE",
-        help="File with the seed of a user's nkey, alone or as .creds; it signs the login and is "
-        "never sent. [env: LIFTLOG_NKEY]",
+        help="File with the seed of a user's nkey, plain or .creds. The seed signs the login and "
+        "is never sent. [env: LIFTLOG_NKEY]",
     )(command)
     return _shared(
         "--server",
@@ -95,7 +95,7 @@ def debug_wanted() -> bool:
 
 
 def shared_value(name: str, variable: str) -> str | None:
-    """What a shared option or its environment variable says."""
+    """The value of a shared option or of its environment variable."""
     found = _kept(name, variable)
     return None if found is None else str(found)
 
@@ -172,15 +172,15 @@ def _tls_for(address: str) -> ClientTls:
     return client_context(ca, cert=cert, key=key)
 
 
-# `>` alone would be an empty block of text in YAML, `*` an alias.
+# In YAML `>` alone is an empty block of text, and `*` an alias.
 _NOT_YAML = tuple(">|*&!%@`")
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """`retention.max_age=7d` -> {"retention": {"max_age": "7d"}}; values are read as YAML.
 
-    Raises InvalidArgument for text that is no assignment. What the keys mean and which values
-    they take is the daemon's to say.
+    Raises InvalidArgument for anything else. The daemon checks keys and
+    values.
     """
     settings: dict[str, Any] = {}
     for assignment in assignments:

@@ -1,4 +1,4 @@
-"""Where to start reading, as it is written on the command line."""
+"""Where to start reading, as typed on the command line."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import click
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """So many offsets before the end (negative) or behind the start of what the stream holds."""
+    """A number of offsets before the end, or after the start, of what the stream holds."""
 
     count: int
     from_end: bool
 
 
 class NotUnderstood(ValueError):
-    """No position at all. Whoever accepts more than those says better what it might have been."""
+    """The text is not a position. A caller that accepts more has a better message."""
 
 
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
 
 HELP = (
     "start (or earliest), end (or latest: only what comes from now on), an offset, -100 (the last "
-    "100), +100 (behind the first 100), or @TIME: @2026-01-31, @2026-01-31T12:00:00Z, @-5m (ago), "
+    "100), +100 (after the first 100), or @TIME: @2026-01-31, @2026-01-31T12:00:00Z, @-5m (ago), "
     "@now, @1767225600 (seconds since 1970)"
 )
 
@@ -66,7 +66,7 @@ def parse_position(text: str, now: datetime) -> Position:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """What stands behind the @. Raises ValueError that says what is accepted."""
+    """The part after the @. Raises ValueError that says what is accepted."""
     if text == "now":
         return now
     try:
@@ -80,7 +80,7 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 
 def parse_span(text: str) -> timedelta:
-    """`1h30m`; raises ValueError for what is none, OverflowError."""
+    """`1h30m`. Raises ValueError if it is not a duration, OverflowError."""
     if not _SPAN.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration such as 1h30m")
     parts = _SPAN_PART.findall(text)

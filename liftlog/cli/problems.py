@@ -21,13 +21,13 @@ _NEXT_STEPS = {
     ExitCode.CANNOT_CONNECT: "check --server (or LIFTLOG_SERVER) and that `liftlog serve` runs",
     ExitCode.CONFLICT: "`liftlog stream info NAME` shows the stream as it is",
     ExitCode.DAMAGED: "`liftlog log verify DIR` lists everything that is damaged",
-    ExitCode.DENIED: "ask whoever keeps the ACL file of the daemon",
+    ExitCode.DENIED: "ask the administrator of the daemon's ACL file",
     ExitCode.TRY_AGAIN: "try again in a moment",
 }
 
 
 class Problem(LiftlogError):
-    """Something that a command found out by itself, with the exit code that it ends with."""
+    """An error that the command line itself detects, with its exit code."""
 
     name = "PROBLEM"
 
@@ -75,7 +75,7 @@ def describe(error: BaseException, code: ExitCode) -> list[tuple[str, str]]:
         return [("error", f"{where}{error.strerror or error}")]
     return [
         ("error", f"unexpected {type(error).__name__}: {error}"),
-        ("  next", "this is a defect of liftlog: run it with --debug and report what it prints"),
+        ("  next", "this is a bug in liftlog: run the command with --debug and report the output"),
     ]
 
 
@@ -131,28 +131,30 @@ def silence_closed_output() -> None:
 
 
 def confirmed(question: str) -> bool:
-    """Raises UsageError when there is nobody to ask."""
+    """Ask before something is lost. Raises UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "There is no terminal to ask on; say --yes to do it, or --dry-run to see what it does.",
+            "There is no terminal to ask on: use --yes to proceed, or --dry-run to see what it "
+            "would do.",
             click.get_current_context(),
         )
     return click.confirm(question, err=True)
 
 
 class ClientEvents(logging.Handler):
-    """For the logger of the client: on stderr, a sentence for each event."""
+    """Handler of the client's logger: prints a sentence on stderr for each event."""
 
     def emit(self, record: logging.LogRecord) -> None:
         event = str(record.msg).partition(" ")[0]
         arguments: Any = record.args
         if event == "position-reset":
-            return  # `consume` is told by its callback, and says so itself
+            return  # `consume` reports it from its callback
         if event == "connection-lost":
             warn(f"{arguments[1]}; trying again")
         elif event == "token-unencrypted":
             warn(
-                f"the token passes {arguments[0]} unencrypted: use tls://, a Unix socket or --nkey"
+                f"the token is sent to {arguments[0]} unencrypted: use tls://, a Unix socket or "
+                "--nkey"
             )
         elif event == "connected-again":
             note(f"connected again after {arguments[1]:.1f} s")

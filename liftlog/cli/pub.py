@@ -25,19 +25,19 @@ _DEFAULT_NATS = "nats://127.0.0.1:4222"
     multiple=True,
     metavar="NAME:VALUE",
     help="A message header, for example -H Nats-Expected-Last-Sequence:41. Blanks around the "
-    "value are no part of it. Can be repeated.",
+    "value are removed. Can be repeated.",
 )
 @click.option(
     "--key",
     metavar="KEY",
-    help="Message key, for compaction by key. One with blanks at its ends, line breaks or bytes "
+    help="Message key, for compaction by key. A key with blanks at its ends, line breaks or bytes "
     "that are not UTF-8 needs --envelope.",
 )
 @click.option("--tombstone", is_flag=True, help="Publish a delete of --key instead of a MESSAGE.")
 @click.option(
     "--msg-id",
     metavar="ID",
-    help="Message id: the same id again within the dedupe window is stored only once.",
+    help="Message id: within the dedupe window, messages with the same id are stored only once.",
 )
 @click.option(
     "--envelope",
@@ -65,7 +65,7 @@ _DEFAULT_NATS = "nats://127.0.0.1:4222"
     "--nats",
     "nats_url",
     metavar="URL",
-    help="NATS server, user and password included if need be. "
+    help="NATS server, with user and password if needed. "
     f"[env: NATS_URL, LIFTLOG_NATS__SERVERS; default: {_DEFAULT_NATS}]",
 )
 @click.option(
@@ -92,7 +92,7 @@ def pub(
 ) -> ExitCode:
     """Publish MESSAGE on the NATS subject SUBJECT and print its ack: stream and offset.
 
-    MESSAGE `-` publishes every line of standard input as a message of its own. A message that is
+    With MESSAGE `-`, each line of standard input is published as one message. A message that is
     refused, or not acked in time, is reported on stderr, and the exit code is 10.
 
     \b
@@ -103,9 +103,11 @@ def pub(
       zcat events.gz | liftlog pub events.raw -
     """
     if (message is None) != tombstone:
-        _wrong("--tombstone takes no MESSAGE." if tombstone else "Give a MESSAGE, or - for lines.")
+        _wrong(
+            "--tombstone takes no MESSAGE." if tombstone else "MESSAGE is required; - reads lines."
+        )
     if message == "-" and count > 1:
-        _wrong("--count goes with a MESSAGE.")
+        _wrong("--count cannot be combined with MESSAGE -.")
     if message == "-":
         check_standard_input()
 
@@ -115,7 +117,7 @@ def pub(
     value = None if message is None else os.fsencode(message)
     raw_key = None if key is None else os.fsencode(key)
     fields = _parse_headers(headers)
-    # Once more by the publisher, but a wrong command line needs no NATS server to be told so.
+    # The publisher checks again; here the error needs no NATS server.
     checked(
         subject, value, key=raw_key, headers=fields, message_id=msg_id, use_envelope=use_envelope
     )

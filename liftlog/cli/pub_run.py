@@ -176,7 +176,7 @@ class Job(NamedTuple):
         if results.failed:
             note(f"{results.acked:,} of {plural(results.acked + results.failed, 'message')} acked")
         if results.stopped:
-            note("Nothing more was sent after that.")
+            note("No further messages were sent.")
         return results.code
 
     def _messages(self) -> AsyncIterator[Outgoing]:
@@ -334,7 +334,7 @@ def _not_connected(where: str, error: NatsUnavailable) -> Problem:
         return Problem(
             f"NATS at {where} refused the login: {error.message}",
             ExitCode.DENIED,
-            hint="give user and password in --nats URL, or --creds FILE",
+            hint="set user and password in --nats URL, or use --creds FILE",
         )
     return Problem(
         error.message.replace("to NATS", f"to NATS at {where}", 1),

@@ -1,4 +1,4 @@
-"""What to read of a stream, as it is written on the command line: rpk's grammar of offsets.
+"""What to read of a stream, as typed on the command line: rpk's grammar of offsets.
 
 start   end   42   -100   +100   @TIME          from there on
 10:20   :20   -100:end   @-1h:-5m   @T:+10m     and up to there, exclusive
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from liftlog.client.read_options import Start, Until
 
 HELP = (
-    "start, end, an offset, -100 (the last 100), +100 (behind the first 100), @TIME (@2026-01-31, "
-    "@2026-01-31T12:00:00Z, @-5m, @now, @1767225600); and with an end that is not read any more: "
+    "start, end, an offset, -100 (the last 100), +100 (after the first 100), @TIME (@2026-01-31, "
+    "@2026-01-31T12:00:00Z, @-5m, @now, @1767225600); and with an exclusive end: "
     "10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """[start, stop); `stop` None: go on for ever; "latest": up to what is the end now."""
+    """[start, stop); `stop` None: never stop; "latest": stop at the current end."""
 
     start: Position
     stop: Position | None = None
@@ -65,9 +65,9 @@ def parse_range(text: str, now: datetime) -> Range:
         return Range(start)
     stop = _position(second, now)
     if stop == "earliest":
-        raise ValueError(f"{text!r}: nothing lies before the start of a stream")
+        raise ValueError(f"{text!r}: a stream has nothing before its start")
     if isinstance(start, int) and isinstance(stop, int) and stop <= start:
-        raise ValueError(f"{text!r}: the end, which is exclusive, must lie behind the start")
+        raise ValueError(f"{text!r}: the end is exclusive and must be after the start")
     return Range(start, stop)
 
 
@@ -75,13 +75,13 @@ def _position(word: str, now: datetime) -> Position:
     try:
         return parse_position(word, now)
     except NotUnderstood:
-        raise ValueError(f"{word!r} is not understood: use {HELP}") from None
+        raise ValueError(f"{word!r} is not a valid range: use {HELP}") from None
 
 
 def _time_range(text: str, now: datetime) -> Range:
-    """Times have colons in them: the one is meant on whose both sides there is something to read.
+    """Times contain colons, so the separator is a colon with a valid time on both sides.
 
-    One time is preferred to two, and of two the longest first one.
+    One time is preferred to two, and of two the longest first time.
     """
     try:
         return Range(parse_time(text, now))
@@ -98,7 +98,7 @@ def _time_range(text: str, now: datetime) -> Range:
         if stop is not None:
             return _checked(Range(start, stop), text, now)
     if isinstance(problem, NotUnderstood):
-        raise ValueError(f"'@{text}' is not understood: use {HELP}")
+        raise ValueError(f"'@{text}' is not a valid range: use {HELP}")
     raise problem
 
 
@@ -117,17 +117,17 @@ def _checked(found: Range, text: str, now: datetime) -> Range:
     start, stop = found.start, found.stop
     if isinstance(start, datetime) and isinstance(stop, datetime):
         if stop <= start:
-            raise ValueError(f"'@{text}': the end must lie behind the start")
+            raise ValueError(f"'@{text}': the end must be after the start")
         if stop > now:
             raise ValueError(
-                f"'@{text}': the end lies in the future, where no offset is known yet: leave it "
-                "out to wait for more, or use end for what is there now"
+                f"'@{text}': the end is in the future, where offsets are not known yet: leave it "
+                "out to wait for more records, or use end for the records that exist now"
             )
     return found
 
 
 def resolve(client: SyncClient, stream: str, wanted: Range) -> Bounds:
-    """What the client is to read. Asks the daemon only about what it alone knows."""
+    """The arguments for the client. Asks the daemon only if the range depends on the stream."""
     return (
         resolve_position(client, stream, wanted.start),
         None if wanted.stop is None else _resolve_stop(client, stream, wanted.stop),

@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "pub": Listed("liftlog.cli.pub:pub", "Publish on NATS and print the acks."),
     "log": Listed(
-        "liftlog.cli.log_files:log_commands", "Look into the files of a log, and mend them."
+        "liftlog.cli.log_files:log_commands", "Inspect the files of a log, and repair them."
     ),
     "backup": Listed(
         "liftlog.cli.backup:backup_commands", "Back up a data directory, while the daemon runs."
@@ -39,10 +39,10 @@ COMMANDS = {
         "liftlog.cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."
     ),
     "top": Listed("liftlog.cli.top:top", "Watch rates, sizes and lags of the streams."),
-    "health": Listed("liftlog.cli.health:health", "Tell whether the daemon is ready."),
+    "health": Listed("liftlog.cli.health:health", "Show whether the daemon is ready."),
     "doctor": Listed(
         "liftlog.cli.doctor.command:doctor",
-        "Check this machine and the configuration for trouble.",
+        "Check this machine and the configuration for problems.",
     ),
     "config": Listed(
         "liftlog.cli.config:config_commands",
@@ -53,7 +53,7 @@ COMMANDS = {
     "errors": Listed("liftlog.cli.errors:errors_commands", "Explain errors by number or name."),
     "completion": Listed(
         "liftlog.cli.completion:completion",
-        "Print the script that lets SHELL complete words.",
+        "Print the completion script for SHELL.",
     ),
     "demo": Listed(
         "liftlog.demo.command:demo",

@@ -22,7 +22,7 @@ logger = logging.getLogger("liftlog.server")
     type=click.Path(path_type=Path),
     metavar="FILE",
     envvar="LIFTLOG_CONFIG",
-    help="YAML file with the settings. No file is read unless it is named. [env: LIFTLOG_CONFIG]",
+    help="YAML file with the settings. There is no default file. [env: LIFTLOG_CONFIG]",
 )
 @click.option(
     "--set",
@@ -43,8 +43,8 @@ logger = logging.getLogger("liftlog.server")
 def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> int:
     """Run the daemon until SIGTERM or Ctrl-C.
 
-    It then stops taking messages, commits and acks what it has, and ends. Ctrl-C twice ends it
-    at once; what was acked is on disk.
+    It then stops accepting messages, commits and acks those it has, and exits. A second Ctrl-C ends
+    it at once; all acked messages are on disk.
 
     \b
     Examples:
@@ -66,11 +66,11 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
     logging_ = settings.logging
     configure_logging(logging_.level, logging_.format, path=logging_.file)
     try:
-        # A pipe can be read once only.
+        # A pipe can be read only once.
         again = load if config is None or config.is_file() else None
         return run(settings, assume_yes=assume_yes, load_again=again)
     except Exception as error:
         if not isinstance(unwrapped(error), LiftlogError):
-            # A defect: whoever reads the logs of a daemon needs more than a sentence.
+            # A bug: its traceback belongs in the log.
             logger.critical("daemon-failed", exc_info=True)
         raise

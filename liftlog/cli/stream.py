@@ -30,7 +30,7 @@ from liftlog.cli.text import printable, show_size
 def stream_commands() -> None:
     """Create, list, describe, change, hold and delete streams.
 
-    `list`, `describe` and `delete` are other names of `ls`, `info` and `rm`.
+    `list`, `describe` and `delete` are aliases of `ls`, `info` and `rm`.
     """
 
 
@@ -52,8 +52,9 @@ def stream_commands() -> None:
 def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None:
     """Create the stream NAME.
 
-    Returns once NATS has confirmed the subscription: what is published from then on is recorded.
-    Creating a stream again with the same settings changes nothing; with others it is refused.
+    Returns once NATS has confirmed the subscription: everything published from then on is
+    recorded. Creating a stream again with the same settings changes nothing; other settings are
+    refused.
 
     \b
     Examples:
@@ -66,7 +67,7 @@ def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None
         settings["subject"] = subject
     if "subject" not in settings:
         raise click.UsageError(
-            "Say what to record: --subject SUBJECT.", click.get_current_context()
+            "--subject SUBJECT is required: what to record.", click.get_current_context()
         )
     style = output_format()
     with connect_to_server() as client:
@@ -131,7 +132,7 @@ def info(name: str) -> None:
 def streams_for(subject: str) -> None:
     """List the streams that record SUBJECT.
 
-    For a pattern: the streams that record any part of it.
+    With a pattern: the streams that record any subject that matches it.
 
     \b
     Examples:
@@ -155,14 +156,14 @@ for command in (update, pause, resume, read_only, truncate, lease_commands):
 
 @stream_commands.command()
 @click.argument("name", shell_complete=complete_stream)
-@click.option("--wait", "-w", is_flag=True, help="Return when the pass is over.")
+@click.option("--wait", "-w", is_flag=True, help="Wait until the pass has finished.")
 @server_options
 @debug_option
 def compact(name: str, wait: bool) -> None:
-    """Compact the stream NAME now, whatever its dirty ratio.
+    """Compact the stream NAME now, regardless of its dirty ratio.
 
-    The active segment is rolled first. What is younger than the stream's dedupe_window or min_lag
-    stays as it is.
+    The active segment is rolled first. Records younger than the stream's dedupe_window or min_lag
+    are not compacted.
 
     \b
     Example:
@@ -178,17 +179,21 @@ def compact(name: str, wait: bool) -> None:
         done = describe_pass(before.compaction, found.compaction)
         click.echo(f"{printable(name)} {printable(done)}")
     else:
-        click.echo(f"{printable(name)} is compacted next (liftlog stream info {printable(name)})")
+        click.echo(
+            f"{printable(name)} will be compacted next (liftlog stream info {printable(name)})"
+        )
 
 
 @stream_commands.command()
 @click.argument("name", shell_complete=complete_stream)
-@click.option("--dry-run", "-n", is_flag=True, help="Show what would go, and delete nothing.")
+@click.option(
+    "--dry-run", "-n", is_flag=True, help="Show what would be deleted, and delete nothing."
+)
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def rm(name: str, dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Delete the stream NAME and all its records, for ever.
+    """Delete the stream NAME and all its records, permanently.
 
     \b
     Examples:

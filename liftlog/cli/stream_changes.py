@@ -31,17 +31,19 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="KEY=VALUE",
     help="A setting to change, with the keys of the YAML file: --set retention.max_age=7d. "
-    "KEY=null sets it back. Can be repeated.",
+    "KEY=null restores the default. Can be repeated.",
 )
 @click.option("--dry-run", "-n", is_flag=True, help="Show what would change and be deleted.")
-@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before records go.")
+@click.option(
+    "--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before records are deleted."
+)
 @server_options
 @debug_option
 def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: bool) -> ExitCode:
     """Change settings of the stream NAME while it runs.
 
-    What is not named stays. subject, queue_group and initial_offset cannot be changed. When the
-    new limits let retention delete records at once, it asks first.
+    Other settings stay as they are. subject, queue_group and initial_offset cannot be changed. If
+    the new limits make retention delete records at once, the command asks first.
 
     \b
     Examples:
@@ -50,7 +52,9 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
     """
     settings = parse_assignments(assignments)
     if not settings:
-        raise click.UsageError("Say what to change: --set KEY=VALUE.", click.get_current_context())
+        raise click.UsageError(
+            "--set KEY=VALUE is required: what to change.", click.get_current_context()
+        )
     style = output_format()
     with connect_to_server() as client:
         found = client.update_stream(name, settings, dry_run=True)
@@ -59,7 +63,7 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
         if not dry_run:
             if deletes and not assume_yes:
                 _show_update(found)
-                if not confirmed(f"Change {printable(name)} and let these records go?"):
+                if not confirmed(f"Change {printable(name)} and delete these records?"):
                     note("Nothing was changed.")
                     return ExitCode.FAILED
             found = client.update_stream(name, settings, allow_deletion=deletes)
@@ -75,7 +79,7 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
 def _show_update(found: StreamUpdate) -> None:
     name = printable(found.info.name)
     if not found.differences:
-        click.echo(f"{name} has these settings already")
+        click.echo(f"{name} already has these settings")
         return
     click.echo(f"{name} would change:" if found.dry_run else f"{name} updated:")
     rows = [
@@ -86,7 +90,7 @@ def _show_update(found: StreamUpdate) -> None:
         )
         for one in found.differences
     ]
-    print_table(("SETTING", "WAS", "BECOMES"), rows)
+    print_table(("SETTING", "OLD", "NEW"), rows)
     if found.removal is not None and found.removal.records:
         click.echo(_removal_words(found.removal))
 
@@ -98,9 +102,9 @@ def _value(value: Any) -> str:
 
 
 def _removal_words(removal: Removal) -> str:
-    """What the next round of retention does."""
+    """What the next run of retention deletes."""
     return (
-        f"retention removes up to {plural(removal.records, 'record')} below offset "
+        f"retention deletes up to {plural(removal.records, 'record')} below offset "
         f"{removal.log_start_offset}: {plural(removal.segments, 'segment')}, "
         f"{show_size(removal.size_bytes)}"
     )
@@ -121,10 +125,11 @@ def _update_object(found: StreamUpdate) -> dict[str, Any]:
 @server_options
 @debug_option
 def pause(name: str) -> None:
-    """Refuse new messages of the stream NAME for now.
+    """Refuse new messages of the stream NAME until `resume`.
 
-    Whoever asks for an ack is told; messages without a reply subject are counted and lost. What
-    came before is committed when the command returns. Holds after a restart, until `resume`.
+    Publishers that wait for an ack get a refusal; messages without a reply subject are counted and
+    lost. When the command returns, all earlier messages are committed. A restart does not end the
+    pause.
 
     \b
     Example:
@@ -139,9 +144,9 @@ def pause(name: str) -> None:
 @server_options
 @debug_option
 def resume(name: str) -> None:
-    """Let the stream NAME record messages again after `pause`.
+    """Make the stream NAME record messages again after `pause`.
 
-    A stream that is read-only stays so: `liftlog stream read-only NAME --off`.
+    A read-only stream stays read-only: see `liftlog stream read-only NAME --off`.
 
     \b
     Example:
@@ -157,9 +162,9 @@ def resume(name: str) -> None:
 @server_options
 @debug_option
 def read_only(name: str, off: bool) -> None:
-    """Refuse new messages of the stream NAME for good.
+    """Refuse new messages of the stream NAME permanently.
 
-    With --off it records them again.
+    --off makes the stream record messages again.
 
     \b
     Examples:
@@ -205,9 +210,9 @@ def _show(found: StreamInfo, done: str) -> None:
 @server_options
 @debug_option
 def truncate(name: str, offset: int, dry_run: bool, assume_yes: bool) -> ExitCode:
-    """Delete the records below OFFSET, for ever.
+    """Delete the records below OFFSET, permanently.
 
-    Refused while a lease holds one of them.
+    Refused while a lease covers any of them.
 
     \b
     Examples:
@@ -230,7 +235,7 @@ def truncate(name: str, offset: int, dry_run: bool, assume_yes: bool) -> ExitCod
         click.echo(f"up to {what} would be deleted")
     elif not count:
         click.echo(
-            f"{printable(name)} holds nothing below offset {offset}: nothing was deleted; it "
+            f"{printable(name)} has no records below offset {offset}: nothing was deleted; it "
             f"begins at offset {found.log_start_offset}"
         )
     else:

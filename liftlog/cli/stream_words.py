@@ -19,7 +19,7 @@ _WIDE_HEADINGS = ("ORIGIN", "QUEUE GROUP", "EPOCH", "LOG END", "RETENTION", "COM
 
 
 def print_streams(infos: Sequence[StreamInfo]) -> None:
-    """With --output wide also what else one asks when comparing streams."""
+    """--output wide adds columns that help to compare streams."""
     wide = wide_wanted()
     headings = (*_HEADINGS, *(_WIDE_HEADINGS if wide else ()))
     rows = [(*row_of(info), *(_more_of(info) if wide else ())) for info in infos]

@@ -11,11 +11,11 @@ from liftlog.cli.options import connect_to_server, find_asked
 from liftlog.errors import LiftlogError, StreamNotFound
 
 _SECONDS = 1.0
-"""Nobody waits longer for a remark, or for the answer to a key that was pressed."""
+"""A suggestion, or the completion of a word, is not worth a longer wait."""
 
 
 def stream_names() -> list[str]:
-    """Names of the streams that whoever asks may see; none when the daemon does not say."""
+    """Names of the streams that the caller may see; empty if the daemon does not answer."""
     try:
         with connect_to_server(
             connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
@@ -26,7 +26,7 @@ def stream_names() -> list[str]:
 
 
 def consumer_names() -> list[str]:
-    """Names of the consumers that have a checkpoint; as `stream_names`."""
+    """Names of the consumers that have a checkpoint; empty if the daemon does not answer."""
     try:
         with connect_to_server(
             connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
@@ -37,7 +37,7 @@ def consumer_names() -> list[str]:
 
 
 def suggest_stream(error: BaseException) -> None:
-    """If `error` is about a stream that is not there, let it name the one that was meant."""
+    """If `error` is about an unknown stream, add the most similar name to its hint."""
     if not isinstance(error, StreamNotFound) or error.hint != StreamNotFound.default_hint:
         return
     asked = find_asked()
@@ -56,14 +56,14 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 def complete_stream(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """For the shell: streams that begin so."""
-    with context.scope(cleanup=False):  # it is not the current one while words are completed
+    """For the shell: streams whose names begin like this."""
+    with context.scope(cleanup=False):  # click does not make it the current one during completion
         return [name for name in stream_names() if name.startswith(incomplete)]
 
 
 def complete_consumer(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """For the shell: consumers that begin so."""
+    """For the shell: consumers whose names begin like this."""
     with context.scope(cleanup=False):
         return [name for name in consumer_names() if name.startswith(incomplete)]

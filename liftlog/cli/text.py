@@ -1,4 +1,4 @@
-"""Bytes and text of strangers, made fit for a terminal."""
+"""Foreign bytes and text, made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def needs_quotes(text: str) -> bool:
 
 
 def escaped_in_quotes(text: str) -> str:
-    """JSON, or YAML whose scalars that `needs_quotes` are in double quotes: the same values, and
-    nothing in it that a terminal would act on."""
+    """JSON, or YAML whose scalars that `needs_quotes` are in double quotes: the same values,
+    without anything that a terminal would interpret."""
     return text.translate(_IN_QUOTES) if needs_quotes(text) else text
 
 

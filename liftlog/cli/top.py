@@ -74,20 +74,23 @@ class Row:
     type=click.FloatRange(min=0.1),
     default=2.0,
     metavar="SECONDS",
-    help="How often to look. Default: 2.",
+    help="Time between two updates. Default: 2.",
 )
 @click.option(
-    "--sort", type=click.Choice(_SORTS), default="rate", help="What stands first. Default: rate."
+    "--sort",
+    type=click.Choice(_SORTS),
+    default="rate",
+    help="The column to sort by. Default: rate.",
 )
-@click.option("--once", is_flag=True, help="Look twice, print once, and end.")
+@click.option("--once", is_flag=True, help="Measure over one interval, print once, and exit.")
 @server_options
 @debug_option
 def top(interval: float, sort: str, once: bool) -> None:
     """Watch rates, sizes and lags of the streams.
 
-    q or Ctrl-C ends it. Behind a pipe, with --once, or with an --output for programs, it looks
-    twice, an interval apart, and prints once. Records are counted as offsets, bytes as what the
-    stream takes on disk.
+    q or Ctrl-C ends it. Behind a pipe, with --once, or with an --output for programs, it measures
+    over one interval and prints once. Records are counted as offsets, bytes as the size of the
+    stream on disk.
 
     \b
     Examples:

@@ -185,7 +185,7 @@ def test_nobody_listens_and_nobody_answers(liftlog: Cli) -> None:
     result = liftlog("pub", "nobody.here", "x", "--count", "1000")
     assert result.exit_code == ExitCode.NOT_ACKED
     assert "no one listens on nobody.here" in result.stderr
-    assert "Nothing more was sent" in result.stderr
+    assert "No further messages were sent" in result.stderr
     result = liftlog("pub", "silent", "x", "--timeout", "0.2")
     assert result.exit_code == ExitCode.NOT_ACKED
     assert "no ack came in 0.2 s" in result.stderr
@@ -209,7 +209,7 @@ async def test_a_service_that_replies_as_well_does_not_hide_the_ack(
         await service.close()
     assert acked == f"{stream} 1\n"
     assert alone.exit_code == ExitCode.NOT_ACKED
-    assert "is no stream" in alone.stderr
+    assert "come from no stream" in alone.stderr
 
 
 def test_results_of_lines_come_at_once_and_an_interrupt_ends_it(liftlog: Cli, stream: str) -> None:
@@ -354,7 +354,7 @@ def test_a_daemon_that_goes_away(tmp_path: Path) -> None:
         finally:
             end(process)
         assert process.returncode == ExitCode.CANNOT_CONNECT
-        assert b"read on with --from 2" in complaints
+        assert b"continue with --from 2" in complaints
         daemon.start()
 
 
@@ -500,7 +500,7 @@ def test_consume_goes_on_elsewhere_only_when_told_to(liftlog: Cli, stream: str) 
     found = liftlog(*consume, "--on-reset", "earliest")
     assert found.exit_code == ExitCode.OK
     assert "hello" in found.stdout
-    assert "going on at offset 1" in found.stderr
+    assert "continuing at offset 1" in found.stderr
 
 
 def test_consume_starts_fast(liftlog: Cli) -> None:

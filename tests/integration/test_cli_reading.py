@@ -235,7 +235,7 @@ def test_doctor_finds_what_answers_beside_a_stream(tmp_path: Path) -> None:
     assert by_name["jetstream"]["status"] == "warning"
     assert "orders (orders.>) and JetStream's JS (orders.*)" in by_name["jetstream"]["detail"]
     [jetstream] = [one for one in shared if one["check"] == "jetstream"]
-    assert jetstream["detail"] == "1 streams; orders, quiet get the same messages, without acks"
+    assert jetstream["detail"] == "1 stream; the same messages, without acks: orders, quiet"
     assert "quiet" not in by_name["jetstream"]["detail"]
     assert "server 2." in by_name["nats"]["detail"], "a version, not an object"
     # Without --server it asks where the configuration listens.

@@ -38,7 +38,7 @@ stop is not read any more.
 |---|---|
 | `start` or `earliest`, `end` or `latest` | from the first record, or only what comes from now on |
 | `42` | from offset 42 |
-| `-100`, `+100` | the last 100 offsets and what follows; what lies behind the first 100 |
+| `-100`, `+100` | the last 100 offsets and what follows; what follows the first 100 |
 | `@TIME` | from the first record stamped at or after it |
 | `10:20`, `:20`, `10:` | offsets 10 to 19; up to 19; as `10` |
 | `:end`, `-100:end`, `@-1h:end` | up to what is the end at the start of the command |

@@ -1,4 +1,4 @@
-"""`liftlog doctor`: what of this machine would keep a daemon from its work, and what to do.
+"""`liftlog doctor`: what on this machine would keep a daemon from working, and what to do.
 
 command   the click command
 machine   disk, files, clock       network   ports, NATS, the daemon that runs

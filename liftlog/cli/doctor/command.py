@@ -28,13 +28,13 @@ _COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red", SKIPPED: "white"}
 @server_options
 @debug_option
 def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
-    """Check this machine and the configuration for trouble.
+    """Check this machine and the configuration for problems.
 
-    Looks at the configuration, ACL file and certificate, the data directory, how long its disk
-    takes for an fdatasync, file descriptors, boot id, clock, ports, NATS and JetStream there,
-    packages, and the daemon if one runs. Every finding says what to do. Exit code 1 if something
-    would keep the daemon from its work; warnings alone end with 0. It writes nothing but a small
-    file in the data directory, which it removes.
+    Checks the configuration, ACL file and certificate, the data directory, how long its disk takes
+    for an fdatasync, file descriptors, boot id, clock, ports, NATS and its JetStream, packages, and
+    the daemon if one is running. Every finding says what to do. Exit code 1 if something would keep
+    the daemon from working; warnings alone exit with 0. It writes only a small file in the data
+    directory, and removes it.
 
     \b
     Example:
@@ -53,7 +53,7 @@ def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     elif failed or warned:
         click.echo(f"{plural(failed, 'failure')}, {plural(warned, 'warning')}")
     else:
-        click.echo("No trouble found.")
+        click.echo("No problems found.")
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
@@ -64,9 +64,14 @@ def _checkups(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Check
     try:
         settings = load_settings(config, os.environ, overrides)
     except ConfigError as error:
-        yield Checkup("configuration", FAILED, error.message, "mend it; docs/reference/settings.md")
+        yield Checkup(
+            "configuration",
+            FAILED,
+            error.message,
+            "correct it; docs/reference/settings.md lists every setting",
+        )
         return
-    where = str(config) if config else "no file: all defaults but the environment"
+    where = str(config) if config else "no file: defaults and the environment"
     yield Checkup("configuration", OK, where)
     yield from _checks(settings)
 

@@ -24,7 +24,7 @@ _FEW_BYTES = 1 << 30
 _OTHER_FILES = 64
 _YEAR_2024 = 1_704_067_200
 _STA_UNSYNC = 0x40
-_VOLATILE = {"tmpfs": "lies in memory: nothing outlives a restart", "ramfs": "lies in memory"}
+_VOLATILE = {"tmpfs": "is in memory: nothing survives a restart", "ramfs": "is in memory"}
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
 
 
@@ -42,15 +42,15 @@ def check_data_dir(settings: Settings) -> Iterator[Checkup]:
         yield Checkup("data_dir", FAILED, f"{path}: {error.strerror}", advice)
         return
     if not there.is_dir():
-        yield Checkup("data_dir", FAILED, f"{there} is no directory", "set another data_dir")
+        yield Checkup("data_dir", FAILED, f"{there} is not a directory", "set another data_dir")
         return
     if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
         who = f"user {os.geteuid()} may not write {there}"
         yield Checkup("data_dir", FAILED, who, "run this as the daemon's user, or chown it to it")
     elif there == path and there.stat().st_mode & stat.S_IWOTH:
-        yield Checkup("data_dir", WARNING, f"everybody may write {path}", f"chmod o-w {path}")
+        yield Checkup("data_dir", WARNING, f"all users may write {path}", f"chmod o-w {path}")
     else:
-        made = "" if there == path else " (it will be made)"
+        made = "" if there == path else " (it will be created)"
         yield Checkup("data_dir", OK, f"{path} can be written{made}")
     yield from _file_system(there)
     yield _room(there)
@@ -110,7 +110,7 @@ def check_sync(settings: Settings) -> Iterator[Checkup]:
     median, worst = statistics.median(seconds), max(seconds)
     detail = f"{median * 1000:.2f} ms, at worst {worst * 1000:.1f} ms ({_SYNCS} times 4 KiB)"
     if median > _SLOW_SYNC_SECONDS:
-        advice = "use a faster disk: a synchronous publisher waits so long for each ack"
+        advice = "use a faster disk: a synchronous publisher waits that long for each ack"
         yield Checkup("fdatasync", WARNING, detail, advice)
     else:
         yield Checkup("fdatasync", OK, detail)
@@ -143,7 +143,7 @@ def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
         + 2 * len(settings.streams)
         + _OTHER_FILES
     )
-    detail = f"{limit:,} may be open, up to {needed:,} are needed (of this shell, not the service)"
+    detail = f"{limit:,} may be open in this shell, the daemon needs up to {needed:,}"
     if limit != resource.RLIM_INFINITY and limit < needed:
         more = f"ulimit -n {needed}" if hard >= needed or hard < 0 else f"LimitNOFILE={needed}"
         yield Checkup("file descriptors", WARNING, detail, f"{more}, or lower pull.max_connections")
@@ -176,7 +176,7 @@ def check_clock() -> Iterator[Checkup]:
         yield Checkup("clock", OK, "synchronised")
     else:
         advice = "run an NTP client (chrony, systemd-timesyncd); a container shows its host's clock"
-        yield Checkup("clock", WARNING, "the kernel says that nobody synchronises it", advice)
+        yield Checkup("clock", WARNING, "the kernel reports that it is not synchronised", advice)
 
 
 def _is_synchronised() -> bool | None:

@@ -22,7 +22,7 @@ from acl.subjects import overlaps
 from liftlog import __version__
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.options import connect_to_server
-from liftlog.cli.text import show_size
+from liftlog.cli.text import plural, show_size
 from liftlog.client import connect_sync
 from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.errors import LiftlogError, Unauthenticated, UnsupportedVersion
@@ -47,7 +47,7 @@ def check_daemon(settings: Settings) -> Iterator[Checkup]:
     except (LiftlogError, OSError, click.ClickException) as error:
         yield Checkup("daemon", SKIPPED, f"not asked: {getattr(error, 'message', error)}")
         return
-    detail = f"{found.name} {found.version}, {len(streams)} streams"
+    detail = f"{found.name} {found.version}, {plural(len(streams), 'stream')}"
     troubled = [one.name for one in streams if one.quarantined or one.state == "failed"]
     if found.version != __version__:
         yield Checkup(
@@ -279,7 +279,7 @@ def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checku
             yield Checkup("nats permissions", FAILED, f"{name}: {problem}", advice)
     if not refused:
         count = len(settings.streams)
-        shown = f"may subscribe for {count} configured streams, and send acks to inboxes"
+        shown = f"may subscribe for {plural(count, 'configured stream')}, and send acks to inboxes"
         yield Checkup("nats permissions", OK, shown)
 
 
@@ -300,7 +300,9 @@ def _payload(settings: Settings, max_payload: int) -> Checkup:
 
 def _jetstream(settings: Settings, found: dict[str, list[str]] | None) -> Checkup:
     if found is None:
-        return Checkup("jetstream", SKIPPED, "not enabled for this account, or not to be asked")
+        return Checkup(
+            "jetstream", SKIPPED, "not enabled for this account, or no permission to ask"
+        )
     clashes = [
         f"{name} ({stream.subject}) and JetStream's {other} ({subject})"
         for name, stream in settings.streams.items()
@@ -314,16 +316,20 @@ def _jetstream(settings: Settings, found: dict[str, list[str]] | None) -> Checku
             "jetstream",
             WARNING,
             f"both ack the same messages: {'; '.join(clashes)}",
-            "set acks: off for the stream, or remove the one of JetStream",
+            "set acks: off for the stream, or remove the JetStream stream",
         )
     if not settings.streams:
-        return Checkup("jetstream", OK, f"{len(found)} streams; no stream is configured here")
+        return Checkup(
+            "jetstream", OK, f"{plural(len(found), 'stream')}; no stream is configured here"
+        )
     shared = [
         name
         for name, stream in settings.streams.items()
         if any(overlaps(stream.subject, one) for subjects in found.values() for one in subjects)
     ]
     if shared:
-        detail = f"{len(found)} streams; {', '.join(shared)} get the same messages, without acks"
+        detail = (
+            f"{plural(len(found), 'stream')}; the same messages, without acks: {', '.join(shared)}"
+        )
         return Checkup("jetstream", OK, detail)
-    return Checkup("jetstream", OK, f"{len(found)} streams, on other subjects")
+    return Checkup("jetstream", OK, f"{plural(len(found), 'stream')}, on other subjects")

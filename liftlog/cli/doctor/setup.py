@@ -45,7 +45,9 @@ def check_streams(settings: Settings) -> Iterator[Checkup]:
             "set acks: off for all but one of them, or give them one queue_group",
         )
     else:
-        yield Checkup("streams", OK, f"{len(settings.streams)} configured, none acks for another")
+        yield Checkup(
+            "streams", OK, f"{len(settings.streams)} configured, no message is acked by two of them"
+        )
 
 
 def check_packages(settings: Settings) -> Iterator[Checkup]:
@@ -106,7 +108,7 @@ def check_access(settings: Settings) -> Iterator[Checkup]:
         yield Checkup(
             "acl",
             WARNING,
-            f"everybody who reaches {', '.join(remote)} may read and delete",
+            f"every client that reaches {', '.join(remote)} may read and delete",
             "write an ACL file and name it in acl.file",
         )
     yield from found
@@ -123,7 +125,7 @@ def check_certificate(settings: Settings) -> Iterator[Checkup]:
     try:
         found = check_pull_tls(tls)
     except ConfigError as error:
-        advice = error.hint or "mend pull.tls, or the files that it names"
+        advice = error.hint or "correct pull.tls, or the files that it names"
         yield Checkup("certificate", FAILED, error.message, advice)
         return
     if found is not None:

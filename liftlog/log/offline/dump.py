@@ -1,4 +1,4 @@
-"""Everything that is whole in a log's files, and every gap."""
+"""All intact batches in a log's files, and all gaps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DumpedGap:
     segment: str
     gap: Missing
     is_tail: bool
-    """Nothing good follows in the active segment: perhaps just being written."""
+    """Nothing good follows in the active segment: a daemon may be writing it."""
 
 
 DumpItem = SegmentStart | DumpedBatch | DumpedGap

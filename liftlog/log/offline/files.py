@@ -1,4 +1,4 @@
-"""Where the files of a stream lie, a view of them that cannot write, and whose they are."""
+"""Where the files of a stream are, how to read them without writing, and who owns them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NoLog(LiftlogError, FileNotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class StreamDirectory:
-    """A stream on disk. `data_dir` is None when its directory lies somewhere by itself."""
+    """A stream on disk. `data_dir` is None if its directory is not in a data directory."""
 
     name: str
     path: Path
@@ -97,8 +97,8 @@ class StreamFacts:
 
 
 def read_facts(stream: StreamDirectory) -> StreamFacts:
-    """The slot is read before the manifest that is used: a daemon that goes on meanwhile can only
-    make the files hold more than the slot promised."""
+    """The slot is read before the manifest that is used: if a daemon writes in between, the files
+    can only hold more than the slot promised."""
     try:
         while True:
             before = read_manifest(FILES, stream.path)
@@ -116,7 +116,7 @@ def read_facts(stream: StreamDirectory) -> StreamFacts:
 
 
 def _problems_of_copies(directory: Path) -> tuple[str, ...]:
-    """What stays: a daemon may write both between our reading of one and of the other."""
+    """Problems that persist: a daemon may write both copies between our two reads."""
     problems = find_manifest(FILES, directory).problems
     while problems:
         again = find_manifest(FILES, directory).problems
@@ -143,7 +143,7 @@ def _recovery_point(stream: StreamDirectory, manifest: Manifest) -> int:
 
 
 def stored_bytes(directories: Iterable[Path]) -> int:
-    """What the segments of these streams take on disk."""
+    """Size of the segments of these streams on disk."""
     total = 0
     for directory in directories:
         for path in directory.glob("*.log"):
@@ -219,8 +219,8 @@ def segments_on_disk(directory: Path) -> list[SegmentEntry]:
 
 
 def give_to_owner(directory: Path) -> None:
-    """What root has written there must stay usable for the user that the daemon runs as: the owner
-    of the directory."""
+    """Files that root has written must stay usable for the daemon's user, the owner of the
+    directory."""
     if os.geteuid():
         return
     owner = directory.stat()

@@ -33,8 +33,8 @@ class StaleIndex(NamedTuple):
 def find_stale_indexes(fs: FileSystem, directory: Path, manifest: Manifest) -> list[StaleIndex]:
     """Compare the index of every sealed segment with the batch headers. Raises OSError.
 
-    The active segment's is left out: it is as old as the last checkpoint, and a start of the
-    daemon brings it up to date.
+    The index of the active segment is left out: it is as old as the last checkpoint, and the
+    daemon updates it when it starts.
     """
     found = []
     for entry in manifest.segments[:-1]:
@@ -76,7 +76,7 @@ def _what_is_wrong(fs: FileSystem, segment: Segment, manifest: Manifest) -> str:
 def _disagreement(file: File, segment: Segment, index: SparseIndex, manifest: Manifest) -> str:
     """Where the index leads elsewhere than the headers do, or leaves out what it should have.
 
-    Entries that point into damage stand: they tell where readers can go on.
+    Entries that point into damage are kept: readers continue there.
     """
     known = manifest.quarantined_in(segment.path.name)
     start = IndexEntry(segment.base_offset, 0)

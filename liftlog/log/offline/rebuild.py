@@ -1,4 +1,4 @@
-"""A manifest made anew from the segments themselves, as far as they prove it.
+"""A manifest rebuilt from the segments themselves, as far as they prove it.
 
 Every batch says which offsets it stands for, so the segments of a stream show by themselves in
 which order they belong, where something is missing, and which file a rewrite has replaced. What
@@ -106,7 +106,7 @@ def rebuild_manifest(
         high_watermark=start,
         quarantined=tuple(lost),
         tombstones_removed_below=max(compacted, default=0),
-        acks_before_sync=True,  # nobody knows; so what may have been acked is not handed out again
+        acks_before_sync=True,  # unknown, so no offset that may be acked is assigned again
         metadata=dict(metadata),
     )
     proven = _with_identity(fs, directory, states, chosen, manifest)

@@ -1,9 +1,9 @@
-"""Repair of one stream: what it would do, then doing it.
+"""Repair of one stream: a plan, then the same steps for real.
 
-In order: a manifest made anew if there is none to read; what is damaged becomes quarantined, so
-that readers are told and compaction keeps away; then recovery itself, the same code as at a start
-of the daemon, settles the end of the active segment. After any crash in between, running it again
-goes on: each step is one durable change that the next run finds done.
+In order: the manifest is rebuilt if it cannot be read; damaged ranges are quarantined, so that
+readers get an error and compaction leaves them alone; then recovery, the same code as when the
+daemon starts, decides on the end of the active segment. After a crash at any point, another run
+completes the repair: each step is one durable change, which the next run finds done.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Repair:
             manifest = manifest.with_changes(quarantined=merged(manifest.quarantined, found))
         if found or rebuilt or problems:
             manifest.write(fs, self.directory)
-        # An unclean stop by itself is nothing to repair: the daemon's next start sees to it.
+        # An unclean stop alone needs no repair: the daemon recovers when it starts.
         trial = PretendingFileSystem(fs)
         settled, events = self._recover(trial, manifest)
         if not events and not rebuilt:
@@ -116,14 +116,14 @@ class Repair:
             fs.fsync_directory(self.directory)
 
     def _trusted(self, manifest: Manifest) -> ActiveState | None:
-        """The state from which recovery goes on, so that it does not look at what lies before."""
+        """The state from which recovery continues; it does not look at anything before."""
         known = self.states.of(manifest.incarnation, manifest.segments[-1])
         return max(known, key=lambda state: state.next_offset, default=None)
 
     def _recover(
         self, fs: FileSystem, manifest: Manifest
     ) -> tuple[list[QuarantinedRange], list[str]]:
-        """Open the log as the daemon does: (newly quarantined, what it had to say)."""
+        """Open the log as the daemon does: (newly quarantined ranges, events of the report)."""
         environment = LogEnvironment.create(fs, SystemClock())
         try:
             log, report = open_log(

@@ -1,7 +1,7 @@
-"""Judging a stream's files: what is damaged, what is known to be lost, what is only unfinished.
+"""Judge a stream's files: what is damaged, what is known to be lost, what is only unfinished.
 
-Damage is what a reader was promised and does not get. Bytes behind the last whole batch that were
-never acked are not damage: a running daemon is just writing them, or the next start cuts them.
+Damage is what a reader was promised and does not get. Bytes after the last whole batch that were
+never acked are not damage: a running daemon is writing them, or the next start cuts them off.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StreamReport:
 def verify_stream(
     stream: StreamDirectory, read: Callable[[str, int], None] = lambda name, size: None
 ) -> StreamReport:
-    """Read every byte of the stream; `read` is told its name and the size of each segment.
+    """Read every byte of the stream; `read` is called with its name and the size of each segment.
 
     Raises OSError, UnsupportedFormat.
     """
@@ -174,7 +174,7 @@ class _Verification:
             text = f"the file has {size:,} bytes, the manifest says {entry.size_bytes:,}"
             self._add(NOTE, text, name)
         if knows_end and found.index is None:
-            self._add(NOTE, "its index is missing or bad; it is rebuilt when it is needed", name)
+            self._add(NOTE, "its index is missing or bad; it is rebuilt when needed", name)
         end, records, epoch, used = entry.base_offset, 0, 0, 0
         for item in found.walk():
             if not isinstance(item, Missing):
@@ -207,7 +207,7 @@ class _Verification:
         self.expected = end
 
     def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:
-        """Damage with nothing good behind it; returns where the log goes on."""
+        """Damage with nothing good after it; returns the offset at which the log continues."""
         after_header = item.header.next_offset if item.header is not None else item.first_offset
         following = max(entry.next_offset if knows_end else self.facts.acked_end, after_header)
         if following > item.first_offset:

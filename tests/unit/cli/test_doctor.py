@@ -83,7 +83,7 @@ def test_the_data_directory(tmp_path: Path) -> None:
     path = tmp_path / "data"
     found = by_name(machine.check_data_dir(settings(f"data_dir={path}/below")))
     assert found["data_dir"].status == OK
-    assert "will be made" in found["data_dir"].detail
+    assert "will be created" in found["data_dir"].detail
     path.mkdir()
     path.chmod(0o777)
     found = by_name(machine.check_data_dir(settings(f"data_dir={path}")))

@@ -75,7 +75,7 @@ def test_what_is_lost_is_told(streams: ExportedStreams, lake: str) -> None:
     streams.damage("in", 3, noticed=False)
     assert run(streams, lake).exit_code == ExitCode.DAMAGED
     told = run(streams, lake, "--skip-lost")
-    in_doubt = "in doubt    2 keys: a newer value may be among what was lost\n"
+    in_doubt = "in doubt    2 keys: a newer value may be among the lost records\n"
     assert "lost        [3, 5): damaged\n" + in_doubt in told.output
     assert run(streams, lake).output.endswith(in_doubt.replace("    ", "  ", 1))
 

@@ -136,7 +136,7 @@ def test_a_tail_that_is_not_whole_is_only_mentioned(log: StoredLog) -> None:
     result = run(log, "-o", "jsonl")
     assert result.exit_code == ExitCode.OK
     assert len(objects(result)) == 3
-    assert "no whole batch yet" in result.stderr
+    assert "not a whole batch yet" in result.stderr
     log.crash()
 
 

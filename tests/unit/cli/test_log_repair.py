@@ -195,13 +195,13 @@ def test_reindex_makes_a_bad_index_anew(log: StoredLog, kind: str) -> None:
     before = fingerprint(log.directory)
     refused = run("reindex", str(log.data_dir))
     assert (refused.exit_code, fingerprint(log.directory)) == (ExitCode.USAGE, before)
-    assert "no terminal to ask on; say --yes" in refused.stderr
+    assert "no terminal to ask on: use --yes" in refused.stderr
     done = run("reindex", "--yes", "-o", "json", str(log.data_dir))
     assert done.exit_code == ExitCode.OK
     (made,) = json.loads(done.stdout)
     assert (made["index"], made["entries"]) == (path.name, len(right) // 16 - 1)
     assert path.read_bytes() == right
-    assert "right" in run("reindex", str(log.data_dir)).stderr
+    assert "All indexes are correct" in run("reindex", str(log.data_dir)).stderr
 
 
 def test_reindex_leaves_right_indexes_alone(log: StoredLog) -> None:
