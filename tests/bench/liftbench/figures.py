@@ -71,6 +71,12 @@ class Row:
 SPREAD = {"1x128": (1, 128), "4x32": (4, 32), "16x8": (16, 8), "64x2": (64, 2), "128x1": (128, 1)}
 LOADS = {"1x1": (1, 1), "8x1": (8, 1), "1x100": (1, 100), "8x100": (8, 100), "64x100": (64, 100)}
 
+KINDS = ("header", "key", "id", "key+id", "envelope", "liftbridge")
+KIND_LOADS = {
+    f"{load}-{kind}": (kind, *LOADS[load]) for load in ("64x100", "8x100", "8x1") for kind in KINDS
+} | {"64x100-duplicates": ("duplicates", 64, 100)}
+"""(kind of the messages, connections, in flight on each)."""
+
 
 def _ratio(
     key: str,
@@ -94,6 +100,37 @@ def _ratio(
         return measured.median(top) / measured.median(under)
 
     return replace(row, beside=(top,), ceiling=ceiling)
+
+
+_BESIDE_PLAIN = {
+    "header": ("one foreign header", 0.75, 0.9),
+    "key": ("`Liftlog-Key`", 0.65, 0.8),
+    "id": ("`Nats-Msg-Id`, all new", 0.55, 0.75),
+    "key+id": ("key and id", 0.5, 0.7),
+    "envelope": ("our envelope with a key", 0.45, 0.6),
+    "liftbridge": ("Liftbridge's envelope", 0.35, 0.5),
+}
+"""Kind of message -> (title, must, reach) of the row beside plain messages."""
+
+
+def _kind_rows() -> tuple[Row, ...]:
+    rows = []
+    for kind, (title, must, reach) in _BESIDE_PLAIN.items():
+        over = (LIFTLOG, f"64x100-{kind}")
+        key = f"{kind}-vs-plain"
+        rows.append(_ratio(key, f"{title} / plain", over, (LIFTLOG, "64x100"), must, reach))
+    over, under = (LIFTLOG, "64x100-duplicates"), (LIFTLOG, "64x100-id")
+    rows.append(_ratio("duplicates-vs-new", "half duplicates by id / all new", over, under, 1, 1.3))
+    for load, must, reach in (("64x100", 0.8, 1.1), ("8x100", 0.6, 0.8)):
+        for kind, (title, _, _) in _BESIDE_PLAIN.items():
+            if kind in ("envelope", "liftbridge"):
+                continue  # JetStream opens none, so it stores a plain message
+            name = f"{load}-{kind}"
+            title = f"{title}, {load} / JetStream that does not fsync, with the same"
+            row = _ratio(f"{name}-vs-default", title, (LIFTLOG, name), (DEFAULT, name), must, reach)
+            small = f"8x1-{kind}"
+            rows.append(replace(row, beside=((LIFTLOG, small), (DEFAULT, small))))
+    return tuple(rows)
 
 
 def spread(measured: Measurements, who: str) -> float:
@@ -156,6 +193,7 @@ ROWS = (
         1.0,
         lower_is_better=True,
     ),
+    *_kind_rows(),
     Row(
         "spread",
         "128 in flight on 1, 4, 16, 64, 128 connections, worst / best",

@@ -17,10 +17,18 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
+from envelope import liftbridge
+
+from .kinds import KINDS, LAP, PLAIN, lap
+
 ACK = b'"seq":'  # once in each ack of JetStream and of liftlog, errors included
+LIFTBRIDGE_ACK = liftbridge.COOKIE
 ERROR = b'"error"'
+DUPLICATE = b'"duplicate"'
 PAYLOAD_BYTES = 256
-_OVERLAP = len(ERROR) - 1
+_OVERLAP = max(map(len, (ACK, LIFTBRIDGE_ACK, ERROR, DUPLICATE))) - 1
 _STALL_SECONDS = 20.0
 _FRAMES = 1 << 16  # distinct frames altogether: real clients use ever new reply subjects
 _FRAMES_BYTES = 32 << 20
@@ -39,6 +47,14 @@ class Load:
     seconds: float = 3.0
     warmup_seconds: float = 0.5
     count: int = 0
+    kind: str = PLAIN
+    """Of the messages, see `kinds`."""
+    liftbridge_acks: bool = False
+    """Whether acks come in Liftbridge's envelope."""
+
+    @property
+    def ack(self) -> bytes:
+        return LIFTBRIDGE_ACK if self.liftbridge_acks else ACK
 
 
 @dataclass(slots=True)
@@ -55,6 +71,8 @@ class Outcome:
     p50_us: float | None = None
     """Round trip of a message; only with one in flight per connection."""
     p99_us: float | None = None
+    duplicates: int = 0
+    """Messages that were acked as duplicates, so not stored."""
 
 
 @dataclass(slots=True)
@@ -69,6 +87,16 @@ class Connection:
     owes_pong: bool = False
     sent_at: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    laps: int = 0
+    lap_at: int = -1
+    """Where a frame holds the number of the lap; -1 for nowhere."""
+
+    def begin_lap(self) -> None:
+        """All frames were taken by the socket: number them anew."""
+        self.laps += 1
+        if self.lap_at >= 0:
+            rows = np.frombuffer(self.frames, np.uint8).reshape(-1, self.frame_bytes)
+            rows[:, self.lap_at : self.lap_at + len(LAP)] = np.frombuffer(lap(self.laps), np.uint8)
 
     def send(self, count: int) -> bool:
         """Queue `count` more frames and send what fits; False when the socket is full."""
@@ -78,6 +106,8 @@ class Connection:
                     self.owes_pong = False
                     self.unsent = memoryview(b"PONG\r\n")
                 elif count:
+                    if self.position == 0:
+                        self.begin_lap()
                     room = len(self.frames) // self.frame_bytes - self.position
                     take = min(count, room)
                     start = self.position * self.frame_bytes
@@ -117,15 +147,22 @@ def connect(load: Load, number: int) -> Connection:
     # Shared out among the connections, so that every set-up sends as many different ones.
     kinds = min(_FRAMES, _FRAMES_BYTES // load.payload_bytes) // load.connections
     kinds = max(kinds, load.in_flight)
-    frames = b"".join(_frame(load, inbox, n) for n in range(kinds))
-    return Connection(sock, memoryview(frames), len(frames) // kinds)
+    frames = bytearray().join(_frame(load, inbox, n) for n in range(kinds))
+    size = len(frames) // kinds
+    return Connection(sock, memoryview(frames), size, lap_at=frames.find(LAP, 0, size))
 
 
 def _frame(load: Load, inbox: str, number: int) -> bytes:
     reply = f"{inbox}.{number:07d} " if load.in_flight else ""
     start = number * 61 % (len(_RANDOM) - load.payload_bytes)
     payload = _RANDOM[start : start + load.payload_bytes]
-    return f"PUB {load.subject} {reply}{load.payload_bytes}\r\n".encode() + payload + b"\r\n"
+    block, payload = KINDS[load.kind](inbox, number, payload)
+    if block:
+        sizes = f"{len(block)} {len(block) + len(payload)}"
+        head = f"HPUB {load.subject} {reply}{sizes}\r\n".encode()
+    else:
+        head = f"PUB {load.subject} {reply}{len(payload)}\r\n".encode()
+    return head + block + payload + b"\r\n"
 
 
 _RANDOM = os.urandom(1 << 20)  # incompressible
@@ -137,7 +174,8 @@ class Run:
     def __init__(self, load: Load) -> None:
         self.load = load
         self.connections = {c.socket.fileno(): c for c in _connect_all(load)}
-        self.sent = self.acked = self.errors = 0
+        self.sent = self.acked = self.errors = self.duplicates = 0
+        self._ack = load.ack
         self._buffer = bytearray(1 << 18)
         self._view = memoryview(self._buffer)
         self._measuring = False
@@ -222,8 +260,9 @@ class Run:
             raise Failed("the server closed a connection")
         # The end of the last chunk stands in front, so that nothing is missed at a border; the
         # shorter pattern must not be found twice there.
-        acks = buffer.count(ACK, _OVERLAP - len(ACK) + 1, end)
-        self.errors += buffer.count(ERROR, 0, end)
+        acks = buffer.count(self._ack, _OVERLAP - len(self._ack) + 1, end)
+        self.errors += buffer.count(ERROR, _OVERLAP - len(ERROR) + 1, end)
+        self.duplicates += buffer.count(DUPLICATE, _OVERLAP - len(DUPLICATE) + 1, end)
         if buffer.find(b"-ERR", 0, end) >= 0:
             raise Failed(bytes(buffer[_OVERLAP:end]).decode(errors="replace")[:200])
         if buffer.find(b"PING\r\n", _OVERLAP, end) >= 0:
@@ -236,6 +275,7 @@ class Run:
 
     def _outcome(self, acked: int, seconds: float, cpu: float) -> Outcome:
         outcome = Outcome(self.sent, self.acked, self.errors, seconds, acked / seconds, cpu)
+        outcome.duplicates = self.duplicates
         latencies = sorted(x for c in self.connections.values() for x in c.latencies)
         if latencies:
             outcome.p50_us = latencies[len(latencies) // 2] * 1e6

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .figures import LOADS, SPREAD, Measurements, Series
+from .figures import KIND_LOADS, LOADS, SPREAD, Measurements, Series
 from .fsyncs import FsyncTrace
+from .kinds import LIFTBRIDGE, PLAIN
 from .processes import WorkerFailed, run_worker, settle_disk
 from .progress import Progress
 from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG, Ceiling, JetStream, Liftlog, System
 
-ALL_LOADS = LOADS | SPREAD
+ALL_LOADS = {load: (PLAIN, *each) for load, each in (LOADS | SPREAD).items()} | KIND_LOADS
 SUBJECT = "bench.publish"
 _FSYNC_SECONDS = 1.0
 
@@ -57,16 +58,21 @@ def measure(
 
 def publish_once(system: System, load: str, **more: Any) -> dict[str, Any]:
     """A run on a fresh stream, which afterwards must hold exactly what was acked."""
-    stream = f"bench-{load}"
-    connections, in_flight = ALL_LOADS[load]
+    stream = f"bench-{load.replace('+', '-')}"
+    kind, connections, in_flight = ALL_LOADS[load]
     settle_disk()
-    system.create(stream, SUBJECT)
+    system.create(stream, SUBJECT, kind=kind)
     try:
-        spec = {"connections": connections, "in_flight": in_flight, **more}
+        spec = {"connections": connections, "in_flight": in_flight, "kind": kind, **more}
+        if kind == LIFTBRIDGE and system.name == LIFTLOG:
+            spec["liftbridge_acks"] = True
         outcome = run_worker("publisher", {"port": system.port, "subject": SUBJECT, **spec})
         stored = system.stored(stream)
-        if stored != outcome["acked"]:
-            raise WorkerFailed(f"{system.name}: {outcome['acked']} acked, {stored} stored")
+        if stored != outcome["acked"] - outcome["duplicates"]:
+            raise WorkerFailed(
+                f"{system.name}: {outcome['acked']} acked, of them {outcome['duplicates']} as "
+                f"duplicates, {stored} stored"
+            )
         outcome["fsyncs"] = system.fsyncs(stream)
         return outcome
     finally:
@@ -100,6 +106,8 @@ def count_fsyncs(
         with ExitStack() as stack:
             system: System | None = None
             for load in (load for load, takers in wanted.items() if name in takers):
+                if load in KIND_LOADS:
+                    continue  # headers change nothing of it
                 if system is None:
                     place = directory / f"{name}-traced"
                     system = stack.enter_context(build(name, place, trace.wrapper))

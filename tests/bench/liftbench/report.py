@@ -14,6 +14,8 @@ from liftlog.server.life.embedded import find_nats_server
 from .figures import (
     FILES,
     FLOODS,
+    KIND_LOADS,
+    KINDS,
     LOADS,
     PARQUET,
     ROWS,
@@ -109,6 +111,7 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
         ("Ratios", _ratio_table(measured)),
         ("Musts that the ceiling, which stores nothing, misses here too", _too_high(measured)),
         ("Publishing, 256 B, acks per second [fsyncs per 1,000 acks]", _rates(measured)),
+        ("Messages with headers, in envelopes, acks per second", _kinds(measured)),
         ("128 in flight spread on connections, acks per second", _spread(measured)),
         ("Round trip of a message, p50 / p99", _latencies(measured)),
         ("Reading, MiB of values per second", _reading(measured)),
@@ -160,6 +163,17 @@ def _rates(measured: Measurements) -> str:
         cells = [_rate(measured, name, load) for name in names]
         if any(cells):
             lines.append((load, *cells))
+    return table(lines) if names else ""
+
+
+def _kinds(measured: Measurements) -> str:
+    loads = ("64x100", "8x100", "8x1")
+    names = _measured_by(measured, (*KIND_LOADS,))
+    lines = [("messages", *(f"{load}, {DURABILITY[name]}" for load in loads for name in names))]
+    for kind in (*KINDS, "duplicates"):
+        cells = [_rate(measured, name, f"{load}-{kind}") for load in loads for name in names]
+        if any(cells):
+            lines.append((kind, *cells))
     return table(lines) if names else ""
 
 

@@ -19,6 +19,7 @@ from support.raw_nats import RawNats
 
 from liftlog.client import connect_sync
 
+from .kinds import LIFTBRIDGE, PLAIN
 from .processes import WorkerFailed, worker
 from .publisher import PAYLOAD_BYTES
 
@@ -62,8 +63,8 @@ class System(ABC):
     def _start(self) -> None: ...
 
     @abstractmethod
-    def create(self, stream: str, subject: str) -> None:
-        """Returns when messages published from now on are stored."""
+    def create(self, stream: str, subject: str, *, kind: str = PLAIN) -> None:
+        """Returns when messages of this kind published from now on are stored."""
 
     @abstractmethod
     def delete(self, stream: str) -> None: ...
@@ -100,7 +101,7 @@ class JetStream(System):
             raise RuntimeError(f"{what}: {answer['error']}")
         return answer
 
-    def create(self, stream: str, subject: str) -> None:
+    def create(self, stream: str, subject: str, *, kind: str = PLAIN) -> None:
         config = {"name": stream, "subjects": [subject], "storage": "file", "num_replicas": 1}
         self._request(f"CREATE.{stream}", config)
 
@@ -142,8 +143,10 @@ class Liftlog(System):
         self._client = connect_sync(self.daemon.pull_address)
         self._stack.callback(self._client.close)
 
-    def create(self, stream: str, subject: str) -> None:
-        self._client.create_stream(stream, subject=subject, durability="fsync")
+    def create(self, stream: str, subject: str, *, kind: str = PLAIN) -> None:
+        self._client.create_stream(
+            stream, subject=subject, durability="fsync", liftbridge=kind == LIFTBRIDGE
+        )
 
     def delete(self, stream: str) -> None:
         self._client.delete_stream(stream)
@@ -176,7 +179,7 @@ class Ceiling(System):
         self.nats = self._stack.enter_context(NatsServer(self.directory))
         self._run = self._stack.enter_context(ExitStack())
 
-    def create(self, stream: str, subject: str) -> None:
+    def create(self, stream: str, subject: str, *, kind: str = PLAIN) -> None:
         spec = {"port": self.port, "subject": subject, "stream": stream}
         self.responder: subprocess.Popen[str] = self._run.enter_context(
             worker("responder", {**spec, "payload_bytes": PAYLOAD_BYTES})
