@@ -56,3 +56,16 @@ def test_every_page_is_in_the_index() -> None:
     for part in ("tutorial", "how-to", "reference", "explanation"):
         for page in sorted((ROOT / "docs" / part).glob("*.md")):
             assert f"{part}/{page.name}" in linked, page.name
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    """With their folder, or the test above would pass over them."""
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    named = set(re.findall(r"`([^`\s]+\.py)`", text))
+    assert len(named) > 50
+    missing = [
+        path
+        for path in sorted(named)
+        if "/" not in path or not any((ROOT / place / path).is_file() for place in PLACES[:2])
+    ]
+    assert not missing
