@@ -59,6 +59,12 @@ _CRC = struct.Struct(">I")
 _HEADER_SIZE = _HEADER.size
 _HEADER_SIZE_WITH_CRC = _HEADER.size + _CRC.size
 
+_USUAL = [
+    _HEADER.pack(COOKIE, VERSION, _HEADER_SIZE_WITH_CRC, FLAG_CRC, message_type)
+    for message_type in (TYPE_PUBLISH, TYPE_ACK)
+]
+"""The header of each type with a checksum, which follows it."""
+
 _NO_HEADERS: Mapping[str, bytes] = {}
 
 
@@ -176,28 +182,29 @@ def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> It
 
     What many have in common, before the offset and behind the correlation id, is encoded once.
     """
-    starts: dict[tuple[str, str, str], bytes] = {}
-    ends: dict[tuple[int, int, int], bytes] = {}
+    names: tuple[str, str, str] | None = None
+    rest: tuple[int, int, int] | None = None
+    start = end = b""
+    sized, varint, join = protobuf.sized, protobuf.varint, b"".join
     for ack, offset in acks:
         (stream, partition_subject, msg_subject, _, inbox, correlation_id, policy, reception, _,
          error) = ack  # fmt: skip
-        start = starts.get((stream, partition_subject, msg_subject))
-        if start is None:
-            names = Ack(stream, partition_subject, msg_subject)
-            start = starts[stream, partition_subject, msg_subject] = encode_ack(names)
-        end = ends.get((policy, reception, error))
-        if end is None:
-            rest = Ack("", "", "", 0, "", "", policy, reception, commit_timestamp, error)
-            end = ends[policy, reception, error] = protobuf.encode(rest, _ACK)
-        parts = [start]
-        if offset:
-            parts += (_OFFSET_TAG, protobuf.varint(offset))
-        if inbox:
-            parts += (_INBOX_TAG, protobuf.sized(inbox.encode()))
-        if correlation_id:
-            parts += (_CORRELATION_TAG, protobuf.sized(correlation_id.encode()))
-        parts.append(end)
-        yield b"".join(parts)
+        if names != (stream, partition_subject, msg_subject):
+            names = (stream, partition_subject, msg_subject)
+            start = encode_ack(Ack(*names))
+        if rest != (policy, reception, error):
+            rest = (policy, reception, error)
+            last = Ack("", "", "", 0, "", "", policy, reception, commit_timestamp, error)
+            end = protobuf.encode(last, _ACK)
+        yield join(
+            (
+                start,
+                _OFFSET_TAG + varint(offset) if offset else b"",
+                _INBOX_TAG + sized(inbox.encode()) if inbox else b"",
+                _CORRELATION_TAG + sized(correlation_id.encode()) if correlation_id else b"",
+                end,
+            )
+        )
 
 
 def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
@@ -244,6 +251,10 @@ def _is_marked(name: str) -> bool:
 
 def _open(data: bytes, wanted_type: int) -> bytes | None:
     """The body, if `data` is an envelope of this type."""
+    if data[:_HEADER_SIZE] == _USUAL[wanted_type]:
+        body = data[_HEADER_SIZE_WITH_CRC:]
+        wanted = int.from_bytes(data[_HEADER_SIZE:_HEADER_SIZE_WITH_CRC], "big")
+        return body if crc32c(body) == wanted and len(data) >= _HEADER_SIZE_WITH_CRC else None
     if len(data) < _HEADER_SIZE:
         return None
     cookie, version, header_size, flags, message_type = _HEADER.unpack_from(data)

@@ -184,9 +184,11 @@ def _entries(items: Mapping[str, bytes], tag: bytes) -> Iterator[bytes]:
 
 def sized(raw: bytes) -> bytes:
     """With its length before it."""
-    return _to_varint(len(raw)) + raw
+    size = len(raw)
+    return (_ONE_BYTE[size] if size < 0x80 else _to_varint(size)) + raw
 
 
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 _CONTINUED = [bytes([0x80 | low]) for low in range(0x80)]
 
 

@@ -41,6 +41,16 @@ class AckFormat:
             tail = b'%b,"correlation_id":%b}' % (tail[:-1], json_text(correlation_id).encode())
         return b"%b%d%b" % (self._head, offset, tail)
 
+    def duplicates(self, replies: Sequence[bytes], offsets: Sequence[int]) -> bytes:
+        """`PUB` commands that ack duplicates of what is at these offsets."""
+        digits = len(str(offsets[0]))
+        if len(str(min(offsets))) != digits or len(str(max(offsets))) != digits:
+            bodies = [self.body(offset, duplicate=True) for offset in offsets]
+            return publish_commands(zip(replies, bodies, strict=True))
+        size = len(self._head) + digits + len(self._duplicate_tail)
+        form = b"PUB %%b %d\r\n%b%%d%b\r\n" % (size, self._head, self._duplicate_tail)
+        return b"".join(map(form.__mod__, zip(replies, offsets, strict=True)))
+
     def commands(self, replies: Sequence[bytes], first_offset: int) -> bytes:
         """`PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from envelope.liftbridge import Ack
 from liftlog.records.encode import encode_batch, encode_single
-from liftlog.stream.acks import Answer, Echo
+from liftlog.stream.acks import Echo
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES
 from liftlog.stream.subject_sequences import Notes
 
@@ -18,10 +18,11 @@ class CommitGroup:
     """Records in offset order as columns, and the answers that wait for them.
 
     `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
-    record, b"" for no ack. `answers` are worded already: duplicates, refusals, acks with a
-    correlation id; `timed_acks` (reply, ack, offset) will bear the time of the commit. `waiting`
-    names who is to be nacked in the place of both if the group fails, and what the nack has to
-    repeat. `subject_notes` is None while nobody keeps the last offset of each subject.
+    record, b"" for no ack. `answers` are worded already, as commands: duplicates, refusals, acks
+    with a correlation id; `timed_acks` (reply, ack, offset) will bear the time of the commit. If
+    the group fails, `waiting_replies` are nacked in the place of both, and so are `waiting`, with
+    what the nack has to repeat. `subject_notes` is None while nobody keeps the last offset of each
+    subject.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class CommitGroup:
         "timed_acks",
         "values",
         "waiting",
+        "waiting_replies",
     )
 
     def __init__(self, base_offset: int, last_message_id: bytes) -> None:
@@ -56,9 +58,10 @@ class CommitGroup:
         self.stamps: list[tuple[int, int]] = []
         self.ack_replies: list[bytes] = []
         self.has_acks = False
-        self.answers: list[Answer] = []
+        self.answers: list[bytes] = []
         self.timed_acks: list[tuple[bytes, Ack, int]] | None = None
         self.waiting: list[tuple[bytes, Echo]] = []
+        self.waiting_replies: list[bytes] = []
         self.id_marks: list[bytes] = []
         self.subject_notes: Notes | None = None
         self.prepared_answers: bytes | None = None

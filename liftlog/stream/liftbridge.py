@@ -15,8 +15,8 @@ from liftlog.stream.acks import Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.refusals import BAD_ENVELOPE, Refusal, refusal_body
 
-_POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
-_ANY_OFFSET = (0, -1)
+POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
+ANY_OFFSET = (0, -1)
 _new = tuple.__new__
 # The third is ENCRYPTION, which never happens here.
 _ERRORS = {
@@ -39,21 +39,8 @@ def open_liftbridge(
         correlation_id = ""
     echo: Echo = correlation_id or None
     if ack_inbox:
-        echo = _new(
-            Ack,
-            (
-                config.stream,
-                config.subject,
-                subject.decode("utf-8", "replace"),
-                0,  # the offset
-                ack_inbox,
-                correlation_id,
-                ack_policy,
-                stamp,
-                0,  # the time of the commit
-                liftbridge.OK,
-            ),
-        )
+        name = subject.decode("utf-8", "replace")
+        echo = ack_to(config, name, ack_inbox, correlation_id, ack_policy, stamp)
     fields = _new(
         Envelope,
         (
@@ -62,14 +49,30 @@ def open_liftbridge(
             liftbridge.nats_headers(headers) if headers else NO_HEADERS,
             ack_inbox or None,
             correlation_id or None,
-            _POLICIES.get(ack_policy, "none"),
+            POLICIES.get(ack_policy, "none"),
             None,  # the message id
             # Liftbridge names the offset that the record is to get. -1 says any; 0 does so too,
             # since it cannot be told from an absent one.
-            None if offset in _ANY_OFFSET else offset - 1,
+            None if offset in ANY_OFFSET else offset - 1,
         ),
     )
     return fields, echo, BAD_ENVELOPE if bad_id or wrong_key(key) else None
+
+
+def ack_to(
+    config: SequencerConfig,
+    subject: str,
+    ack_inbox: str,
+    correlation_id: str,
+    ack_policy: int,
+    stamp: int,
+) -> Ack:
+    """What an ack repeats of its message; without the offset and the time of the commit."""
+    return _new(
+        Ack,
+        (config.stream, config.subject, subject, 0, ack_inbox, correlation_id, ack_policy, stamp,
+         0, liftbridge.OK),
+    )  # fmt: skip
 
 
 def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:

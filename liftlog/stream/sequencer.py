@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from acl.subjects import matches
 from envelope.liftbridge import Ack
@@ -278,6 +279,17 @@ class Sequencer:
             self._store_columns(group, part.only(chosen), stamp)
             self._remember(group, list(new), list(new.values()))
         # After the originals, so that no duplicate is answered before its original.
+        self._answer_duplicates(group, part, duplicates)
+
+    def _answer_duplicates(
+        self, group: CommitGroup, part: Columns, duplicates: Sequence[tuple[int, int]]
+    ) -> None:
+        """`duplicates` are (row, offset of the original)."""
+        if part.echoes is None and all(part.replies):
+            replies = [part.replies[row] for row, _ in duplicates]
+            group.answers.append(self.format.duplicates(replies, [at for _, at in duplicates]))
+            group.waiting_replies += replies
+            return
         for row, original in duplicates:
             if part.replies[row]:
                 echo = None if part.echoes is None else part.echoes[row]
@@ -307,8 +319,9 @@ class Sequencer:
             group.has_tombstones |= None in part.values
             replies = list(replies)
             for row, echo in enumerate(part.echoes):
-                if echo is not None and replies[row]:
-                    self._acknowledge(group, replies[row], echo, first + row)
+                if echo is not None:
+                    if replies[row]:
+                        self._acknowledge(group, replies[row], echo, first + row)
                     replies[row] = _NO_REPLY
         group.subjects += part.subjects
         group.values += part.values
@@ -444,8 +457,8 @@ class Sequencer:
             group.timed_acks.append((reply, echo, offset))
         else:
             body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)
-            group.answers.append((reply, body))
-        group.waiting.append((reply, echo))
+            group.answers.append(publish_commands([(reply, body)]))
+            group.waiting.append((reply, echo))
 
     def _refuse(
         self,
@@ -458,7 +471,7 @@ class Sequencer:
         if reply:
             body = nack_body(self.config.stream, refusal, echo)
             if body is not None:
-                group.answers.append((reply, body))
+                group.answers.append(publish_commands([(reply, body)]))
             group.waiting.append((reply, echo))
 
     def _store(
@@ -520,7 +533,7 @@ class Sequencer:
         if group.has_acks:
             answers = self.format.commands(group.ack_replies, group.base_offset)
         if group.answers:
-            answers += publish_commands(group.answers)
+            answers += b"".join(group.answers)
         group.prepared_answers = answers
 
     def committed(self, group: CommitGroup) -> bytes:
@@ -549,8 +562,9 @@ class Sequencer:
             self.dedupe.forget_newest(lost.id_marks)
         for lost in undone:
             waiting: list[tuple[bytes, Echo]] = [
-                (reply, None) for reply in lost.ack_replies if reply
+                (reply, None) for reply in chain(lost.ack_replies, lost.waiting_replies) if reply
             ]
+            waiting += [(reply, ack) for reply, ack, _ in lost.timed_acks or ()]
             for reply, echo in waiting + lost.waiting:
                 body = nack_body(self.config.stream, refusal, echo)
                 if body is not None:
