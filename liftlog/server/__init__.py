@@ -3,7 +3,7 @@
 daemon       puts the rooms together, runs, stops cleanly
 http_port    the HTTP port from the daemon's settings
 metrics      what is counted, and how Prometheus is told
-life         signals, reload, systemd, schedule, embedded NATS, logs, health
+life         signals, reload, systemd, embedded NATS, logs, health
 web          the web page
 http         probes, the HTTP API
 pull         the pull API's server

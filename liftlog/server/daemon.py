@@ -33,7 +33,6 @@ from liftlog.server.life.embedded import DEFAULT_PORT, EmbeddedNats
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.logs import reopen_logs
 from liftlog.server.life.reloading import Reloads
-from liftlog.server.life.schedule import keep_house
 from liftlog.server.life.service_manager import ServiceManager
 from liftlog.server.life.signals import Signals
 from liftlog.server.metrics.exposition import Exposition
@@ -42,9 +41,9 @@ from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.server.pull.limits import limits_of
 from liftlog.server.streams.broker import Broker
-from liftlog.server.streams.housekeeping import Housekeeping
+from liftlog.server.streams.housekeeping import Housekeeping, keep_house
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
-from liftlog.server.vitals.disk_probe import DiskProbe
+from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
 from liftlog.settings.acl_file import load_policy
@@ -257,7 +256,8 @@ class Daemon:
 
     def _serving_status(self, broker: Broker) -> str:
         failed = broker.failed_streams()
-        text = f"serving {len(broker.hosts)} streams"
+        count = len(broker.hosts)
+        text = "serving 1 stream" if count == 1 else f"serving {count} streams"
         return f"{text}, {len(failed)} have failed" if failed else text
 
     async def _nats_servers(self, stack: contextlib.AsyncExitStack) -> list[str]:

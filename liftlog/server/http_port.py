@@ -9,7 +9,7 @@ from liftlog.server.http.log_api import LogApi, LogApiLimits
 from liftlog.server.http.server import Health, HttpCounters, HttpServer, Metrics, Mounted
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.pull import PullServer
-from liftlog.server.pull.fair_threads import FairThreads
+from liftlog.server.pull.fairness import FairThreads
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.sessions import Sessions

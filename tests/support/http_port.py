@@ -10,7 +10,7 @@ from liftlog.server.http.callers import Callers
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi
 from liftlog.server.http.server import HttpServer
-from liftlog.server.metrics.text_format import CONTENT_TYPE
+from liftlog.server.metrics.exposition import CONTENT_TYPE
 from liftlog.server.pull import PullServer
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.sessions import Sessions

@@ -27,7 +27,7 @@ from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.streams.leases import LeaseKeeping
-from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
 
 Result = TypeVar("Result")

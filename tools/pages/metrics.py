@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS
+from liftlog.server.metrics.exposition import CONTENT_TYPE, MAX_SHOWN_CHECKPOINTS, number
 from liftlog.server.metrics.table import SECTIONS, Metric
-from liftlog.server.metrics.text_format import CONTENT_TYPE, number
 
 _HEAD = f"""\
 # Metrics

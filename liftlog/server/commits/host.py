@@ -21,7 +21,7 @@ from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
 from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, Told, WatermarkWaiters
-from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
 from liftlog.stream import AckSubjects, CommitGroup, MessageRun, Sequencer
 from liftlog.stream.refusals import (

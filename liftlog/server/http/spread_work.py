@@ -3,7 +3,7 @@
 Formatting what others sent belongs neither in one long call, which would delay every ack, nor in a
 thread, where pure Python takes the interpreter from the commits for as long as it runs. The callers
 bound the pieces; this module spreads them over the turns of the loop. Requests are served in the
-order in which they ask: unlike `pull.fair_threads` and `pull.fair_input` it knows no principals.
+order in which they ask: unlike `pull.fairness` it knows no principals.
 """
 
 from __future__ import annotations

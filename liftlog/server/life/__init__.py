@@ -3,7 +3,6 @@
 signals          what each signal makes the daemon do
 reloading        certificates, tokens and the ACL read again; checked before anything is swapped
 service_manager  what systemd is told
-schedule         work that is repeated at intervals
 embedded         the embedded nats-server
 logs             log lines
 health           what `/readyz`, `liftlog health` and the web page say

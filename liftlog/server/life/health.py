@@ -16,7 +16,7 @@ from liftlog import __version__
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.streams.broker import Broker
-from liftlog.server.vitals.disk_probe import DiskProbe
+from liftlog.server.vitals.disk import DiskProbe
 
 STALLED_SECONDS = 10.0
 """A commit that takes longer means that the disk has stalled."""

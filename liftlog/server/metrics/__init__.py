@@ -2,6 +2,5 @@
 
 table            every metric: name, type, labels, help
 values           where the value of each metric comes from
-text_format      the lines of the page
-exposition       `GET /metrics`
+exposition       `GET /metrics`, in the text format of Prometheus
 """

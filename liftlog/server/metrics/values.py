@@ -26,7 +26,7 @@ from liftlog.server.life.reloading import Reloads
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
-from liftlog.server.vitals.disk_probe import DiskProbe
+from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.vitals.histogram import Histogram
 from liftlog.server.web.sessions import Sessions
 from liftlog.stream.refusals import DISK_FULL, OVERLOADED, STORE_FAILED

@@ -4,7 +4,7 @@ A message that is not read from NATS in time is lost: nats-server disconnects sl
 that is not sent at once is sent later. So while the processor is short, and NATS delivers faster
 than the daemon reads, serving consumers may take as much of the loop's time as everything else
 together, and no more: consumers then fall behind, not publishers. At any other time nothing is held
-back. (Fairness among the consumers is the business of `fair_input` and `fair_threads`.)
+back. (See `fairness` for fairness among the consumers.)
 """
 
 from __future__ import annotations

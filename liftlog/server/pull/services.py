@@ -18,8 +18,7 @@ from liftlog.server.access.audit import Audit
 from liftlog.server.access.authentication import Authenticator
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.pull.fair_input import FairInput
-from liftlog.server.pull.fair_threads import FairThreads
+from liftlog.server.pull.fairness import FairInput, FairThreads
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.read_share import ReadShare, ThreadUsage
 from liftlog.server.pull.send_queue import UnsentMemory

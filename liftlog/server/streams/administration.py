@@ -44,7 +44,7 @@ from liftlog.server.streams.settings import (
     merged_settings,
 )
 from liftlog.server.vitals.clock_guard import ClockGuard
-from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings
 
 logger = logging.getLogger("liftlog.server")

@@ -42,7 +42,7 @@ from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.settings import check_same, save_metadata
 from liftlog.server.vitals.clock_guard import ClockGuard
-from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects
 

@@ -17,7 +17,7 @@ from liftlog.protocol.messages import EARLIEST
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.retention import decide_retention, grant_lease
 from liftlog.server.streams.settings import check_incarnation
-from liftlog.server.vitals.disk_reserve import DiskReserve
+from liftlog.server.vitals.disk import DiskReserve
 
 _MS_NS = 1_000_000
 _MAX_PARTS = 1_000_000

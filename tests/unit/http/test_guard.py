@@ -18,7 +18,7 @@ from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.server import HttpServer
-from liftlog.server.metrics.text_format import CONTENT_TYPE
+from liftlog.server.metrics.exposition import CONTENT_TYPE
 
 SECRET = "a-secret-that-is-long-enough"
 POLICY = f"""

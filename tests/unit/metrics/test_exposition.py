@@ -30,7 +30,7 @@ from liftlog.server.metrics.table import METRICS
 from liftlog.server.metrics.values import Sources
 from liftlog.server.pull.services import PullCounters
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
-from liftlog.server.vitals.disk_probe import DiskProbe
+from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import NatsSettings
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from liftlog.server.metrics.exposition import Page, labels_text, number
 from liftlog.server.metrics.table import Metric
-from liftlog.server.metrics.text_format import Page, labels_text, number
 from liftlog.server.vitals.histogram import Histogram
 
 # The parser splits lines as Python does; Prometheus only knows line feeds.

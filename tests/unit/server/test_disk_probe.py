@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.server.vitals import disk_probe
-from liftlog.server.vitals.disk_probe import PROBE_NAME, DiskProbe, DiskState
+from liftlog.server.vitals import disk
+from liftlog.server.vitals.disk import PROBE_NAME, DiskProbe, DiskState
 
 
 @pytest.fixture
 def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskProbe:
-    monkeypatch.setattr(disk_probe, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(disk, "_FRESH_SECONDS", 0.0)
     return DiskProbe(tmp_path)
 
 
@@ -77,7 +77,7 @@ async def test_what_a_full_disk_took_is_given_back(
 
 
 async def test_a_disk_that_stands_still(probe: DiskProbe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_probe, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(disk, "_WAIT_SECONDS", 0.01)
     moving, looks = threading.Event(), []
 
     def stand_still(self: DiskProbe) -> DiskState:
@@ -91,6 +91,6 @@ async def test_a_disk_that_stands_still(probe: DiskProbe, monkeypatch: pytest.Mo
     assert len(looks) == 1, "threads pile up behind the disk"
     assert "not answered" in probe.last.problem, "the metric must not say that it is writable"
     moving.set()
-    monkeypatch.setattr(disk_probe, "_WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(disk, "_WAIT_SECONDS", 30.0)
     assert await probe.state() == probe.last == DiskState(1, 2)
     assert (await probe.state(), len(looks)) == (DiskState(1, 2), 2)

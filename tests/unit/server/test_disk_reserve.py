@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.server.vitals.disk_reserve import RESERVE_BYTES, RESERVE_NAME, DiskReserve
+from liftlog.server.vitals.disk import RESERVE_BYTES, RESERVE_NAME, DiskReserve
 
 
 def size_of(directory: Path) -> int:

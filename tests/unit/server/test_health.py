@@ -13,7 +13,7 @@ from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.streams.attachments import RefusedSubject
-from liftlog.server.vitals.disk_probe import DiskProbe, DiskState
+from liftlog.server.vitals.disk import DiskProbe, DiskState
 
 
 class Parts:
