@@ -8,7 +8,7 @@ tombstone), and where there is one `key` (base64), `headers` (a mapping), `id` a
 
 Every record gets the headers Copied-Sequence, Copied-Id and Copied-Time. The first of them is how a
 copy that was interrupted goes on where it was. Each message states which one it comes after, so
-nothing is stored twice or in another order, and when somebody else publishes meanwhile no further
+nothing is stored twice or in another order, and when another client publishes meanwhile, no further
 message is stored.
 """
 
@@ -40,7 +40,7 @@ async def last_copied(client: Client, info: StreamInfo) -> int:
     async for record in client.read(info.name, start=info.high_watermark - 1, until="end"):
         if SEQUENCE in record.headers:
             return int(record.headers[SEQUENCE])
-    sys.exit(f"the last record of {info.name} is no copy: does somebody publish already?")
+    sys.exit(f"the last record of {info.name} is not a copy: does another client publish?")
 
 
 def decoded(text: str | None) -> bytes | None:
