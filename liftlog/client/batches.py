@@ -195,8 +195,8 @@ def checked_batches(stream: str, header: FetchHeader, body: memoryview) -> Itera
             batch = batches.next(len(body))
         except DamagedHeader as damage:
             found = find_good_batch(body, damage.position, damage.offset, damage.next_offset)
-            # Without proof of where it ends only its first record is certain; whoever fetches
-            # behind that is told the rest by the daemon, which has the index.
+            # Without proof of where it ends only its first record is known to be damaged. The
+            # next fetch, after that record, learns the rest from the daemon, which has the index.
             following = damage.offset + 1 if found is None else found
             raise corrupt_range(stream, damage.offset, following) from damage
         if batch is None:

@@ -1,4 +1,4 @@
-"""Memory for answer bodies, used again once nobody looks at it.
+"""Memory for answer bodies, reused when no one refers to it any more.
 
 A fresh mebibyte costs 256 page faults, as much time as checking its checksum. A buffer is free
 when the pool holds the only reference: every batch, view or array over it holds another one.

@@ -6,12 +6,12 @@ longer a delay this covers, so a read begins with small ones (the caller may wan
 only) and doubles them. How far it runs ahead is bounded by `read_ahead_bytes` plus one answer.
 
 Where a batch's header is damaged, its own bytes do not say how far it reaches. The daemon knows
-more (it has the index), so the read begins anew at that very offset: the answer is either the
+more (it has the index), so the read starts again at that very offset: the answer is either the
 exact range, or good records if only the transfer was at fault.
 
-A lost connection interrupts a read, it does not end it: whoever drives the read connects again and
-calls `resume`, and the next batch handed out is the one behind the last. The fetches state the
-incarnation and the leader epoch that were read from, so a daemon that came back with another
+A lost connection interrupts a read, it does not end it: the caller that drives the read connects
+again and calls `resume`, and the next batch returned is the one after the last. The fetches state
+the incarnation and the leader epoch that were read from, so a daemon that came back with another
 history says so; what happens then is the reset policy (`read_options`).
 """
 
@@ -226,8 +226,8 @@ class ReadAhead:
         return None
 
     def abandon(self, error: LiftlogError) -> None:
-        """The connection is lost and nobody told this read: whoever asked was interrupted amid it,
-        by the exception of a signal's handler."""
+        """The connection was lost, and this read was not told: its caller was interrupted by an
+        exception from a signal handler."""
         if self.position is not None:
             self._next = {**self._next, "start": self.position}
         self.interruption = error
@@ -241,7 +241,7 @@ class ReadAhead:
     # --- damage ---
 
     def _report(self, error: CorruptRange) -> None:
-        """Tell whoever reads; raises when that is to end the read."""
+        """Tell the reader; raises when that is to end the read."""
         on_corrupt = self._on_corrupt
         if on_corrupt == "raise":
             self._stop_at(error.first_offset)
@@ -325,7 +325,7 @@ class ReadAhead:
             self._stop_offset = min(self._stop_offset, header.high_watermark)
 
     def _report_reset(self, reset: Reset) -> None:
-        """Tell whoever reads; raises when that is to end the read."""
+        """Tell the reader; raises when that is to end the read."""
         logger.warning(
             "position-reset stream=%s from_offset=%s to_offset=%d reason=%s",
             reset.stream,
@@ -343,7 +343,7 @@ class ReadAhead:
 
     def stop(self) -> None:
         """Give up: nothing more will be handed out, and `position` stays where it is. Calling it
-        again does nothing. Whoever waits hears of it."""
+        again does nothing. A caller that waits is woken."""
         self._stop_at(self.position)
         if self.on_ready is not None:
             self.on_ready()

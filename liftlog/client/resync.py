@@ -1,9 +1,9 @@
-"""Where good batches go on behind a damaged header, inside one whole answer.
+"""Where good batches continue after a damaged header, inside one whole answer.
 
 What proves it is a chain of headers, each continuing the one before, that leads to the end of the
 answer and to the offset that the daemon said it ends with. A batch from which no chain leads there
-may be one of the log's with more damage behind it, or lie in somebody's value: then nothing is
-proven, and the daemon has to be asked.
+may be a batch of the log with more damage after it, or bytes in the value of a record: then nothing
+is proven, and the daemon has to be asked.
 """
 
 from __future__ import annotations
