@@ -1,10 +1,10 @@
 """The acked-end slot: how far acks went, kept in a small file of its own.
 
 Written with one `pwrite` after every commit and never fsynced on the hot path: the page cache
-survives a killed process but not a power cut, hence the boot id. `pwrite` and not a mapping of the
-file: a full disk or an unreadable sector is then an error of this one stream, where a store into a
-mapped page ends the whole process with SIGBUS. Two entries are written in turn, so that a write
-that stops in the middle of one leaves the other whole.
+survives a killed process but not a power cut, so an entry depends on the boot id. `pwrite` and not
+a mapping of the file: a full disk or an unreadable sector is then an error of this one stream,
+where a store into a mapped page ends the whole process with SIGBUS. Two entries are written in
+turn, so that a write that stops in the middle of one leaves the other whole.
 
     0  8  acked_end u64
     8  8  sequence  u64   the entry with the higher one is newer

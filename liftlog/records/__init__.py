@@ -12,7 +12,7 @@ With numpy, for those who work on many records at a time:
     column_set, columns   records as arrays; from a batch and to one
     small_batches         many small batches, checked and held together
     positions, many       many batches as one set of columns, or as records
-    selection             which records somebody wants, and which columns
+    selection             which records are selected, and which columns
     arrow, arrow_rows     one batch, or many, for Arrow
 """
 

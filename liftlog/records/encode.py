@@ -134,7 +134,7 @@ def encode_single(
 ) -> bytearray:
     """The same batch as `encode_batch` makes of one record without key and headers.
 
-    Somebody waits for each such record alone, so what it costs is latency.
+    A publisher waits for each such record by itself, so its cost is latency.
     """
     dictionary, attributes = _single_subject(subject)
     size = len(value)

@@ -1,4 +1,4 @@
-"""Which records of a batch somebody wants, and which of their columns.
+"""Which records of a batch are selected, and which of their columns.
 
 Works on numpy columns (column_set.py): no step runs per record in Python, whatever the records
 hold. numpy is imported here, so a client does not import this module.
@@ -41,7 +41,7 @@ class Selection:
     """All conditions that are not None must hold; of subjects and keys any may match.
 
     Make it with `parse_selection`, which checks what it was given. `readable` is a second
-    condition on subjects, which does not come from whoever reads but from what that one may read.
+    condition on subjects, which comes from the permissions of the reader and not from its request.
     """
 
     subjects: tuple[str, ...] | None = None
@@ -71,7 +71,7 @@ class Selection:
         return projected if mask is None else projected.take(mask)
 
     def project(self, records: Columns) -> Columns:
-        """The same records without the columns that nobody asked for.
+        """The same records without the columns that were not asked for.
 
         Offsets always stay. Of the values tombstones do: nothing may look deleted that is not.
         """

@@ -6,8 +6,8 @@ each begins takes a step per batch, and each checksum a call; all other checks a
 columns for thousands of headers.
 
 This walk judges nothing: it stops in front of the first batch that is not perfectly ordinary
-(large, compressed, cut, damaged, misplaced, of a newer format). Whoever walks batch by batch
-(`decode_batch`, `Place`) looks at that one and says what is wrong, so both ways find the same.
+(large, compressed, cut, damaged, misplaced, of a newer format). The walk by single batches
+(`decode_batch`, `Place`) examines that one and reports what is wrong, so both ways find the same.
 """
 
 from __future__ import annotations

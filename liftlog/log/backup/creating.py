@@ -53,9 +53,9 @@ def create_backup(
 ) -> Backup:
     """Copy what was acked of `streams` (all if None) into `target`, which is empty or missing.
 
-    Durable on return. Raises InvalidArgument for another `target`, StreamUnavailable when nobody
-    knows how far a stream goes, CorruptMetadata for a stream without a manifest, OSError; then
-    `target` is no backup.
+    Durable on return. Raises InvalidArgument for another `target`, StreamUnavailable when it is
+    unknown where a stream ends, CorruptMetadata for a stream without a manifest, OSError; then
+    `target` is not a backup.
     """
     source = source_fs or ReadOnlyFileSystem()
     fs = target_fs or OsFileSystem()

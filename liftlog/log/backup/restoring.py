@@ -1,11 +1,11 @@
 """From a backup to a data directory that the daemon opens as cleanly stopped.
 
-Whoever has read beyond the end of the backup, in the life of the stream that is given up, must not
-take what is stored from now on for what comes next. So every stream goes on in a new leader epoch,
-which begins at the end of the backup: a fetch that states an older epoch and a position past that
-end is answered DIVERGED. The new epoch is the number of seconds since 1970, if that is more than
-the old one: epochs rise by one with every unclean start, so neither the life that is given up nor
-that of another restore of the same backup ever gets there.
+A reader that has read past the end of the backup, in the life of the stream that is given up, must
+not mistake what is stored from now on for what comes next. So every stream continues in a new
+leader epoch, which begins at the end of the backup: a fetch that states an older epoch and a
+position past that end is answered DIVERGED. The new epoch is the number of seconds since 1970, if
+that is more than the old one: epochs rise by one with every unclean start, so neither the life that
+is given up nor that of another restore of the same backup ever gets there.
 
 While files are copied a marker keeps every daemon away; removing it is the last step.
 """
