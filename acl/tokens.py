@@ -32,7 +32,7 @@ _MAX_LANES = 64
 
 # Compared with if the principal is unknown, so that the answer takes as long. No known text has
 # this hash.
-_NOBODY = "sha256:" + "0" * 64
+_NO_SECRET = "sha256:" + "0" * 64
 
 
 def new_secret() -> str:
@@ -81,7 +81,7 @@ def slowest_hash(hashes: Iterable[str | None]) -> str | None:
 def verify_secret(token_hash: str | None, secret: str, *, decoy: str | None = None) -> bool:
     """Whether `secret` has this hash. For None the check takes as long as for `decoy`, then
     fails."""
-    expected = token_hash or decoy or _NOBODY
+    expected = token_hash or decoy or _NO_SECRET
     raw = secret.encode("utf-8", "surrogatepass")
     if expected.startswith("$argon2id$"):
         return _verify_argon2(expected, raw) and token_hash is not None

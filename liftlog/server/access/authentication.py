@@ -39,7 +39,7 @@ class Identity(NamedTuple):
         return policy.credential(self.principal, self.method) == self.credential
 
 
-NOBODY = Identity(None)
+NO_PRINCIPAL = Identity(None)
 
 
 class Authenticator:
@@ -83,7 +83,7 @@ class Authenticator:
     ) -> Identity:
         """Identify a client that answered the challenge; its method is one of those offered."""
         if policy is None:
-            return NOBODY
+            return NO_PRINCIPAL
         claimed, principal = None, None
         try:
             if proof.method == TOKEN:

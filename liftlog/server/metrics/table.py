@@ -69,7 +69,7 @@ STREAMS = _per(
     _counter("fsync", "fdatasync calls on segment files"),
     _histogram(
         "ack_seconds",
-        "From the arrival of a message to its ack, or to its commit when nobody wants one",
+        "From the arrival of a message to its ack, or to its commit when no ack is wanted",
         LATENCY_BOUNDS,
     ),
     _histogram("commit_group_records", "Records per commit group", COUNT_BOUNDS),
@@ -143,7 +143,7 @@ PULL = (
     _counter("pull_records", "Records sent to consumers, at most"),
     _counter("pull_body_bytes", "Bytes of batches sent to consumers"),
     _counter("pull_refusals", "Requests answered with an error", "error"),
-    _gauge("pull_unsent_bytes", "Answers that lie in memory because nobody takes them"),
+    _gauge("pull_unsent_bytes", "Answers in memory that their clients do not take"),
     _counter(
         "pull_held_back_seconds",
         "Time for which consumers had to wait because the processor was short and NATS had more",
@@ -159,7 +159,7 @@ NATS = (
         "nats_slow_consumer_errors",
         "Times NATS called us a slow consumer, or closed the connection while we were behind",
     ),
-    _counter("nats_watchdog_reconnects", "Reconnects because nobody was reading"),
+    _counter("nats_watchdog_reconnects", "Reconnects because the read loop had ended"),
     _counter("nats_disconnects_by_cause", "Connections to NATS that were lost", "cause"),
     _counter(
         "nats_handovers", "Moves to another NATS server because ours was about to stop; none lost"

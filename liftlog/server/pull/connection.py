@@ -19,7 +19,7 @@ from liftlog.errors import (
 from liftlog.protocol.messages import NONCE_BYTES, Auth, Hello, Message
 from liftlog.protocol.server_connection import InFlight, ServerConnection
 from liftlog.protocol.states import State
-from liftlog.server.access.authentication import NOBODY, Identity
+from liftlog.server.access.authentication import NO_PRINCIPAL, Identity
 from liftlog.server.access.origins import Origin
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.client_requests import ClientRequests
@@ -61,7 +61,7 @@ class PullConnection:
         self._loop = asyncio.get_running_loop()
         self.peer = origin.name
         self._origin = origin
-        self._identity = NOBODY
+        self._identity = NO_PRINCIPAL
         self.principal: str | None = None
         self._services = services
         self._on_login = on_login
