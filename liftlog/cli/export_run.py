@@ -18,9 +18,10 @@ from liftlog.cli.progress import ProgressBar
 from liftlog.cli.text import plural, printable, show_size
 from liftlog.errors import InvalidArgument, LeaseGone
 from liftlog.settings.units import parse_size
-from liftlog.spark.export.job import Engine, ExportJob, Summary
+from liftlog.spark.export.job import ExportJob, Summary
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.session import is_local, open_session
+from liftlog.spark.export.tasks import Engine
 from liftlog.spark.options import parse_options
 
 

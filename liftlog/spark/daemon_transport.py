@@ -25,13 +25,13 @@ from liftlog.errors import (
     StreamNotFound,
     UnknownRequest,
 )
+from liftlog.log.extents import Extent
 from liftlog.records.positions import Batches
-from liftlog.spark.losses import Losses
-from liftlog.spark.options import EARLIEST, ReadOptions
-from liftlog.spark.task_lease import HOLDER, TaskLease
+from liftlog.spark.leases import HOLDER, TaskLease
+from liftlog.spark.options import EARLIEST, ScanOptions
 from liftlog.spark.transport import (
     CompactionMark,
-    Extent,
+    Losses,
     ScanRange,
     StreamState,
     compacted_meanwhile,
@@ -52,7 +52,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class DaemonTransport:
     """One connection. Whoever reads needs `read` on the stream if the daemon has an ACL."""
 
-    def __init__(self, options: ReadOptions, *, patience_seconds: float = PLANNING_SECONDS) -> None:
+    def __init__(self, options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> None:
         self._stream = options.stream
         self._lease_seconds = options.lease_seconds
         self._lease: LeaseInfo | None = None  # until its tasks know of it
@@ -118,7 +118,7 @@ class DaemonTransport:
         end = self._lease.high
         extents = state.extents
         if extents and extents[-1].next_offset < end:
-            extents = (*extents[:-1], replace(extents[-1], next_offset=end))
+            extents = (*extents[:-1], extents[-1]._replace(next_offset=end))
         start = max(state.log_start_offset, self._lease.low if first_offset is None else 0)
         return replace(state, log_start_offset=start, end_offset=end, extents=extents)
 
@@ -222,7 +222,7 @@ class DaemonTransport:
         self.close()
 
 
-def connect(options: ReadOptions, *, patience_seconds: float = PLANNING_SECONDS) -> SyncClient:
+def connect(options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> SyncClient:
     """To the daemon, as whom the options say. While it cannot be reached, as when it is restarted,
     attempts go on for `patience_seconds`. Raises LiftlogError."""
     deadline = time.monotonic() + patience_seconds

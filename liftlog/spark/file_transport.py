@@ -21,17 +21,16 @@ from liftlog.errors import (
     StaleIncarnation,
     StorageError,
 )
-from liftlog.log.extents import measure
+from liftlog.log.extents import Extent, measure
 from liftlog.log.filesystem import OsFile, OsFileSystem, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
 from liftlog.log.segment import Segment
 from liftlog.log.walk import Found, walk
 from liftlog.records.decode import RecordBatch
-from liftlog.spark.losses import Losses
-from liftlog.spark.options import ReadOptions
+from liftlog.spark.options import ScanOptions
 from liftlog.spark.transport import (
-    Extent,
+    Losses,
     ScanRange,
     StreamState,
     compacted_meanwhile,
@@ -47,7 +46,7 @@ _fs = OsFileSystem()
 class FileTransport:
     """Reads the directory `path`, or of a data directory the stream that is named."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ScanOptions) -> None:
         assert options.path is not None
         self._stream = options.stream
         self._directory = _find_directory(Path(options.path.removeprefix("file:")), options.stream)
@@ -117,7 +116,7 @@ class FileTransport:
         ]
         with storage_errors(f"measuring {self._directory}"):
             found = measure(_fs, segments, SparseIndex(0), _whole, step_bytes)
-        return replace(state, extents=tuple([Extent(*one) for one in found]))
+        return replace(state, extents=tuple(found))
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
         """Nobody can be asked to leave the files alone; so each task looks whether they are the

@@ -72,7 +72,7 @@ class Narrowing:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ScanOptions:
     """What a job asks for. `path` is set when it reads files, else `server` counts."""
 
     stream: str
@@ -97,7 +97,7 @@ class ReadOptions:
     narrowing: Narrowing = Narrowing()
 
 
-def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
     """Raises InvalidArgument, which names the option and says what is right."""
     known = {name.lower(): name for name in NAMES}
     values: dict[str, str] = {}
@@ -131,7 +131,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadO
                     f"{name} makes no sense for readStream, which has no end",
                     hint="use .trigger(availableNow=True) to stop at what is there now",
                 )
-    return ReadOptions(
+    return ScanOptions(
         stream=_stream(values, path),
         server=_address(values.get("server")),
         path=path,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from liftlog.spark.transport import Extent, ScanRange, StreamState
+from liftlog.log.extents import Extent
+from liftlog.spark.transport import ScanRange, StreamState
 
 _STEPS_PER_PART = 16
 

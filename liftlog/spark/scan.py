@@ -11,16 +11,15 @@ from liftlog.errors import InvalidArgument, OffsetOutOfRange
 from liftlog.spark.daemon_transport import PLANNING_SECONDS, READING_SECONDS, DaemonTransport
 from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.file_transport import FileTransport
-from liftlog.spark.losses import Losses, OnLoss
-from liftlog.spark.options import EARLIEST, LATEST, Narrowing, Position, ReadOptions
+from liftlog.spark.options import EARLIEST, LATEST, Narrowing, Position, ScanOptions
 from liftlog.spark.planning import split, step_of
-from liftlog.spark.transport import ScanRange, StreamState, Transport
+from liftlog.spark.transport import Losses, OnLoss, ScanRange, StreamState, Transport
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def open_transport(
-    options: ReadOptions, *, patience_seconds: float = PLANNING_SECONDS
+    options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS
 ) -> Transport:
     """`patience_seconds` is how long a daemon that cannot be reached is waited for. Raises
     LiftlogError."""
@@ -29,7 +28,7 @@ def open_transport(
     return DaemonTransport(options, patience_seconds=patience_seconds)
 
 
-def plan(options: ReadOptions) -> list[ScanRange]:
+def plan(options: ScanOptions) -> list[ScanRange]:
     """The ranges of a batch read, as the stream stands now. Raises LiftlogError."""
     with open_transport(options) as transport:
         state, first = _held(transport, options)
@@ -42,7 +41,7 @@ def plan(options: ReadOptions) -> list[ScanRange]:
         return transport.held(split(state, first, end, target))
 
 
-def _held(transport: Transport, options: ReadOptions) -> tuple[StreamState, int]:
+def _held(transport: Transport, options: ScanOptions) -> tuple[StreamState, int]:
     """The stream as it stays while it is read, and where the read begins."""
     state = transport.state()
     first = first_offset(transport, state, options)
@@ -61,7 +60,7 @@ def _held(transport: Transport, options: ReadOptions) -> tuple[StreamState, int]
 
 
 def read(
-    options: ReadOptions, wanted: ScanRange, *, on_loss: OnLoss | None = None
+    options: ScanOptions, wanted: ScanRange, *, on_loss: OnLoss | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one range, in batches of `rowsPerBatch`. `on_loss` is told of each range of
     offsets that is skipped with `failOnDataLoss=false`. Raises LiftlogError."""
@@ -87,7 +86,7 @@ def _narrow(transport: Transport, narrowing: Narrowing, first: int, end: int) ->
     return first, end
 
 
-def first_offset(transport: Transport, state: StreamState, options: ReadOptions) -> int:
+def first_offset(transport: Transport, state: StreamState, options: ScanOptions) -> int:
     """Where the read begins, between the log start and the end. Raises LiftlogError."""
     start = _resolve(transport, state, options.start)
     if start > state.end_offset:
@@ -104,7 +103,7 @@ def first_offset(transport: Transport, state: StreamState, options: ReadOptions)
     return max(start, state.log_start_offset)
 
 
-def _end_offset(transport: Transport, state: StreamState, options: ReadOptions) -> int:
+def _end_offset(transport: Transport, state: StreamState, options: ScanOptions) -> int:
     end = _resolve(transport, state, options.end)
     if isinstance(options.end, int) and end > state.end_offset:
         raise InvalidArgument(

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from liftlog.errors import InvalidArgument
-from liftlog.spark.batch_reader import BatchReader
+from liftlog.spark.batch import PushdownReader, RangeReader
 from liftlog.spark.columns import (
     HEADERS,
     KEY,
@@ -29,8 +29,7 @@ from liftlog.spark.columns import (
     TIMESTAMP,
     VALUE,
 )
-from liftlog.spark.options import ReadOptions, parse_options
-from liftlog.spark.pushdown import PushdownReader
+from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.streaming import StreamReader
 
 _TYPES: dict[str, DataType] = {
@@ -62,10 +61,10 @@ class LiftlogSource(DataSource):
         }
         return spark_schema(parse_options({"stream": "any", **options}))
 
-    def reader(self, schema: StructType) -> BatchReader:
+    def reader(self, schema: StructType) -> RangeReader:
         options = parse_options(self.options)
         _check_schema(schema, options)
-        return PushdownReader(options) if options.pushdown else BatchReader(options)
+        return PushdownReader(options) if options.pushdown else RangeReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         options = parse_options(self.options, streaming=True)
@@ -73,13 +72,13 @@ class LiftlogSource(DataSource):
         return StreamReader(options)
 
 
-def spark_schema(options: ReadOptions) -> StructType:
+def spark_schema(options: ScanOptions) -> StructType:
     return StructType(
         [StructField(name, _TYPES[name], name in NULLABLE) for name in options.columns]
     )
 
 
-def _check_schema(schema: StructType, options: ReadOptions) -> None:
+def _check_schema(schema: StructType, options: ScanOptions) -> None:
     if schema != spark_schema(options):
         raise InvalidArgument(
             "the schema of a stream is given; .schema(...) cannot change it",

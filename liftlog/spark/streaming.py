@@ -25,12 +25,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from liftlog.errors import Diverged, LiftlogError, StaleIncarnation
-from liftlog.spark.batch_reader import RangePartition, read_partition
-from liftlog.spark.losses import Losses
-from liftlog.spark.options import EARLIEST, ReadOptions
+from liftlog.spark.batch import RangePartition, read_partition
+from liftlog.spark.options import EARLIEST, ScanOptions
 from liftlog.spark.planning import limit_bytes, split, step_of
 from liftlog.spark.scan import first_offset, open_transport
-from liftlog.spark.transport import StreamState, Transport
+from liftlog.spark.transport import Losses, StreamState, Transport
 
 OFFSET, IDENTITY, EPOCH = "offset", "incarnation", "epoch"
 FROM = "from"
@@ -45,7 +44,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     It keeps one transport between calls; it is pickled before it has one.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ScanOptions) -> None:
         self._options = options
         self._transport: Transport | None = None
         self._target: int | None = None  # with availableNow: no further than this

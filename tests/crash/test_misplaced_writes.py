@@ -34,9 +34,8 @@ from liftlog.records.selection import parse_selection
 from liftlog.server.pull.filtering import Scan, scan_log
 from liftlog.server.streams.dedupe_restoring import restore_dedupe
 from liftlog.spark.file_transport import FileTransport
-from liftlog.spark.losses import Losses
 from liftlog.spark.options import parse_options
-from liftlog.spark.transport import ScanRange
+from liftlog.spark.transport import Losses, ScanRange
 from liftlog.stream import DedupeWindow
 
 PAGE = 4096

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from liftlog.spark.export.job import Tell
-from liftlog.spark.export.tasks import Task, TaskResult, perform, results
+from liftlog.spark.export.tasks import Task, TaskResult, Tell, perform, results
 
 Row = dict[str, object]
 

@@ -2,22 +2,20 @@
 
     request, planning      what is requested, and where a run begins: pure
     snapshot               the content of the table after a run; the bytes of a manifest: pure
-    store, remote_store    files in a directory, and behind a URL
+    store                  files in a directory, and behind a URL
     table, manifests       snapshots that are committed by one link()
     delta                  the same for a Delta table
-    opening                chooses store and table by place and format
+    opening                a table, opened for a run; its newest snapshot, for readers
     run_plan               what a run reads, fixed under a lease
-    tasks                  the tasks of both phases, which any host can run: scanning, then merging
+    tasks                  the tasks of all phases, which any host can run: scan, merge, optimize
     scanning               one range of the log -> files
     merging                which files are rewritten, and one bucket of keys -> a file
     packing                which small files become one, and their rows -> a file
     files, staging         the files of the table, and those between the phases
     buckets                which keys belong to which merge task
-    source, engine         the only modules that import pyspark: scan and merge on Spark
-    session                a Spark session, or what is missing for one
-    renewed_lease          the lease that is held during a run
+    engine                 runs the tasks on Spark: the only module that imports pyspark at its top
+    session                a Spark session, or an error that names what is not installed
     job                    a whole run, step by step
-    reading                the newest snapshot, for readers
 
 A run changes no existing file: it adds files that no snapshot names yet, and then commits them in
 one atomic step. A crash before that step leaves files that a later run removes; a crash after it
@@ -31,17 +29,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from liftlog.spark.export.reading import in_doubt, newest, paths
+    from liftlog.spark.export.opening import in_doubt, newest, paths
 
 __all__ = ["in_doubt", "newest", "paths", "read"]
 
 
 def __getattr__(name: str) -> Any:
-    # `session`, which tells what is not installed, must be importable without pyarrow.
+    # `session`, which reports what is not installed, must be importable without pyarrow.
     if name in ("in_doubt", "newest", "paths"):
-        from liftlog.spark.export import reading
+        from liftlog.spark.export import opening
 
-        return getattr(reading, name)
+        return getattr(opening, name)
     raise AttributeError(name)
 
 

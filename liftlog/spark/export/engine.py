@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import threading
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StringType, StructField, StructType
 
 from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError, StreamNotFound
-from liftlog.spark.export.job import Tell
-from liftlog.spark.export.reading import newest, paths_of
-from liftlog.spark.export.source import TasksSource, pack
+from liftlog.spark.export.opening import newest, paths_of
 from liftlog.spark.export.store import is_url
-from liftlog.spark.export.tasks import Task, TaskResult, results
+from liftlog.spark.export.tasks import Task, TaskResult, Tell, perform, results
 from liftlog.spark.options import parse_options
 from liftlog.spark.source import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+TOLD = "told"
+
+_ROWS = pa.schema([pa.field(TOLD, pa.utf8())])
 _PROGRESS_SECONDS = 0.2
 _FAILURES = (PySparkException, Py4JError, ConnectionError)
 """Of Spark, of its JVM, and of the way to a JVM that is gone."""
@@ -73,6 +80,51 @@ class SparkEngine:
                     self._spark.removeTag(self._tag)
         except _FAILURES as error:
             raise as_liftlog_error(error) from error
+
+
+def pack(tasks: Sequence[Task]) -> str:
+    """For an option; unpacked by the same liftlog in the same job."""
+    return b64encode(pickle.dumps(list(tasks))).decode()
+
+
+class TasksSource(DataSource):
+    """Runs each task of the option `tasks`, packed."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "liftlog_export_tasks"
+
+    def schema(self) -> StructType:
+        return StructType([StructField(TOLD, StringType())])
+
+    def reader(self, schema: StructType) -> TasksReader:
+        # Made by `pack`, on the driver of this job.
+        return TasksReader(pickle.loads(b64decode(self.options["tasks"])))
+
+
+@dataclass
+class OneTask(InputPartition):
+    number: int
+    task: Task
+
+
+class TasksReader(DataSourceReader):
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._partitions: list[InputPartition] = [
+            OneTask(number, task) for number, task in enumerate(tasks)
+        ]
+
+    def __reduce__(self) -> tuple[type[TasksReader], tuple[Sequence[Task]]]:
+        """Without the tasks, of which Spark sends one beside it."""
+        return TasksReader, ((),)
+
+    def partitions(self) -> list[InputPartition]:
+        return self._partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, OneTask):
+            told = perform(partition.number, partition.task)
+            yield pa.RecordBatch.from_pydict({TOLD: [told]}, schema=_ROWS)
 
 
 def read_snapshot(spark: SparkSession, directory: str) -> DataFrame:

@@ -17,22 +17,19 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from liftlog.client import SyncClient
 from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, StorageError
 from liftlog.spark.daemon_transport import connect
 from liftlog.spark.export.buckets import BUCKET_BYTES
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
-from liftlog.spark.export.opening import open_table
+from liftlog.spark.export.opening import open_table, rows_in_doubt
 from liftlog.spark.export.packing import PackWork, can_be_packed, plan_packing
 from liftlog.spark.export.planning import (
     check_full_keeps_rows,
     check_replaces_unknown,
     is_up_to_date,
 )
-from liftlog.spark.export.reading import rows_in_doubt
-from liftlog.spark.export.renewed_lease import RenewedLease
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.run_plan import RunPlan, dry_plan, plan_under_lease
 from liftlog.spark.export.scanning import ScanTask, ScanWork
@@ -40,25 +37,11 @@ from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot, merged
 from liftlog.spark.export.staging import STAGED
 from liftlog.spark.export.store import join
 from liftlog.spark.export.table import Table, another_was_quicker
-from liftlog.spark.export.tasks import Task, TaskResult
-from liftlog.spark.options import COMPACT_PARTITION_BYTES, DEFAULT_PARTITION_BYTES, ReadOptions
+from liftlog.spark.export.tasks import Engine, Task, TaskResult, Tell
+from liftlog.spark.leases import RenewedLease
+from liftlog.spark.options import COMPACT_PARTITION_BYTES, DEFAULT_PARTITION_BYTES, ScanOptions
 
 logger = logging.getLogger("liftlog.spark.export")
-
-Tell = Callable[[str, int, int], None]
-"""Phase ("scan", "merge", "optimize"), how much of it is done, of how much."""
-
-
-class Engine(Protocol):
-    """Who does the work. Methods raise LiftlogError."""
-
-    def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
-        """All of them, each at least once; what they tell, in their order."""
-        ...
-
-    def cancel(self) -> None:
-        """From another thread: let what runs fail soon."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +83,7 @@ class ExportJob:
     def __init__(
         self,
         request: ExportRequest,
-        options: ReadOptions,
+        options: ScanOptions,
         engine: Callable[[], Engine],
         *,
         tell: Tell = lambda phase, done, total: None,

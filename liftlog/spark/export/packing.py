@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from liftlog.spark.columns import schema_of
 from liftlog.spark.export.buckets import ALL_KEYS, BUCKET_BYTES, Bucket, buckets_for
 from liftlog.spark.export.files import PartWriter, check_rows, read_rows
-from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.snapshot import DataFile
+from liftlog.spark.export.store import open_store
 from liftlog.spark.export.tasks import TaskResult
 
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024

@@ -14,12 +14,11 @@ import pyarrow as pa
 
 from liftlog.spark.columns import KEY, schema_of
 from liftlog.spark.export.files import PartWriter, split_by_key
-from liftlog.spark.export.opening import open_store
 from liftlog.spark.export.snapshot import Lost, Mode
 from liftlog.spark.export.staging import STAGED, StagedWriter
-from liftlog.spark.export.store import join
+from liftlog.spark.export.store import join, open_store
 from liftlog.spark.export.tasks import TaskResult
-from liftlog.spark.options import ReadOptions
+from liftlog.spark.options import ScanOptions
 from liftlog.spark.scan import read
 from liftlog.spark.transport import ScanRange
 
@@ -32,7 +31,7 @@ class ScanWork:
     table: str
     directory: str
     mode: Mode
-    options: ReadOptions
+    options: ScanOptions
     buckets: int
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
 
 from liftlog.errors import InvalidArgument, StorageError
 from liftlog.log.filesystem import storage_errors
@@ -79,6 +83,13 @@ def local_path(where: str) -> Path:
     if not where:
         raise InvalidArgument("where is the table to be written? --to is empty")
     return Path(where).absolute()
+
+
+def open_store(where: str) -> Store:
+    """For a directory or a URL. Raises InvalidArgument."""
+    if is_url(where):
+        return RemoteStore(where)
+    return LocalStore(local_path(where))
 
 
 class Disk:
@@ -216,6 +227,62 @@ class LocalStore:
             self.disk.unlink(temporary)
             raise
         return temporary
+
+
+class RemoteStore:
+    """A URL that `pyarrow.fs` knows: s3, gs, abfs, hdfs."""
+
+    def __init__(self, url: str) -> None:
+        # s3a is what Spark calls the stores that pyarrow and delta-rs call s3.
+        self.uri = re.sub("^s3a://", "s3://", url.rstrip("/"))
+        try:
+            self._files, self._root = fs.FileSystem.from_uri(self.uri)
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidArgument(
+                f"{url} cannot be written to: {str(error).splitlines()[0]}",
+                hint="use a directory, or a URL of s3, gs, abfs or hdfs",
+            ) from error
+
+    def make_directory(self, path: str) -> None:
+        with storage_errors(f"creating {self.uri}/{path}"):
+            self._files.create_dir(self._at(path), recursive=True)
+
+    def names(self, path: str) -> list[str]:
+        selector = fs.FileSelector(self._at(path), allow_not_found=True)
+        with storage_errors(f"listing {self.uri}/{path}"):
+            return sorted(info.base_name for info in self._files.get_file_info(selector))
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[Any]:
+        with storage_errors(f"reading {self.uri}/{path}"):
+            with self._files.open_input_file(self._at(path)) as file:
+                yield file
+
+    def size(self, path: str) -> int | None:
+        with storage_errors(f"looking at {self.uri}/{path}"):
+            info = self._files.get_file_info(self._at(path))
+        return info.size if info.type == fs.FileType.File else None
+
+    def sync(self, path: str) -> None:
+        """What is stored there is durable."""
+
+    def remove(self, path: str) -> None:
+        where = self._at(path)
+        with storage_errors(f"removing {self.uri}/{path}"):
+            kind = self._files.get_file_info(where).type
+            if kind == fs.FileType.Directory:
+                self._files.delete_dir(where)
+            elif kind == fs.FileType.File:
+                self._files.delete_file(where)
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[Any]:
+        with storage_errors(f"writing {self.uri}/{path}"):
+            with self._files.open_output_stream(self._at(path)) as file:
+                yield file
+
+    def _at(self, path: str) -> str:
+        return join(self._root, path)
 
 
 def no_atomic_manifest(where: str, why: str) -> InvalidArgument:

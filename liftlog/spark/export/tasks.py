@@ -6,7 +6,7 @@ A task leaves files and says which. What it says comes to the driver as text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,9 @@ from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError
 from liftlog.spark.export.snapshot import DataFile, Lost, file_from
 from liftlog.spark.export.staging import StagedFile
+
+Tell = Callable[[str, int, int], None]
+"""Phase ("scan", "merge", "optimize"), how much of it is done, of how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,18 @@ class Task(Protocol):
 
     def run(self) -> TaskResult:
         """Raises LiftlogError."""
+        ...
+
+
+class Engine(Protocol):
+    """Who does the work. Methods raise LiftlogError."""
+
+    def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
+        """All of them, each at least once; what they tell, in their order."""
+        ...
+
+    def cancel(self) -> None:
+        """From another thread: let what runs fail soon."""
         ...
 
 

@@ -13,11 +13,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from liftlog.records.decode import RecordBatch
-from liftlog.spark.batch_reader import RangePartition
-from liftlog.spark.losses import Losses
-from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.batch import RangePartition
+from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.scan import open_transport, plan
 from liftlog.spark.source import spark_schema
+from liftlog.spark.transport import Losses
 
 Row = tuple[int, datetime, str, bytes | None, bytes | None]
 
@@ -44,7 +44,7 @@ class TupleSource(DataSource):
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ScanOptions) -> None:
         self._options = options
 
     def partitions(self) -> list[InputPartition]:

@@ -25,9 +25,8 @@ from liftlog.log.offline.verify import verify_stream
 from liftlog.log.rewrite import ScrubJob, scrub
 from liftlog.log.shared_states import read_known_states
 from liftlog.spark.file_transport import FileTransport
-from liftlog.spark.losses import Losses
 from liftlog.spark.options import parse_options
-from liftlog.spark.transport import ScanRange
+from liftlog.spark.transport import Losses, ScanRange
 
 FS = OsFileSystem()
 HEADER = b"NATS/1.0\r\nA: \0\0\0\0\0\0\0\0\r\n\r\n"

@@ -14,8 +14,7 @@ from support.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, StorageError
 from liftlog.spark.export import merging, newest, opening, scanning
-from liftlog.spark.export.remote_store import RemoteStore
-from liftlog.spark.export.store import Disk, LocalStore
+from liftlog.spark.export.store import Disk, LocalStore, RemoteStore
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.errors import ConnectionLost, Unauthenticated
 from liftlog.spark import daemon_transport
-from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.scan import plan, read
 from liftlog.spark.transport import ScanRange
 
@@ -61,11 +61,11 @@ def served_later(logs: ServedLogs, port: int, seconds: float) -> Iterator[None]:
         thread.__exit__(None, None, None)
 
 
-def options_for(port: int) -> ReadOptions:
+def options_for(port: int) -> ScanOptions:
     return parse_options({"stream": "orders", "server": f"127.0.0.1:{port}"})
 
 
-def values(options: ReadOptions, planned: Sequence[ScanRange]) -> list[bytes]:
+def values(options: ScanOptions, planned: Sequence[ScanRange]) -> list[bytes]:
     return [
         value
         for wanted in planned

@@ -17,7 +17,7 @@ from liftlog.server.pull import PullServer
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.spark import decoder
 from liftlog.spark.daemon_transport import DaemonTransport
-from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.scan import plan, read
 from liftlog.spark.transport import ScanRange
 
@@ -42,16 +42,16 @@ async def address(cleaning: Cleaning) -> AsyncIterator[str]:
     await server.close(grace=0.5)
 
 
-def options(address: str, stream: str, **more: str) -> ReadOptions:
+def options(address: str, stream: str, **more: str) -> ScanOptions:
     given = {"server": address, "stream": stream, "targetPartitionBytes": "4096"}
     return parse_options(given | more)
 
 
-async def planned(chosen: ReadOptions) -> list[ScanRange]:
+async def planned(chosen: ScanOptions) -> list[ScanRange]:
     return await asyncio.to_thread(plan, chosen)
 
 
-async def rows(chosen: ReadOptions, wanted: ScanRange) -> list[dict[str, Any]]:
+async def rows(chosen: ScanOptions, wanted: ScanRange) -> list[dict[str, Any]]:
     def collect() -> list[dict[str, Any]]:
         return [row for made in read(chosen, wanted) for row in made.to_pylist()]
 

@@ -14,7 +14,7 @@ from liftlog.client import connect_sync
 from liftlog.errors import LeaseGone, SegmentsChanged
 from liftlog.server.pull import PullServer
 from liftlog.spark import decoder
-from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.scan import plan, read
 from liftlog.spark.transport import ScanRange
 
@@ -31,7 +31,7 @@ async def cleaning(tmp_path: Path) -> AsyncIterator[Cleaning]:
 
 
 @pytest.fixture
-async def options(cleaning: Cleaning) -> AsyncIterator[ReadOptions]:
+async def options(cleaning: Cleaning) -> AsyncIterator[ScanOptions]:
     server = PullServer(cleaning.running.broker)
     (address,) = await server.start(["tcp://127.0.0.1:0"])
     yield parse_options({"server": address, "stream": "in", "targetPartitionBytes": "4096"})
@@ -48,11 +48,11 @@ async def newer_values(cleaning: Cleaning) -> None:
     await cleaning.running.put("in", [(f"key-{n}", b"newer") for n in range(KEYS)])
 
 
-async def planned(options: ReadOptions) -> list[ScanRange]:
+async def planned(options: ScanOptions) -> list[ScanRange]:
     return await asyncio.to_thread(plan, options)
 
 
-async def rows(options: ReadOptions, wanted: ScanRange) -> list[dict[str, Any]]:
+async def rows(options: ScanOptions, wanted: ScanRange) -> list[dict[str, Any]]:
     def collect() -> list[dict[str, Any]]:
         return [row for made in read(options, wanted) for row in made.to_pylist()]
 
@@ -64,7 +64,7 @@ def keys_of(found: list[dict[str, Any]]) -> set[bytes]:
 
 
 async def test_the_newest_of_each_key_stays_below_the_end(
-    cleaning: Cleaning, options: ReadOptions
+    cleaning: Cleaning, options: ScanOptions
 ) -> None:
     ranges = await planned(options)
     assert len(ranges) > 3
@@ -80,7 +80,7 @@ async def test_the_newest_of_each_key_stays_below_the_end(
 
 
 async def test_without_the_lease_keys_would_be_missed(
-    cleaning: Cleaning, options: ReadOptions
+    cleaning: Cleaning, options: ScanOptions
 ) -> None:
     """So the test above can fail; and the reader is told."""
     ranges = await planned(options)
@@ -102,7 +102,7 @@ async def test_without_the_lease_keys_would_be_missed(
 
 
 async def test_a_lease_that_ends_under_a_task_fails_it(
-    cleaning: Cleaning, options: ReadOptions, monkeypatch: pytest.MonkeyPatch
+    cleaning: Cleaning, options: ScanOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoder, "_RUN_ROWS", 10)  # else all is read before the first rows come
     given = {"server": options.server, "stream": "in", "rowsPerBatch": "10"}
@@ -125,7 +125,7 @@ async def test_a_lease_that_ends_under_a_task_fails_it(
 
 
 async def test_what_came_before_the_lease_is_read_too(
-    cleaning: Cleaning, options: ReadOptions, monkeypatch: pytest.MonkeyPatch
+    cleaning: Cleaning, options: ScanOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the stream and the lease records may come, and count for compaction."""
     from liftlog.spark.daemon_transport import DaemonTransport
@@ -148,7 +148,7 @@ async def test_what_came_before_the_lease_is_read_too(
 @pytest.mark.parametrize("transport", ["server", "path"])
 @pytest.mark.parametrize("off_again", [False, True])
 async def test_compaction_that_is_switched_on_meanwhile(
-    cleaning: Cleaning, options: ReadOptions, tmp_path: Path, transport: str, off_again: bool
+    cleaning: Cleaning, options: ScanOptions, tmp_path: Path, transport: str, off_again: bool
 ) -> None:
     """The read has no lease: so it is told, also where compaction is off again by then."""
     await cleaning.stream("plain", RECORDS, KEYS, compaction=None)

@@ -20,7 +20,7 @@ from liftlog.records.codecs import codec_named, compress_batch
 from liftlog.spark import newest
 from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.newest import newest_of_each
-from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.scan import plan, read
 
 NS = 1_700_000_000_000_000_000
@@ -179,7 +179,7 @@ def orders(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         if request.param == "path":
             where = {"path": str(logs.directory)}
 
-        def make(**given: str) -> ReadOptions:
+        def make(**given: str) -> ScanOptions:
             return parse_options({"stream": "orders"} | where | given)
 
         yield make

@@ -8,11 +8,11 @@ import pytest
 
 from liftlog.errors import InvalidArgument
 from liftlog.spark.columns import TYPES
-from liftlog.spark.options import NAMES, ReadOptions, parse_options
+from liftlog.spark.options import NAMES, ScanOptions, parse_options
 from liftlog.spark.streaming import StreamReader
 
 
-def parse(**given: str) -> ReadOptions:
+def parse(**given: str) -> ScanOptions:
     return parse_options({"stream": "orders"} | given)
 
 

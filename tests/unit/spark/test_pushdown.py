@@ -23,8 +23,8 @@ from pyspark.sql.datasource import (
 from support.served_logs import ServedLogs
 
 from liftlog.errors import InvalidArgument
-from liftlog.spark.options import Narrowing, ReadOptions, parse_options
-from liftlog.spark.pushdown import PushdownReader, narrowed
+from liftlog.spark.batch import PushdownReader, narrowed
+from liftlog.spark.options import Narrowing, ScanOptions, parse_options
 from liftlog.spark.scan import plan, read
 
 NS = 1_700_000_000_000_000_000
@@ -32,7 +32,7 @@ START = datetime.fromtimestamp(NS // 10**9, UTC)
 OFFSET, STAMP, SUBJECT, KEY = ("offset",), ("timestamp",), ("subject",), ("key",)
 
 
-def options_of(**given: str) -> ReadOptions:
+def options_of(**given: str) -> ScanOptions:
     return parse_options({"stream": "orders", "pushdown": "true"} | given)
 
 
@@ -108,7 +108,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, 
         yield {"server": logs.server} if request.param == "server" else {"path": str(tmp_path)}
 
 
-def rows(options: ReadOptions) -> list[dict[str, Any]]:
+def rows(options: ScanOptions) -> list[dict[str, Any]]:
     return [row for one in plan(options) for made in read(options, one) for row in made.to_pylist()]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftlog.errors import ConnectionLost, LeaseGone
-from liftlog.spark.export.renewed_lease import RenewedLease
+from liftlog.spark.leases import RenewedLease
 
 SHORT = 0.003
 

@@ -33,12 +33,12 @@ from liftlog.log import LogConfig
 from liftlog.log.manifest import SKIPPED, QuarantinedRange
 from liftlog.records.positions import Batches
 from liftlog.spark import daemon_transport
-from liftlog.spark.options import ReadOptions, parse_options
+from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.planning import limit_bytes, step_of
 from liftlog.spark.scan import open_transport, plan, read
 
 NS = 1_700_000_000_000_000_000
-Options = Callable[..., ReadOptions]
+Options = Callable[..., ScanOptions]
 
 
 SEED = seed_of(b"s" * 32)
@@ -63,7 +63,7 @@ def logs(tmp_path: Path) -> Iterator[ServedLogs]:
 def options(request: pytest.FixtureRequest, logs: ServedLogs) -> Options:
     """Options for either transport."""
 
-    def make(**given: Any) -> ReadOptions:
+    def make(**given: Any) -> ScanOptions:
         where = {"server": logs.server} if request.param == "server" else {}
         if request.param == "path":
             where = {"path": str(logs.directory)}
@@ -88,7 +88,7 @@ def fill(logs: ServedLogs, count: int = 40, **settings: Any) -> int:
     return stream.real_log.log_end_offset
 
 
-def offsets(options: ReadOptions) -> list[int]:
+def offsets(options: ScanOptions) -> list[int]:
     return [
         offset
         for wanted in plan(options)
@@ -251,7 +251,7 @@ def test_tokens_come_from_a_file(logs: ServedLogs, tmp_path: Path) -> None:
 # --- files ---
 
 
-def files(logs: ServedLogs, **given: Any) -> ReadOptions:
+def files(logs: ServedLogs, **given: Any) -> ScanOptions:
     return parse_options({"path": str(logs.directory / "orders")} | given)
 
 

@@ -1,37 +1,62 @@
-"""What the conditions of a query leave to be read: the option `pushdown`.
-
-Spark still applies every condition itself, so what is done here may leave out too little, but never
-a row that matches.
-"""
+"""A batch read as Spark calls it: ranges planned on the driver, read in the executors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
+    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     Filter,
     GreaterThan,
     GreaterThanOrEqual,
+    InputPartition,
     LessThan,
     LessThanOrEqual,
 )
 
 from acl import subjects as patterns
-from liftlog.spark.batch_reader import BatchReader
 from liftlog.spark.columns import KEY, OFFSET, SUBJECT, TIMESTAMP
-from liftlog.spark.options import Narrowing, ReadOptions
+from liftlog.spark.options import Narrowing, ScanOptions
+from liftlog.spark.scan import plan, read
+from liftlog.spark.transport import ScanRange
 
 _EQUAL = (EqualTo, EqualNullSafe)
 _FROM = (*_EQUAL, GreaterThan, GreaterThanOrEqual)
 _UP_TO = (*_EQUAL, LessThan, LessThanOrEqual)
 
 
-class PushdownReader(BatchReader):
+@dataclass
+class RangePartition(InputPartition):
+    wanted: ScanRange
+
+
+def read_partition(options: ScanOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition; none for the placeholder that Spark creates for an empty plan."""
+    _calm_garbage_collector()
+    if isinstance(partition, RangePartition):
+        yield from read(options, partition.wanted)
+
+
+class RangeReader(DataSourceReader):
+    def __init__(self, options: ScanOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return [RangePartition(wanted) for wanted in plan(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, partition)
+
+
+class PushdownReader(RangeReader):
     """A class of its own: Spark refuses one with `pushFilters` unless its setting allows that."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
@@ -39,7 +64,7 @@ class PushdownReader(BatchReader):
         return filters  # all of them are applied once more
 
 
-def narrowed(options: ReadOptions, filters: Sequence[Filter]) -> ReadOptions:
+def narrowed(options: ScanOptions, filters: Sequence[Filter]) -> ScanOptions:
     """The same read without what these conditions, all of which must hold, leave out anyway."""
     for one in filters:
         column, value = _condition(one)
@@ -79,9 +104,17 @@ def _times(narrowing: Narrowing, one: Filter, value: datetime) -> Narrowing:
     return narrowing
 
 
-def _one_subject(options: ReadOptions, subject: str) -> ReadOptions:
+def _one_subject(options: ScanOptions, subject: str) -> ScanOptions:
     # A name with a wildcard in it would match others; and the option's pattern counts as well.
     literal = patterns.why_invalid(subject) is None and not {"*", ">"} & set(subject.split("."))
     if literal and (options.subject is None or patterns.matches(options.subject, subject)):
         return replace(options, subject=subject)
     return options
+
+
+@cache
+def _calm_garbage_collector() -> None:
+    """Once per worker process. Spark runs the garbage collector after every task; scanning what
+    PySpark, pyarrow and numpy have loaded takes longer than a small task."""
+    gc.collect()
+    gc.freeze()

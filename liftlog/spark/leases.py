@@ -1,0 +1,176 @@
+"""The lease that protects a stream while it is read in parts.
+
+Compaction keeps the newest record of each key. Between two tasks the newest record of a key could
+move from before the end of the read to after it, and the read would miss the key altogether. A
+lease prevents that: while it lives, compaction ignores all records from its end on and drops no
+tombstone in its range, and retention deletes nothing in its range. So reading the range in parts,
+any number of times, is like reading it at once.
+
+For a read by Spark, the lease lives as long as some task renews it (`TaskLease`). Each task renews
+it once more after its last record, and reports that its part is done; after the last part the
+daemon ends the lease. A task can run later than that: a second action on the same plan, or a stage
+that Spark repeats. It needs no lease as long as nothing that the lease prevents has happened
+(`may_go_on`).
+
+For an export, a thread of the driver renews the lease during the whole run (`RenewedLease`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from liftlog.client import SyncClient
+from liftlog.errors import LeaseGone, LiftlogError
+from liftlog.records.positions import Batches
+
+logger = logging.getLogger("liftlog.spark.export")
+
+HOLDER = "spark"
+
+
+class TaskLease:
+    """One task's share in a lease."""
+
+    def __init__(
+        self,
+        client: SyncClient,
+        stream: str,
+        lease_id: str,
+        seconds: float,
+        *,
+        part: tuple[int, int] | None = None,
+        may_go_on: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._stream = stream
+        self._lease_id = lease_id
+        self._seconds = seconds
+        self._part = part
+        self._may_go_on = may_go_on
+        self._is_gone = False
+        self._clock = clock
+        self._renew_at = clock()
+
+    def over(self, batches: Iterator[Batches]) -> Iterator[Batches]:
+        """The same batches. Raises LeaseGone if the lease ended before the last one, unless the read
+        is still as if it had lived."""
+        self._renew()
+        for batch in batches:
+            yield batch
+            del batch  # so that its buffer is free for the next answer
+            if self._clock() >= self._renew_at:
+                self._renew()
+        self._renew(finished=self._part)
+
+    def _renew(self, finished: tuple[int, int] | None = None) -> None:
+        self._renew_at = self._clock() + self._seconds / 3
+        try:
+            if not self._is_gone:
+                self._client.renew_lease(
+                    self._stream, self._lease_id, ttl=self._seconds, finished=finished
+                )
+                return
+            gone: LeaseGone | None = None
+        except LeaseGone as error:
+            self._is_gone, gone = True, error
+        if not self._may_go_on():
+            raise LeaseGone(
+                f"the lease on {self._stream!r} ended before all of it was read: compaction may "
+                "have removed what was to be read",
+                hint="read again, with a new DataFrame; with tasks that wait longer than that for "
+                f"their turn, raise leaseSeconds (now {self._seconds:g})",
+            ) from gone
+
+
+class RenewedLease:
+    """Used in `with`: renews the lease until the block ends, then releases it.
+
+    `connect` opens a connection for the thread. If the lease ends early, the thread sets `gone` and
+    calls `on_lost`, so that useless work can be stopped. While the daemon cannot be reached, the
+    thread keeps trying.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], SyncClient],
+        stream: str,
+        lease_id: str,
+        seconds: float,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connect = connect
+        self._stream = stream
+        self._lease_id = lease_id
+        self._seconds = seconds
+        self._on_lost = on_lost
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self.gone: LeaseGone | None = None
+
+    def confirm(self, client: SyncClient) -> None:
+        """Returns if the lease has lived without a break. Raises LeaseGone."""
+        if self.gone is not None:
+            raise self.gone
+        try:
+            client.renew_lease(self._stream, self._lease_id, ttl=self._seconds)
+        except LeaseGone as error:
+            raise self.explained() from error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with ExitStack() as opened:
+            try:
+                self._renew_until_stopped(opened)
+            except LeaseGone:
+                self.gone = self.explained()
+                self._on_lost()
+            except LiftlogError as error:
+                # The lease expires by itself; if it was still needed, `confirm` fails.
+                logger.warning("lease-left stream=%s error=%s", self._stream, error)
+
+    def _renew_until_stopped(self, opened: ExitStack) -> None:
+        client: SyncClient | None = None
+        while True:
+            stopping = self._stop.wait(self._seconds / 3)
+            try:
+                if client is None:
+                    client = self._connect()
+                    opened.callback(client.close)
+                if stopping:
+                    client.release_lease(self._stream, self._lease_id)
+                    return
+                client.renew_lease(self._stream, self._lease_id, ttl=self._seconds)
+            except LeaseGone:
+                raise
+            except LiftlogError as error:
+                if stopping:
+                    raise
+                # The lease may outlive the trouble.
+                logger.warning("lease-not-renewed stream=%s error=%s", self._stream, error)
+
+    def explained(self) -> LeaseGone:
+        return LeaseGone(
+            f"the lease on {self._stream!r} ended before the export had read everything: "
+            "compaction or retention may have removed what was to be read; nothing was exported",
+            hint="run it again; a lease ends early when the daemon's disk is full, or when the "
+            "daemon could not be reached for as long as the lease lasts (--lease)",
+        )
