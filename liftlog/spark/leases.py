@@ -59,8 +59,8 @@ class TaskLease:
         self._renew_at = clock()
 
     def over(self, batches: Iterator[Batches]) -> Iterator[Batches]:
-        """The same batches. Raises LeaseGone if the lease ended before the last one, unless the read
-        is still as if it had lived."""
+        """The same batches. Raises LeaseGone if the lease ends before the last one, and `may_go_on`
+        does not find that the read is still complete."""
         self._renew()
         for batch in batches:
             yield batch
