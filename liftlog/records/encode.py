@@ -223,7 +223,8 @@ def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
     _append_numbers(parts, lengths)
     if any(escaped):
         attributes |= ESCAPED_SUBJECTS
-        _append_bitmap(parts, escaped)
+        bitmap = _bitmap(escaped)
+        parts += (bitmap, padding_for(len(bitmap)))
     parts += entries
     parts.append(padding_for(lengths[-1]))
     if len(entries) > 1:
@@ -275,17 +276,20 @@ def _append_binary(parts: list[bytes], items: Sequence[bytes]) -> None:
 
 def _append_nullable(parts: list[bytes], items: Sequence[bytes | None]) -> None:
     """i32 offsets, validity bitmap, then the bytes."""
-    present = [item or b"" for item in items]
+    if None not in items:
+        present: Sequence[bytes] = items  # type: ignore[assignment]
+        flags = ((1 << len(items)) - 1).to_bytes((len(items) + 7) // 8, "little")
+    else:
+        present = [item or b"" for item in items]
+        flags = _bitmap(item is not None for item in items)
     ends = array("i", accumulate(map(len, present), initial=0))
     _append_numbers(parts, ends)
-    _append_bitmap(parts, (item is not None for item in items))
+    parts += (flags, padding_for(len(flags)))
     parts += present
     parts.append(padding_for(ends[-1]))
 
 
-def _append_bitmap(parts: list[bytes], flags: Iterable[bool]) -> None:
+def _bitmap(flags: Iterable[bool]) -> bytes:
     """One bit per item, lowest bit first, as Arrow does."""
     digits = "".join(["1" if flag else "0" for flag in flags])
-    raw = int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")
-    parts.append(raw)
-    parts.append(padding_for(len(raw)))
+    return int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")

@@ -14,6 +14,7 @@ from typing import Any
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import first_value
 from liftlog.stream.control import MESSAGE_ID
+from liftlog.stream.header_columns import header_columns
 from liftlog.stream.marks import Marks
 
 
@@ -126,9 +127,14 @@ class DedupeWindow:
         Each id is judged at its own stamp, as when it came: an id may have been used again after
         its window, and then the later record is the original.
         """
-        for offset, stamp, message_id in message_ids(batch):
-            self.expire(stamp)
-            self.add(self.mark(message_id), offset, stamp)
+        found = message_ids(batch)
+        marks = self.marks(message_id for _, _, message_id in found)
+        expired_at = None
+        for (offset, stamp, _), mark in zip(found, marks, strict=True):
+            if stamp != expired_at:
+                self.expire(stamp)
+                expired_at = stamp
+            self.add(mark, offset, stamp)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON can hold it: `key` of the hash and `marks` as [timestamp_ns, mark,
@@ -158,12 +164,13 @@ class DedupeWindow:
 def message_ids(batch: RecordBatch) -> list[tuple[int, int, bytes]]:
     """(offset, timestamp_ns, id) of every record in the batch that has a message id."""
     blocks = batch.headers()
-    if not any(MESSAGE_ID in block for block in blocks):
+    if not blocks:
         return []
-    found = []
-    rows = zip(batch.offsets(), batch.timestamps_ns(), blocks, strict=True)
-    for offset, stamp, block in rows:
-        message_id = first_value(block, MESSAGE_ID)
-        if message_id:
-            found.append((offset, stamp, message_id))
-    return found
+    _, columns, odd = header_columns(blocks)
+    if columns is None and not odd:
+        return []
+    ids = columns or [None] * len(blocks)
+    for row in odd:
+        ids[row] = first_value(blocks[row], MESSAGE_ID)
+    rows = zip(batch.offsets(), batch.timestamps_ns(), ids, strict=True)
+    return [(offset, stamp, message_id) for offset, stamp, message_id in rows if message_id]
