@@ -177,7 +177,9 @@ def _wait_for_reset(sock: socket.socket) -> None:
 
 
 class Flood(threading.Thread):
-    """Connections at a rate, each left to `treat`; at most `kept` of them stay open."""
+    """Connections at a rate, each left to `treat`; at most `kept` of them stay open. A busy machine
+    makes the rate lower: what was missed is not made up for in a burst that no daemon is told to
+    survive."""
 
     def __init__(self, daemon: Daemon, treat: Callable[[socket.socket], bool], kept: int) -> None:
         super().__init__(daemon=True)
@@ -190,9 +192,9 @@ class Flood(threading.Thread):
         self.made = 0
 
     def run(self) -> None:
-        began = time.monotonic()
-        while not self._ended.is_set():
-            self._ended.wait(began + self.made / FLOOD_RATE - time.monotonic())
+        due = time.monotonic()
+        while not self._ended.wait(due - time.monotonic()):
+            due = max(due, time.monotonic() - 1 / FLOOD_RATE) + 1 / FLOOD_RATE
             sock = socket.socket()
             with contextlib.suppress(OSError):
                 sock.settimeout(1)

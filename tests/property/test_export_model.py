@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.crashing_disk import Stopped, disk
 from support.exporting import Export, ExportedStreams, Put, table
@@ -50,6 +50,13 @@ ROUNDS = st.lists(
     min_size=2,
     max_size=4,
 )
+
+PLAIN = {"stop_before": None, "partition_bytes": None, "optimize": False, "full": False}
+READ_BEFORE_AND_AFTER_A_PASS = [
+    # The runs read up to the same high watermark, which the pass in between does not move.
+    ([[Put("a", b"1")], [Put("a", b"2" * 500)] * 8], [], PLAIN),
+    ([[Put("b", b"1")] * 3], [("convert", "compacted"), ("compact", False)], PLAIN),
+]
 
 numbers = itertools.count()
 
@@ -220,6 +227,7 @@ def rows_of(export: Export) -> list[Row]:
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example(rounds=READ_BEFORE_AND_AFTER_A_PASS)
 @given(rounds=ROUNDS)
 def test_exports_of_any_history(streams: ExportedStreams, tmp_path: Path, rounds: Any) -> None:
     history = History(streams, tmp_path)

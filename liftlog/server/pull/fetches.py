@@ -179,7 +179,8 @@ class FetchQueue:
         fetch, log = waiting.fetch, stream.log
         asked_bytes = self._default_bytes if fetch.max_bytes is None else fetch.max_bytes
         max_bytes = max(1, min(asked_bytes, self._max_bytes))
-        high_watermark = log.high_watermark  # before reading: what is not found is not there
+        view = log.view  # before reading: what is not found is not there
+        high_watermark = view.committed.offset
         # A fetch that does not wait is not for the tail: it gets slices straight from the file.
         group = self._services.tail_group(stream) if fetch.max_wait_ms else None
         if group is not None and self._too_soon(waiting, offset < high_watermark):
@@ -188,7 +189,7 @@ class FetchQueue:
         found: LogSlice | Tail | None = None
         question = (offset, max_bytes, fetch.max_records)
         if group is not None and offset >= log.log_start_offset:
-            found = group.recall(high_watermark, *question)
+            found = group.recall(view, *question)
         if found is None and offset != high_watermark:  # there the log has nothing to read
             try:
                 found = log.read(*question)
@@ -198,7 +199,7 @@ class FetchQueue:
                 self._examine(waiting, log, damage)
                 return False
             if group is not None and found is not None:
-                found = group.take(found, high_watermark, *question)
+                found = group.take(found, view, *question)
         if found is None:
             next_offset = max(offset, high_watermark)
             # Or a hole that ends at the high watermark.

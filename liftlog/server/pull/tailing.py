@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from liftlog.log import LogSlice
+from liftlog.log.state import ReadView
 from liftlog.protocol.limits import KIB
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.read_share import ReadShare
@@ -72,7 +73,7 @@ class TailGroup:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the next round may begin
         self._kept: dict[tuple[int, int, int | None], Tail] = {}
-        self._kept_at = -1  # the high watermark that they end at
+        self._kept_of: ReadView | None = None  # the state of the log that they were read from
 
     def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
         """`wake` runs, once, when the high watermark is above `offset` or the stream has ended,
@@ -139,23 +140,25 @@ class TailGroup:
     # --- what they read ---
 
     def recall(
-        self, high_watermark: int, offset: int, max_bytes: int, max_records: int | None
+        self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
     ) -> Tail | None:
-        """What another consumer has just read for the same request, if anything."""
-        if high_watermark != self._kept_at:
+        """What another consumer has just read for the same request, if anything. Nothing once the
+        log has changed, even at the same high watermark: compaction may have removed records."""
+        if view is not self._kept_of:
             return None
         return self._kept.get((offset, max_bytes, max_records))
 
     def take(
         self,
         piece: LogSlice,
-        high_watermark: int,
+        view: ReadView,
         offset: int,
         max_bytes: int,
         max_records: int | None,
     ) -> LogSlice | Tail:
-        """The bytes of a short slice that is in memory, kept for the others; else the slice."""
-        if piece.length > MAX_TAIL_BYTES or piece.next_offset != high_watermark:
+        """The bytes of a short slice that is in memory, kept for the others; else the slice.
+        `view` is the log as it was before the slice was read."""
+        if piece.length > MAX_TAIL_BYTES or piece.next_offset != view.committed.offset:
             return piece
         body = bytearray(piece.length)
         try:
@@ -165,8 +168,8 @@ class TailGroup:
             return piece  # not in memory, or the file system cannot say: sent as any slice is
         piece.release()
         tail = Tail(piece.first_offset, piece.next_offset, piece.record_count, bytes(body))
-        if high_watermark != self._kept_at or len(self._kept) >= _KEPT_TAILS:
-            self._kept_at = high_watermark
+        if view is not self._kept_of or len(self._kept) >= _KEPT_TAILS:
+            self._kept_of = view
             self._kept.clear()
         self._kept[offset, max_bytes, max_records] = tail
         return tail

@@ -6,12 +6,14 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
+from liftlog.log.active_segment import LogEnd
+from liftlog.log.state import ReadView
 from liftlog.records.decode import iter_batches
 from liftlog.server.pull import PullLimits, tailing
 from liftlog.server.pull.read_share import ReadShare, ThreadUsage
@@ -232,6 +234,11 @@ class Piece:
         self.released = True
 
 
+def view_of(end: int) -> ReadView:
+    """A log with that high watermark; no two are the same."""
+    return ReadView(LogEnd(end, 0, 0, 0), (), cast(Any, None), cast(Any, None))
+
+
 async def test_only_what_is_whole_short_and_at_the_end_is_kept(tmp_path: Any) -> None:
     need_nowait(tmp_path)
     group = tail_group(0)
@@ -239,15 +246,19 @@ async def test_only_what_is_whole_short_and_at_the_end_is_kept(tmp_path: Any) ->
     path.write_bytes(b"..abcdef")
     fd = os.open(path, os.O_RDONLY)
     try:
-        whole = group.take(Piece(fd, 6), 9, 5, 100, None)
+        view = view_of(9)
+        whole = group.take(Piece(fd, 6), view, 5, 100, None)
         assert whole == Tail(5, 9, 4, b"abcdef")
-        assert group.recall(9, 5, 100, None) is whole
-        assert group.recall(10, 5, 100, None) is None, "the stream has gone on"
-        assert group.recall(9, 6, 100, None) is None
+        assert group.recall(view, 5, 100, None) is whole
+        assert group.recall(view_of(10), 5, 100, None) is None, "the stream has gone on"
+        assert group.recall(view_of(9), 5, 100, None) is None, "it was compacted, for example"
+        assert group.recall(view, 6, 100, None) is None
         for piece in (Piece(fd, 7), Piece(fd, tailing.MAX_TAIL_BYTES + 1)):
-            assert group.take(piece, 9, 1, 100, None) is piece, "the file is shorter, or it is long"
+            assert group.take(piece, view, 1, 100, None) is piece, (
+                "the file is shorter, or it is long"
+            )
             assert not piece.released
         inside = Piece(fd, 6)
-        assert group.take(inside, 10, 1, 100, None) is inside
+        assert group.take(inside, view_of(10), 1, 100, None) is inside
     finally:
         os.close(fd)
