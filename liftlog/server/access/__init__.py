@@ -1,8 +1,8 @@
-"""Who asks, and whether they may: for the pull port and for HTTP.
+"""Who a client is and what it may do, for the pull port and for HTTP.
 
 origins          where a client comes from, as the kernel reports it
 authentication   who a client is
-guessing         how many wrong tokens a client may present
+guessing         bounds on wrong tokens (the connection delays the answer to each)
 gate             every request passes here: names, authorization
 audit            logins, refusals, and operations that change something
 """

@@ -1,7 +1,7 @@
 """Compaction, re-batching and scrubbing of sealed segments, beside the daemon's own work.
 
     cleaner     what is done next, one job at a time
-    compaction  when a stream is compacted, and why it is not
+    compaction  plans a pass of one stream by the rules of `compaction.planning`
     rebatching  which segments consist of small batches
     scrubbing   which segment is verified next
     jobs        one job: run it, swap its outcome in, clean up when it fails

@@ -1,15 +1,15 @@
-"""All streams: found, made, changed, held, kept in order.
+"""All streams: opened, created, changed, leased, kept within their retention.
 
 broker           all of them: found, created, described, deleted
 administration   changed while they run
 settings         their settings: compared, merged, stored
-making           how they come to life, from the configuration or from disk
-dedupe_restoring the message ids that one remembers, after a start
+making           opens streams from disk, creates new ones with all that they need
+dedupe_restoring the message ids that a stream remembers, after a start
 attachments      their subscriptions, and when messages may have been missed
 intake           what they share on the way in
-leases           what holds retention back for a reader
-retention        what of one stream is deleted, and what holds it
+leases           granted and renewed for readers; `log.leases` stores them
+retention        what of one stream is deleted, and what is held back
 housekeeping     retention, rolling and recovery points, a few streams at a time
-neighbours       what streams have to know of each other
-description      what is said of them: descriptions, and what is wrong
+neighbours       what streams have to know about each other
+description      descriptions of streams, and what is wrong with them
 """

@@ -86,7 +86,8 @@ def _lost(log: Log) -> str:
     places = [
         f"[{first:,}, {following:,}) {reason}" for first, following, reason in ranges[:_MAX_RANGES]
     ]
-    return f"{count:,} offsets cannot be read: {_joined(places, len(ranges))}"
+    what = "1 offset" if count == 1 else f"{count:,} offsets"
+    return f"{what} cannot be read: {_joined(places, len(ranges))}"
 
 
 def _listed(by_stream: Mapping[str, str]) -> str:
