@@ -18,7 +18,7 @@ send_queue       what waits to be sent on a connection: frames and slices of log
 tailing          the consumers that wait at the end of a stream: woken together
 filtering        the answer to a fetch with a filter or a choice of columns
 
-fairness         the time that reading from clients takes in a turn of the loop, and the thread for
+fairness         the time that reading from clients takes in a turn of the loop, and the threads for
                  filtered answers, both shared fairly
 read_share       what all consumers together may take of the event loop
 
