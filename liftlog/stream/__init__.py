@@ -2,6 +2,7 @@
 
 run         messages as they come from NATS
 sequencer   judges, numbers and groups them; then words acks or nacks
+tail        what is judged and not committed: offsets, stamps, ids
 judging     what of a message is judged by itself
 columns, header_columns   the same for a whole run: keys, ids and envelopes as columns
 control, enveloped, liftbridge   what headers and envelopes ask for

@@ -8,13 +8,11 @@ last commit is taken back.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from acl.subjects import matches
-from envelope.liftbridge import Ack
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
 from liftlog.stream.columns import Columns, columns_of
@@ -45,16 +43,12 @@ from liftlog.stream.refusals import (
     wrong_last_sequence,
 )
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES, MessageRun
-from liftlog.stream.subject_sequences import Notes, SubjectSequences
+from liftlog.stream.tail import NO_REPLY, Tail, notes_of
 
-logger = logging.getLogger("liftlog.stream")
-
-_CLOCK_TOLERANCE_NS = 60 * 1_000_000_000
-_NO_REPLY = b""
 _COLUMNS_FROM_ROWS = 4
 
 
-class Sequencer:
+class Sequencer(Tail):
     """Not thread-safe: lives on the event loop."""
 
     def __init__(
@@ -70,27 +64,22 @@ class Sequencer:
     ) -> None:
         """`commit_clock` tells the time of a commit (ns since 1970), for the acks that name it;
         without one they name the time of the newest record."""
-        self.config = config
-        self.dedupe = dedupe
-        self.ack_subjects = ack_subjects
-        self.subjects: SubjectSequences | None = None
-        """The last offset of each subject, if it is kept; may come and go between two runs."""
-        self.format = AckFormat(config.stream, config.durability)
-        self.next_offset = next_offset
-        self.last_timestamp_ns = last_timestamp_ns
-        self.last_message_id = last_message_id
+        super().__init__(
+            config,
+            dedupe,
+            ack_subjects,
+            next_offset=next_offset,
+            last_timestamp_ns=last_timestamp_ns,
+            last_message_id=last_message_id,
+        )
         self.sibling_streams: Mapping[bytes, str] = {}
         """Subjects of streams that get messages of their own, by name; this one may be there."""
-        self.refused: Counter[str] = Counter()
-        self.duplicates = 0
-        self.acks_suppressed = 0
         self.pending_bytes = 0
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Shorter runs are judged one message at a time, which comes to the same."""
         self._commit_clock = commit_clock
         self._groups: deque[CommitGroup] = deque()
         self._open = self._new_group()
-        self._ids_seen_ns = 0
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
         """Judge by these settings from the next message on; what was judged stays judged. Call it
@@ -139,7 +128,7 @@ class Sequencer:
         group.subjects += subjects
         group.values += values
         group.has_tombstones |= None in values
-        group.ack_replies += [_NO_REPLY] * count
+        group.ack_replies += [NO_REPLY] * count
         group.add_stamp(self._stamp(now_ns), count)
         group.size_bytes += sum(map(len, filter(None, [*subjects, *keys, *values])))
         self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * count
@@ -153,29 +142,10 @@ class Sequencer:
             self._open = self._new_group()
         return self._open
 
-    def _stamp(self, now_ns: int) -> int:
-        """max(previous, now), unless the previous one lies more than a minute ahead: then the
-        clock was wrong before, and following it would pin the log to that time.
-
-        In whole microseconds: that is what a batch holds relative to its oldest stamp, so batches
-        can be put together later and no stamp changes."""
-        now_ns -= now_ns % 1000
-        previous = self.last_timestamp_ns
-        if previous > now_ns + _CLOCK_TOLERANCE_NS:
-            logger.warning(
-                "clock-stepped-back stream=%s previous_ns=%d now_ns=%d",
-                self.config.stream,
-                previous,
-                now_ns,
-            )
-            previous = 0
-        self.last_timestamp_ns = max(previous, now_ns)
-        return self.last_timestamp_ns
-
     def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> bool:
         """Store a run of plain messages; False, and nothing done, when a reply needs a look."""
         count = len(run)
-        replies: Sequence[bytes] = [_NO_REPLY] * count
+        replies: Sequence[bytes] = [NO_REPLY] * count
         wants_acks = self.config.acks == "on" and any(run.replies)
         if wants_acks:
             replies = run.replies
@@ -188,20 +158,13 @@ class Sequencer:
         group.add_stamp(stamp, count)
         group.size_bytes += run.size_bytes
         if self.subjects is not None:
-            notes = _notes_of(group, self.subjects)
+            notes = notes_of(group, self.subjects)
             self.subjects.note_run(notes, run.subjects, self.next_offset)
         group.has_acks |= wants_acks
         group.ack_replies += replies
         self.next_offset += count
         self.last_message_id = b""
         return True
-
-    def _checked(self, reply: bytes) -> bytes:
-        """The reply subject, or b"" when no ack may be sent there."""
-        if not reply or self.ack_subjects.allows(reply):
-            return reply
-        self.acks_suppressed += 1
-        return _NO_REPLY
 
     def _judge_columns(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
         """As `_judge_rows` of the whole run, with the rows between odd ones as columns."""
@@ -281,59 +244,6 @@ class Sequencer:
         # After the originals, so that no duplicate is answered before its original.
         self._answer_duplicates(group, part, duplicates)
 
-    def _answer_duplicates(
-        self, group: CommitGroup, part: Columns, duplicates: Sequence[tuple[int, int]]
-    ) -> None:
-        """`duplicates` are (row, offset of the original)."""
-        if part.echoes is None and all(part.replies):
-            replies = [part.replies[row] for row, _ in duplicates]
-            group.answers.append(self.format.duplicates(replies, [at for _, at in duplicates]))
-            group.waiting_replies += replies
-            return
-        for row, original in duplicates:
-            if part.replies[row]:
-                echo = None if part.echoes is None else part.echoes[row]
-                self._acknowledge(group, part.replies[row], echo, original, duplicate=True)
-
-    def _remember(self, group: CommitGroup, marks: Sequence[bytes], offsets: Sequence[int]) -> None:
-        if marks:
-            self.dedupe.add_new(marks, offsets, self._ids_seen_ns)
-            group.id_marks += marks
-
-    def _with_checked_replies(self, part: Columns) -> Columns:
-        if self.ack_subjects.all_allowed_or_empty(part.replies):
-            return part
-        return part._replace(replies=[self._checked(reply) for reply in part.replies])
-
-    def _store_columns(self, group: CommitGroup, part: Columns, stamp: int) -> None:
-        first, count = self.next_offset, len(part.values)
-        size_bytes = sum(map(len, filter(None, part.values)))
-        if part.blocks is not None and any(part.blocks):
-            group.pad_headers().extend(part.blocks)
-            size_bytes += sum(map(len, part.blocks))
-        if part.keys is not None and part.keys.count(None) < count:
-            group.pad_keys().extend(part.keys)
-            size_bytes += sum(map(len, filter(None, part.keys)))
-        replies = part.replies
-        if part.echoes is not None:
-            group.has_tombstones |= None in part.values
-            replies = list(replies)
-            for row, echo in enumerate(part.echoes):
-                if echo is not None:
-                    if replies[row]:
-                        self._acknowledge(group, replies[row], echo, first + row)
-                    replies[row] = _NO_REPLY
-        group.subjects += part.subjects
-        group.values += part.values
-        group.add_stamp(stamp, count)
-        group.size_bytes += size_bytes
-        if self.subjects is not None:
-            self.subjects.note_run(_notes_of(group, self.subjects), part.subjects, first)
-        group.has_acks |= any(replies)
-        group.ack_replies += replies
-        self.next_offset = first + count
-        self.last_message_id = (part.message_ids and part.message_ids[-1]) or b""
-
     def _judge_one(
         self,
         group: CommitGroup,
@@ -346,15 +256,15 @@ class Sequencer:
         too_large = len(payload) + len(block) > self.config.max_message_bytes
         if self.config.acks == "off":
             if too_large:
-                self._refuse(group, _NO_REPLY, TOO_LARGE)
+                self._refuse(group, NO_REPLY, TOO_LARGE)
             else:
-                self._store(group, subject, payload, block, NO_CONTROL, _NO_REPLY, None, stamp)
+                self._store(group, subject, payload, block, NO_CONTROL, NO_REPLY, None, stamp)
             return
         value: bytes | None = payload
         echo: Echo = None
         refusal = None
         if self.config.acks != "on":
-            reply = _NO_REPLY
+            reply = NO_REPLY
         is_fast_batch = reply.endswith(FAST_BATCH_SUFFIX)
         found = open_envelope(self.config, subject, payload, stamp, too_large=too_large)
         bad_headers, control = None, NO_CONTROL
@@ -374,7 +284,7 @@ class Sequencer:
             reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
             # It will answer; this one only counts.
-            self._refuse(group, _NO_REPLY, WRONG_STREAM)
+            self._refuse(group, NO_REPLY, WRONG_STREAM)
             return
         reply = self._checked(reply)
         if control.tombstone:
@@ -440,73 +350,6 @@ class Sequencer:
             self._refuse(group, reply, refusal, echo)
             return True
         return False
-
-    def _acknowledge(
-        self,
-        group: CommitGroup,
-        reply: bytes,
-        echo: Echo,
-        offset: int,
-        *,
-        duplicate: bool = False,
-    ) -> None:
-        """An ack that is not of the common form."""
-        if isinstance(echo, Ack):
-            if group.timed_acks is None:
-                group.timed_acks = []
-            group.timed_acks.append((reply, echo, offset))
-        else:
-            body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)
-            group.answers.append(publish_commands([(reply, body)]))
-            group.waiting.append((reply, echo))
-
-    def _refuse(
-        self,
-        group: CommitGroup,
-        reply: bytes,
-        refusal: Refusal,
-        echo: Echo = None,
-    ) -> None:
-        self.refused[refusal.reason] += 1
-        if reply:
-            body = nack_body(self.config.stream, refusal, echo)
-            if body is not None:
-                group.answers.append(publish_commands([(reply, body)]))
-            group.waiting.append((reply, echo))
-
-    def _store(
-        self,
-        group: CommitGroup,
-        subject: bytes,
-        value: bytes | None,
-        block: bytes,
-        control: Control,
-        reply: bytes,
-        echo: Echo,
-        stamp: int,
-    ) -> None:
-        if block:
-            group.pad_headers().append(block)
-        if control.key is not None:
-            group.pad_keys().append(control.key)
-            group.size_bytes += len(control.key)
-        if value is None:
-            group.has_tombstones = True
-        group.subjects.append(subject)
-        group.values.append(value)
-        group.add_stamp(stamp, 1)
-        group.size_bytes += len(value or b"") + len(block)
-        offset = self.next_offset
-        if reply and echo is not None:
-            self._acknowledge(group, reply, echo, offset)
-            reply = _NO_REPLY
-        if reply:
-            group.has_acks = True
-        group.ack_replies.append(reply)
-        if self.subjects is not None:
-            self.subjects.note(_notes_of(group, self.subjects), subject, offset)
-        self.last_message_id = control.message_id
-        self.next_offset = offset + 1
 
     # --- groups ---
 
@@ -613,9 +456,3 @@ class Sequencer:
         reply = self._checked(reply)
         body = nack_body(self.config.stream, refusal, echo) if reply else None
         return [] if body is None else [(reply, body)]
-
-
-def _notes_of(group: CommitGroup, table: SubjectSequences) -> Notes:
-    if group.subject_notes is None or group.subject_notes.table is not table:
-        group.subject_notes = Notes(table)
-    return group.subject_notes
