@@ -167,7 +167,7 @@ class _Shape:
                 headers, payloads = _cut(ops, payloads, self._header_sizes)
             except KeyError:
                 return 0  # HMSG with one size or MSG with two: the reply subject is none
-            if not self.has_headers:
+            if not (self.has_headers and any(headers)):
                 headers = None
         columns.extend(subjects, replies, headers, payloads)
         return length

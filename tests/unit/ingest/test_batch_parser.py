@@ -319,6 +319,17 @@ async def test_headers_and_several_sizes_are_on_the_fast_path(
     assert calls == 1
 
 
+async def test_a_run_without_headers_has_no_header_column() -> None:
+    recorder = Recorder()
+    parser = make(recorder)
+    plain = [Row(3, b"s", b"_INBOX.x", b"", b"v" * (40 + i % 3)) for i in range(30)]
+    with_headers = plain[0]._replace(headers=b"NATS/1.0\r\nA: b\r\n\r\n")
+    await parser.parse(b"".join(map(frame, [*plain, with_headers])))
+    assert recorder.runs[0].headers is not None
+    await parser.parse(b"".join(map(frame, plain)))
+    assert recorder.runs[1].headers is None
+
+
 async def test_what_follows_an_odd_message_is_not_taken_from_inside_it() -> None:
     recorder = Recorder()
     parser = make(recorder)
