@@ -143,7 +143,7 @@ class ExportedStreams:
         broker = self.cleaning.running.broker
         broker.serve_checkpoints(
             Checkpoints(
-                broker,
+                broker.stream,
                 LocalOffsets(),
                 CheckpointTable(),
                 subject_prefix="liftlog.test.offsets",

@@ -44,7 +44,7 @@ def serve_checkpoints(broker: Any) -> LocalOffsets:
     """Give a `LogBroker` checkpoints."""
     offsets = LocalOffsets()
     broker.checkpoints = Checkpoints(
-        broker,
+        broker.stream,
         offsets,
         CheckpointTable(),
         subject_prefix="liftlog.test.offsets",

@@ -5,31 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from liftlog.errors import CheckpointMoved, LiftlogError, StreamNotFound
 from liftlog.server.checkpoints.layout import CheckpointKey, Stored
 from liftlog.server.checkpoints.service import Checkpoints
+from liftlog.server.commits.host import StreamHost
 
 logger = logging.getLogger("liftlog.server.checkpoints")
 
 _AT_ONCE = 1000
 
 
-class TimedLog(Protocol):
-    @property
-    def incarnation(self) -> str: ...
-    def offset_for_timestamp(self, timestamp_ns: int, /) -> int: ...
-
-
-class TimedStream(Protocol):
-    @property
-    def log(self) -> TimedLog: ...
-
-
 async def expire(
     checkpoints: Checkpoints,
-    find_stream: Callable[[str], TimedStream],
+    find_stream: Callable[[str], StreamHost],
     before_ns: int,
 ) -> int:
     """Delete checkpoints that were committed before `before_ns` although there have been records to
@@ -64,7 +53,7 @@ async def expire(
 
 
 async def _unread_since(
-    find_stream: Callable[[str], TimedStream], name: str, before_ns: int
+    find_stream: Callable[[str], StreamHost], name: str, before_ns: int
 ) -> tuple[str, int] | None:
     """Incarnation of the stream, and its first offset that is not older than `before_ns`. None if
     the stream exists but cannot be read."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from liftlog.errors import (
     Diverged,
     InvalidArgument,
@@ -11,26 +9,11 @@ from liftlog.errors import (
     OffsetOutOfRange,
     StaleIncarnation,
 )
-
-
-class Bounds(Protocol):
-    """The state of a stream's log."""
-
-    @property
-    def incarnation(self) -> str: ...
-    @property
-    def leader_epoch(self) -> int: ...
-    @property
-    def log_start_offset(self) -> int: ...
-    @property
-    def high_watermark(self) -> int: ...
-    @property
-    def log_end_offset(self) -> int: ...
-    def epoch_end(self, epoch: int) -> int: ...
+from liftlog.log import Log
 
 
 def why_not_readable(
-    log: Bounds, stream: str, offset: int, incarnation: str, epoch: int
+    log: Log, stream: str, offset: int, incarnation: str, epoch: int
 ) -> LiftlogError | None:
     """The error that a reader gets at `offset` after reading that incarnation and epoch; None if it
     can go on.
@@ -44,7 +27,7 @@ def why_not_readable(
 
 
 def why_not_storable(
-    log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
+    log: Log, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
     """The error of a commit that claims to have read the stream up to `offset`; None if it is
     plausible. `incarnation` and `epoch` None stand for the current ones."""
@@ -75,7 +58,7 @@ def why_not_storable(
     return None
 
 
-def _out_of_range(log: Bounds, stream: str, offset: int) -> OffsetOutOfRange:
+def _out_of_range(log: Log, stream: str, offset: int) -> OffsetOutOfRange:
     start, end = log.log_start_offset, log.log_end_offset
     return OffsetOutOfRange(
         f"the checkpoint {offset} is outside [{start}, {end}] of stream {stream}",

@@ -20,7 +20,7 @@ from liftlog.stream import AckSubjects
 logger = logging.getLogger("liftlog.server.checkpoints")
 
 
-class Streams(Protocol):
+class StreamsOfDaemon(Protocol):
     """The part of the broker that checkpoints need."""
 
     settings: Settings
@@ -61,7 +61,7 @@ def is_open_to_nats(settings: Settings) -> bool:
 
 
 async def open_checkpoints(
-    streams: Streams, wall_clock: Callable[[], int] = time.time_ns
+    streams: StreamsOfDaemon, wall_clock: Callable[[], int] = time.time_ns
 ) -> Checkpoints:
     """Raises StreamUnavailable, StorageError and DiskFull; the files are then left as they are."""
     settings = streams.settings
@@ -69,7 +69,7 @@ async def open_checkpoints(
     started = time.monotonic()
     table = await asyncio.to_thread(load_table, host.log)
     checkpoints = Checkpoints(
-        streams,
+        streams.stream,
         host,
         table,
         subject_prefix=subject_prefix(settings),

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from liftlog.errors import (
     CheckpointMoved,
@@ -23,7 +22,6 @@ from liftlog.errors import (
     LimitExceeded,
     StreamUnavailable,
 )
-from liftlog.log import Log
 from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
 from liftlog.server.checkpoints.judging import why_not_readable, why_not_storable
@@ -34,6 +32,7 @@ from liftlog.server.checkpoints.layout import (
     encode_value,
 )
 from liftlog.server.checkpoints.table import CheckpointTable
+from liftlog.server.commits.host import StreamHost
 
 logger = logging.getLogger("liftlog.server.checkpoints")
 
@@ -49,31 +48,6 @@ _MAX_LOOKED_AT = 10_000
 
 Told = Callable[[LiftlogError | None], None]
 """Called on the event loop with None when a change is durable, else with its error."""
-
-
-class LoggedStream(Protocol):
-    @property
-    def log(self) -> Log: ...
-
-
-class Streams(Protocol):
-    def stream(self, name: str) -> LoggedStream:
-        """Raises StreamNotFound, StreamUnavailable."""
-        ...
-
-
-class OffsetsStream(Protocol):
-    """The stream `_offsets`."""
-
-    @property
-    def failure(self) -> str: ...
-    def store(
-        self,
-        subjects: list[bytes],
-        keys: list[bytes | None],
-        values: list[bytes | None],
-        done: Told,
-    ) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +71,13 @@ class Change:
 
 
 class Checkpoints:
-    """See `opening.open_checkpoints`."""
+    """See `opening.open_checkpoints`. `find_stream` raises StreamNotFound and StreamUnavailable,
+    `offsets` is the stream `_offsets`."""
 
     def __init__(
         self,
-        streams: Streams,
-        offsets: OffsetsStream,
+        find_stream: Callable[[str], StreamHost],
+        offsets: StreamHost,
         table: CheckpointTable,
         *,
         subject_prefix: str,
@@ -113,7 +88,7 @@ class Checkpoints:
         self.table = table
         self.commits = 0
         self.refused: Counter[str] = Counter()
-        self._streams = streams
+        self._find_stream = find_stream
         self._offsets = offsets
         self._subject_prefix = subject_prefix
         self._max_count = max_count
@@ -149,7 +124,7 @@ class Checkpoints:
         """
         try:
             check_consumer_name(consumer)
-            log = self._streams.stream(stream).log
+            log = self._find_stream(stream).log
             error = why_not_storable(log, stream, offset, incarnation, epoch)
             if error is not None:
                 raise error
@@ -327,7 +302,7 @@ class Checkpoints:
         check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
         if stored is None:
-            self._streams.stream(stream)  # a stream that does not exist is an error, not "none"
+            self._find_stream(stream)  # a stream that does not exist is an error, not "none"
             if not self.table.is_uncertain((consumer, stream)):
                 return None
             if check:
@@ -377,7 +352,7 @@ class Checkpoints:
         lag: int | None = None
         error: LiftlogError | None
         try:
-            log = self._streams.stream(stream).log
+            log = self._find_stream(stream).log
         except LiftlogError as unknown:
             error = unknown
         else:

@@ -71,7 +71,7 @@ class Bench:
         self.disk, self.streams = Disk(), Streams()
         self.now = 1000
         self.checkpoints = Checkpoints(
-            self.streams,
+            self.streams.stream,
             self.disk,  # type: ignore[arg-type]
             CheckpointTable(entries),
             subject_prefix="liftlog.main.offsets",

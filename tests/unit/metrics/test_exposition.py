@@ -144,7 +144,7 @@ async def test_no_more_consumers_than_the_bound(running: Running) -> None:
     count = MAX_SHOWN_CHECKPOINTS + 7
     running.broker.serve_checkpoints(
         Checkpoints(
-            running.broker,
+            running.broker.stream,
             LocalOffsets(),
             CheckpointTable({(f"c-{number:05}", "stream"): stored for number in range(count)}),
             subject_prefix="x",
