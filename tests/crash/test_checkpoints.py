@@ -61,7 +61,7 @@ class Committers(threading.Thread):
             async with connect(self._address, reconnect_for=0) as client:
                 while True:
                     number = self.asked[name] = self.asked.get(name, 0) + 1
-                    # Every other consumer makes sure that nobody else commits.
+                    # Every other consumer makes sure that no other client commits.
                     expected = None
                     if int(name[1:]) % 2:
                         known = await client.fetch_checkpoint(name, "orders")

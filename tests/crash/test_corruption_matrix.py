@@ -135,7 +135,7 @@ def check(
     """Returns the offsets whose records are gone."""
     found, reported = read_carefully(log)
     for offset, value in found.items():
-        assert stored.values.get(offset, b"nobody wrote it") == value, (what, offset, value)
+        assert stored.values.get(offset, b"was never written") == value, (what, offset, value)
     gone = [offset for offset in stored.values if offset not in found]
     for offset in gone:
         assert any(offset in one for one in reported), (

@@ -56,7 +56,7 @@ def test_what_was_not_synced_is_gone(disk: LoseFsHandle) -> None:
         assert (disk.path / "renamed").read_bytes() == b"stays goes"
         disk.cut("none", 0)
         with pytest.raises(OSError):
-            os.write(file, b"nobody hears this")
+            os.write(file, b"no one reads this")
     disk.mount()
     assert [entry.name for entry in disk.path.iterdir()] == ["file"]
     assert path.read_bytes() == b"stays"

@@ -60,7 +60,7 @@ class Updater(threading.Thread):
                         answer = client.request(subject, b"v", headers=block, timeout=0.5)
                     except TimeoutError:
                         continue
-                    if not answer.payload:  # nobody listens
+                    if not answer.payload:  # no responders
                         self.stop_asked.wait(0.02)
                         continue
                     self._learn(subject, last, json.loads(answer.payload))

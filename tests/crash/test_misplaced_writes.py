@@ -255,7 +255,7 @@ def check(stored: Stored, log: Log, what: str) -> set[int]:
     for offset, found_at in seen.items():
         assert found_at == (None if offset in gone else offset), f"{what}: the id of {offset}"
     assert log.log_end_offset >= stored.end
-    # Whoever met the damage has quarantined it.
+    # The reader that met the damage has quarantined it.
     assert offsets_of(log.quarantined) & everything == gone, what
     assert everything - set(READERS[0](log).found) == gone, f"{what}: after it was quarantined"
     return gone

@@ -2,7 +2,7 @@
 
 Each fault is injected below the daemon, in the forgetful file system, so that a power cut
 afterwards shows what had really reached the disk. A failed fsync drops the dirty pages there, as
-Linux does: whoever syncs the same file again and believes it has lost them.
+Linux does: a program that syncs the same file again and trusts the result has lost them.
 """
 
 from __future__ import annotations

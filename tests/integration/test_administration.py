@@ -270,7 +270,7 @@ def test_truncate_and_leases(liftlog: Cli, stream: str) -> None:
     assert "released" in liftlog.ok("stream", "lease", "release", stream, lease["lease_id"])
     gone = liftlog("stream", "lease", "renew", stream, lease["lease_id"])
     assert gone.exit_code == ExitCode.NOT_FOUND
-    assert liftlog("stream", "truncate", stream, "8").exit_code == ExitCode.USAGE, "nobody to ask"
+    assert liftlog("stream", "truncate", stream, "8").exit_code == ExitCode.USAGE, "no terminal"
     done = liftlog.json("stream", "truncate", stream, "8", "--yes")
     assert (done["records"], done["log_start_offset"], done["high_watermark"]) == (7, 8, 11)
     assert liftlog("stream", "truncate", stream, "12", "--yes").exit_code == ExitCode.OUT_OF_RANGE

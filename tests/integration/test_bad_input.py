@@ -60,7 +60,7 @@ def raw(server: NatsServer, daemon: Daemon) -> Iterator[RawNats]:
 
 @pytest.fixture(autouse=True)
 def _alive(daemon: Daemon, raw: RawNats) -> Iterator[None]:
-    """After whatever a test sent: a normal publish is acked, nobody reconnected."""
+    """After every test: a normal publish is acked, and the daemon did not reconnect."""
     before = daemon.metric("liftlog_nats_disconnects_total")
     yield
     assert publish(raw, "other.probe", b"still there?")["stream"] == "other"

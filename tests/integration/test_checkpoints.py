@@ -259,7 +259,7 @@ def test_an_acl(tmp_path: Path, server: NatsServer) -> None:
             raw.ping()
             assert raw.no_message()
         with connect_sync(daemon.pull_address, token=f"consumer.{secrets[0]}") as client:
-            # Nobody listens there: the daemon has no such subscription at all.
+            # No one listens there: the daemon has no such subscription.
             assert client.describe_stream("orders").state == "attached"
         assert_no_traceback(daemon)
 
@@ -275,7 +275,7 @@ def test_the_commands(daemon: Daemon, client: SyncClient) -> None:
     assert "There are no checkpoints." in run("ls").stderr
     assert run("get", "billing", "orders").exit_code == ExitCode.NOT_FOUND
     assert run("rm", "billing", "orders", "--yes").exit_code == ExitCode.NOT_FOUND
-    assert run("seek", "billing", "orders", "5").exit_code == ExitCode.USAGE  # nobody to ask
+    assert run("seek", "billing", "orders", "5").exit_code == ExitCode.USAGE  # no terminal
     shown = run("seek", "billing", "orders", "5", "--dry-run")
     assert shown.exit_code == 0
     assert "billing in orders: no checkpoint -> 5, 6 offsets left to read" in shown.stdout

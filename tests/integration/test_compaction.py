@@ -245,10 +245,10 @@ def test_a_stream_is_deleted_during_its_pass(server: NatsServer, raw: RawNats) -
         client.delete_stream("slow")
         assert not (daemon.data_dir / "streams" / "slow").exists()
         client.create_stream("slow", **SLOW)
-        anew = Compacted(raw, "slow")
-        anew.put_many(KEYS[:100])
+        recreated = Compacted(raw, "slow")
+        recreated.put_many(KEYS[:100])
         compact(daemon, "slow")
-        anew.check(daemon)
+        recreated.check(daemon)
         assert len(stream_files(daemon, "slow")) < 10
         assert_no_traceback(daemon)
 

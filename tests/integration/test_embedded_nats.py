@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 def gone(pid: int) -> bool:
-    """Ended; a zombie that nobody has reaped yet counts."""
+    """Whether it has ended; a zombie that was not reaped yet counts."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

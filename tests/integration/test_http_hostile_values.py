@@ -1,6 +1,6 @@
-"""Values and headers that nobody reads: what showing them costs others.
+"""Values and headers that are expensive to show: what that costs other clients.
 
-Published by one client, looked at by others again and again; a victim publishes on another stream.
+One client publishes them, others look at them again and again; a victim uses another stream.
 """
 
 from __future__ import annotations

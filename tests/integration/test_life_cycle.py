@@ -155,7 +155,7 @@ def test_reloads_under_load_drop_nothing(server: NatsServer, tmp_path: Path) -> 
 
 
 def test_a_reload_tells_what_needs_a_restart(server: NatsServer) -> None:
-    """Only the ACL and certificates are reloaded; nobody is left to believe more."""
+    """Only the ACL and certificates are reloaded; the log and `/readyz` name the rest."""
     with Daemon(server.url, {"streams": {"s": {"subject": "restart.>"}}}) as daemon:
 
         def reload(**changes: object) -> dict[str, str]:
@@ -289,7 +289,7 @@ def test_alive_but_not_ready_while_it_recovers(server: NatsServer, tmp_path: Pat
         daemon.stop()
         manifest = daemon.data_dir / "streams" / "b" / "manifest"
         manifest.unlink()
-        os.mkfifo(manifest)  # whoever opens it waits for somebody who writes
+        os.mkfifo(manifest)  # opening it blocks until a writer opens it too
         daemon.spawn()
         daemon._addresses = {"http": f"127.0.0.1:{port}"}  # announced once it serves
         # _offsets and a

@@ -29,7 +29,7 @@ CHECKPOINTS = "liftlog.liftlog.offsets.*.*"
 
 
 def users(subscribe: Any, publish: Any = ">") -> dict[str, Any]:
-    """The daemon may do this and no more; whoever does not log in may do all."""
+    """The daemon may do this and no more; a client without a login may do everything."""
     permissions = {"subscribe": subscribe, "publish": publish}
     everybody = {"user": "all", "password": "all"}
     daemon = {"user": "daemon", "password": "secret", "permissions": permissions}
@@ -170,7 +170,7 @@ def test_create_leaves_nothing_behind(server: NatsServer) -> None:
         assert done.exit_code == 9, done.stderr
         assert "NATS refused the subscription to secret.>" in done.stderr
         assert readiness(daemon)["problems"] == {}
-        # One that is there stays, whatever somebody asks for again.
+        # A subscription that exists stays, whatever is asked for again.
         server.reload(**users(["nothing"], ["_INBOX.>"]))
         with pytest.raises(NatsRefused):
             client.create_stream("in", subject="in.>")

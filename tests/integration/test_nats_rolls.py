@@ -108,7 +108,7 @@ def test_a_roll_of_a_cluster_costs_nothing(cluster: NatsCluster) -> None:
         assert 0 <= len(values_of(daemon, "same")) - same.published <= 100
         counted = Counter(int(value or b"") for value in values_of(daemon, "queue"))
         assert counted == Counter(range(queue.published))
-        assert values_of(daemon, "witness") == [], "acks of our own are nobody's messages"
+        assert values_of(daemon, "witness") == [], "our own acks are not messages of any stream"
         for name in STREAMS:
             assert describe(daemon, name).possible_losses == [], name
         assert daemon.metric("liftlog_nats_handovers_total") >= 1

@@ -229,7 +229,7 @@ async def test_a_publisher_waits_for_a_server_that_hangs(
         finally:
             server.resume()
         assert [(await f).offset for f in futures[:2]] == [first + 1, first + 2]
-        await publisher.flush()  # the one that nobody waits for, too
+        await publisher.flush()  # also the one that no caller waits for
         assert (await publisher.publish("orders.a", b"4")).offset == first + 4
 
         server.pause()

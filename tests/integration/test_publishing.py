@@ -294,7 +294,7 @@ def test_the_expected_stream_alone_answers(raw: RawNats, daemon: Daemon) -> None
     reply = raw.new_reply()
     raw.hpub("twin.b", header_block({"Nats-Expected-Stream": "second"}), b"v", reply=reply)
     assert raw.next_message().json()["stream"] == "second"
-    # `second` records `twin.*` only: nobody else would answer here.
+    # `second` records `twin.*` only: no other stream would answer here.
     raw.hpub("twin.b.c", header_block({"Nats-Expected-Stream": "second"}), b"v", reply=reply)
     assert raw.next_message().json()["error"]["err_code"] == 10060
     raw.hpub("twin.b", header_block({"Nats-Expected-Stream": "nobody"}), b"v", reply=reply)

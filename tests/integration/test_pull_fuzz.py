@@ -136,7 +136,7 @@ def test_any_request_is_answered_once_and_none_breaks_the_daemon(seed: int, daem
                 peer.send(frame(message))
             except (OverflowError, UnicodeEncodeError):
                 asked.pop(message["i"], None)  # msgpack itself cannot carry it
-        # Whoever waits for records gives up; the answer to the ping is not the last for sure.
+        # Cancel what waits for records: the answer to the ping need not be the last.
         peer.send(b"".join(frame({"k": "cancel", "i": number}) for number in asked))
         while asked:
             answer = peer.receive()

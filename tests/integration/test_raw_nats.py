@@ -58,8 +58,8 @@ def test_request_skips_other_messages_and_keeps_them(server: NatsServer) -> None
         service.pub(question.reply, b'{"answer": 42}')
         assert asker.next_message().payload == b"first"
         assert asker.next_message().json() == {"answer": 42}
-        nobody = asker.request("no.such.service", "x")
-        assert nobody.headers.startswith(b"NATS/1.0 503")
+        answer = asker.request("no.such.service", "x")
+        assert answer.headers.startswith(b"NATS/1.0 503")
 
 
 def test_a_timeout_leaves_the_connection_usable(server: NatsServer) -> None:

@@ -118,7 +118,7 @@ def test_size_keeps_at_least_the_limit(daemon: Daemon, raw: RawNats) -> None:
 
 def test_age_empties_a_stream_that_fell_silent(daemon: Daemon, raw: RawNats) -> None:
     fill(raw, "aged")
-    # The last segment rolls although nobody publishes, so the records in it age out too.
+    # The last segment rolls although no one publishes, so the records in it age out too.
     until(lambda: describe(daemon, "aged").log_start_offset == COUNT + 1)
     until(lambda: len(segment_files(daemon, "aged")) == 1, what="old files are deleted")
     assert records_of(daemon, "aged") == []

@@ -1,4 +1,4 @@
-"""What is wrong with streams that are served all the same is told wherever somebody looks."""
+"""Problems of streams that are served all the same are reported wherever an operator looks."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class LogMachine(LogModel):
 
     @rule(where=fractions, page=fractions)
     def a_page_is_lost(self, where: float, page: float) -> None:
-        """Of what is on the disk. Whoever reads it next finds out."""
+        """A page of what is on the disk. Its next reader finds out."""
         log = self.log
         number = int(where * log.segment_count)
         segment = log.segments[number]

@@ -68,7 +68,7 @@ def exactly(
     end: int,
     held_from: int | None = None,
 ) -> RetentionDecision:
-    """As the daemon asks: somebody looks into segments with holes."""
+    """As the daemon asks, which looks into segments with holes."""
     return decide(
         segments,
         policy,

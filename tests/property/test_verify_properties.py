@@ -24,7 +24,7 @@ flips = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 
 
 def readable(log: Log) -> set[int]:
-    """The offsets that somebody gets who reads everything and checks every batch."""
+    """The offsets that a reader gets that reads everything and checks every batch."""
     found: set[int] = set()
     offset = log.log_start_offset
     while offset < log.high_watermark:

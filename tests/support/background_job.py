@@ -135,7 +135,7 @@ class BackgroundJob:
         return True
 
     def discard(self, log: Log) -> None:
-        """Nobody wants the result any more."""
+        """The result is no longer wanted."""
         if self.result is not None:
             self._discard(log, self.result.new_files)
 

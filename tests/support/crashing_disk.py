@@ -13,7 +13,7 @@ from liftlog.spark.export.store import Disk, LocalStore
 
 
 class Stopped(BaseException):
-    """Nothing catches it: nobody tidies up when a machine stops."""
+    """Nothing catches it: a machine that stops does not clean up."""
 
 
 class CrashingDisk(Disk):

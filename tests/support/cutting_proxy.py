@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 class CuttingProxy:
     """`budgets` holds, for each connection to come, how many bytes of answers it lives for; those
-    beyond the list live for ever. `target` can be set anew, None refuses connections. No more than
+    beyond the list live for ever. `target` can be changed; None refuses connections. No more than
     `piece_bytes` are carried at once, and `pause_seconds` lie between two pieces."""
 
     def __init__(self, target: str | None) -> None:
@@ -72,7 +72,7 @@ class CuttingProxy:
                     await asyncio.Event().wait()
                 writer.write(data)
                 await writer.drain()
-                # Whoever waits for it gets to see each piece.
+                # The receiver sees each piece.
                 await asyncio.sleep(self.pause_seconds)
                 budget = None if budget is None else budget - len(data)
         except OSError:

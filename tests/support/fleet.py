@@ -140,7 +140,7 @@ class Fleet:
                 for offset in lost
                 if not any(first <= offset < following for first, following in found.damaged)
             ]
-            assert not untold, f"{name}: {untold} were acked and are gone, told to nobody"
+            assert not untold, f"{name}: {untold} were acked and are gone, and no reader was told"
             if unreadable is not None:
                 assert set(lost) <= self._lost[name] | unreadable[name], name
                 self._lost[name].update(lost)
@@ -150,7 +150,7 @@ class Fleet:
             self._lost[name].update(lost)
             if self.durability == "fsync":
                 assert not found.damaged, (name, found.damaged, describe(daemon, name))
-                # A torn tail that nobody was promised may cost offsets, and says so.
+                # A torn tail that was never acked can cost offsets, and is reported.
                 reasons = {bad["reason"] for bad in describe(daemon, name).quarantined}
                 assert reasons <= {SKIPPED}, name
 

@@ -1,6 +1,6 @@
 """The golden files of the storage format: what they hold, and how they are made.
 
-`python tests/support/golden_log.py` writes them anew; do so only for a new format version.
+`python tests/support/golden_log.py` rewrites them; do so only for a new format version.
 """
 
 from __future__ import annotations

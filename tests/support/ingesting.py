@@ -114,7 +114,7 @@ class AckedPublisher(threading.Thread):
         self.easy = False
         """Some hundred messages a second instead of as many as can be."""
         self.unheard = 0
-        """How often NATS said that nobody subscribes."""
+        """How often NATS reported that there is no subscriber."""
 
     def run(self) -> None:
         try:
@@ -137,7 +137,7 @@ class AckedPublisher(threading.Thread):
                 waiting.add(number)
                 frames.append(self._frame(number, inbox + b".%d" % number))
             client.send(b"".join(frames))
-            if self.unheard > unheard:  # do not fill the time with messages for nobody
+            if self.unheard > unheard:  # do not fill the time with messages that no one receives
                 unheard = self.unheard
                 self._stop_asked.wait(0.02)
             try:

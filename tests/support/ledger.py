@@ -33,7 +33,7 @@ class Ledger:
         until(lambda: self._acked_count() >= wanted, PATIENCE, f"{more} more acks")
 
     def wait_settled(self) -> None:
-        """Nobody listens: returns when every ack that left before has been counted.
+        """The subject has no subscriber: returns when every ack that left before has been counted.
 
         Answers come in order, so it has been once a publisher hears that it is not heard.
         """
@@ -128,7 +128,7 @@ class Ledger:
             last_offset = record.offset
             subject, number = record.subject, number_of(record.value)
             publisher = self._publishers[subject]
-            assert 0 <= number < publisher.published, f"nobody published {subject} {number}"
+            assert 0 <= number < publisher.published, f"{subject} {number} was never published"
             # Once, and in the order of publishing.
             assert number > newest.get(subject, -1), (
                 f"{subject} {number} stands behind {newest[subject]}"

@@ -59,7 +59,7 @@ def readable(log: Log) -> Rows:
                     batch = decode_batch(raw, position)
                 except CorruptBatch:
                     # A page that the disk did not give; it is quarantined by now.
-                    assert log.quarantined, "damage that nobody was told of"
+                    assert log.quarantined, "damage that was not reported"
                     break
                 found.update((o, r) for o, r in rows_of(batch).items() if o >= offset)
                 position += batch.header.length

@@ -139,7 +139,7 @@ class Writer:
     """Publishes as the daemon does in one durability mode, and makes the promises of that mode.
 
     `fsync`: an ack promises the record. Below that it promises the record only as long as the
-    machine runs, but in any case that nobody else gets its offset.
+    machine runs, but in any case that no other record gets its offset.
     """
 
     def __init__(self, log: Log, promises: Promises, durability: str) -> None:
@@ -260,10 +260,10 @@ class Facts(NamedTuple):
         for offset, value in promises.after_kill.items():  # a power cut may take these
             if offset >= self.start and self.found.get(offset) != value:
                 told = any(first <= offset < following for first, following in self.told)
-                assert told, f"offset {offset} was acked and is gone, told to nobody"
+                assert told, f"offset {offset} was acked and is gone, and was not reported"
         for offset, value in self.found.items():
             written = promises.written.get(offset, ())
-            assert value in written, f"offset {offset} holds what nobody wrote"
+            assert value in written, f"offset {offset} holds what was never written"
             assert offset not in lost
         assert self.end >= promises.end, "an offset acked before its sync would be assigned again"
         if promised:

@@ -79,4 +79,4 @@ class LoopThread(Generic[Served]):
         except BaseException as error:
             if self._ready.done():
                 raise
-            self._ready.set_exception(error)  # told by whoever enters
+            self._ready.set_exception(error)  # `__enter__` raises it

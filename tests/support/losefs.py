@@ -126,7 +126,7 @@ def losefs(path: Path) -> Iterator[LoseFsHandle]:
 
 
 class Reboots:
-    """Gives a program another boot id: after a power cut the machine has started anew."""
+    """Gives a program another boot id: after a power cut the machine has restarted."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "boot_id"

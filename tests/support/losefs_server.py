@@ -101,7 +101,7 @@ class LoseFs:
 
     def unmount(self) -> None:
         if self.fuse >= 0:
-            os.close(self.fuse)  # whoever waits for an answer gets an error
+            os.close(self.fuse)  # callers that wait for an answer get an error
             self.fuse = -1
             libc.umount2(self.mountpoint.encode(), MNT_DETACH)
 
@@ -118,7 +118,7 @@ class LoseFs:
         except OSError as error:
             if error.errno in (errno.EINTR, errno.ENOENT, errno.EAGAIN):
                 return
-            if error.errno == errno.ENODEV:  # unmounted by somebody else
+            if error.errno == errno.ENODEV:  # unmounted by another program
                 self.unmount()
                 return
             raise

@@ -33,7 +33,7 @@ class Machine:
         was not synced with it, as one that is taken away by force."""
         self.disk.cut("none" if seed % 4 == 0 else "some", seed)
         self.daemon.kill()
-        # What a daemon says on a machine without power is heard by nobody; kept for debugging.
+        # No one hears what a daemon logs on a machine without power; kept for debugging.
         self._cuts += 1
         self.daemon.log_path.rename(self.daemon.log_path.with_suffix(f".{self._cuts}.log"))
         if reboot:

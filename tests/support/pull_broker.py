@@ -82,7 +82,7 @@ class CountedSlice:
 
 
 class LoggedStream:
-    """A stream of the test broker: append, and whoever waits is woken."""
+    """A stream of the test broker: `append` wakes the readers that wait."""
 
     def __init__(self, name: str, log: Log) -> None:
         self.name = name

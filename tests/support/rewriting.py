@@ -1,4 +1,4 @@
-"""A log of keyed records beside a plain dict, and its sealed segments written anew."""
+"""A log of keyed records beside a plain dict, and its sealed segments rewritten."""
 
 from __future__ import annotations
 

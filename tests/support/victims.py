@@ -1,4 +1,4 @@
-"""Those who suffer while somebody else tries to delay them: each measures what it waits for."""
+"""Clients that another client tries to delay: each measures how long it waits."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def test_a_principal_with_less(guarded: Daemon, window: NewWindow) -> None:
 def test_a_page_of_somebody_else_can_do_nothing(
     guarded: Daemon, window: NewWindow, tmp_path: Path
 ) -> None:
-    """It posts a form into the session of whoever looks at it, and shows us in a frame."""
+    """It posts a form into the session of its visitor, and shows our page in a frame."""
     one = window(guarded)
     page = one.page
     page.goto("/ui/login")

@@ -1,4 +1,4 @@
-"""What a decision of the ACL costs: asked for every request that nobody has asked before."""
+"""What a decision of the ACL costs: measured with requests that were not asked before."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Connection:
     """Where a frame holds the number of the lap; -1 for nowhere."""
 
     def begin_lap(self) -> None:
-        """All frames were taken by the socket: number them anew."""
+        """All frames were taken by the socket: number them again."""
         self.laps += 1
         if self.lap_at >= 0:
             rows = np.frombuffer(self.frames, np.uint8).reshape(-1, self.frame_bytes)

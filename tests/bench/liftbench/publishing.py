@@ -45,7 +45,7 @@ def measure(
         for number in range(rounds):
             for load, takers in wanted.items():
                 ordered = [name for name in names if name in takers]
-                # Whoever went first in this round goes last in the next.
+                # The system that was first in this round is last in the next.
                 first = number % len(ordered)
                 for name in ordered[first:] + ordered[:first]:
                     outcome = publish_once(systems[name], load, seconds=seconds)

@@ -93,7 +93,7 @@ def drain(spec: dict[str, Any]) -> Iterator[Pass]:
 
 
 def serve_files(spec: dict[str, Any]) -> None:
-    """Bare sendfile: the data of all files to whoever connects, one connection at a time."""
+    """Bare sendfile: the data of all files to each client, one connection at a time."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:

@@ -209,7 +209,7 @@ def test_an_unknown_principal_costs_as_much_as_a_wrong_secret(
 
     def verify(expected: str, raw: bytes) -> bool:
         checked.append(expected)
-        return True  # even so nobody gets in
+        return True  # even so no token is accepted
 
     monkeypatch.setattr(tokens, "_verify_argon2", verify)
     assert policy.authenticate_token("nobody.guess") is None
@@ -363,7 +363,7 @@ bindings:
 
 @pytest.mark.parametrize("rule", ["allow: [read], subjects:", "allow: [create], attach:"])
 def test_a_key_with_nothing_behind_it_does_not_mean_all(rule: str) -> None:
-    """As it looks when somebody has put `#` before every entry of the list."""
+    """As it looks when every entry of the list was commented out."""
     text = f"principals: {{a: {{unix_uid: 1}}}}\nroles: {{r: [{{{rule} , streams: [x]}}]}}\n"
     assert [line.partition(":")[2] for line in findings(text)] == [
         " expected a list with at least one entry [line 2]"

@@ -387,7 +387,7 @@ def test_every_bit_of_its_manifest_counts(backup: Path) -> None:
     ],
 )
 def test_names_that_lead_elsewhere(backup: Path, tmp_path: Path, changes: dict) -> None:  # type: ignore[type-arg]
-    """A manifest with a right checksum that somebody made up."""
+    """A forged manifest with a correct checksum."""
     real = read_backup(OsFileSystem(), backup)
     stream = real.streams[0]
     if "files" in changes:

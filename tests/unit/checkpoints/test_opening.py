@@ -132,8 +132,8 @@ async def test_an_older_batch_in_the_place_of_another_is_damage(
 
 
 async def test_what_damage_may_have_made_older_is_told(tmp_path: Path) -> None:
-    """Nobody knows whose checkpoints were lost: whoever is not heard of behind them is uncertain,
-    until the next commit."""
+    """It is unknown whose checkpoints were lost: a consumer without a checkpoint after them is
+    uncertain until its next commit."""
     async with opened(tmp_path, records=9) as one:
         for consumer, offset in (("a", 1), ("gone", 1), ("b", 2), ("lost", 4), ("b", 3)):
             await one.commit(consumer, offset)
@@ -157,7 +157,7 @@ async def test_what_damage_may_have_made_older_is_told(tmp_path: Path) -> None:
             assert (told.offset, told.problem, told.uncertain) == (0, "CHECKPOINT_UNCERTAIN", True)
         one.running.clock.ahead_ns = 2 * DAY_NS
         assert await expired(one) == 1
-        assert set(one.offsets()) == {"a"}, "nobody knows when it was here last"
+        assert set(one.offsets()) == {"a"}, "it is unknown when it committed last"
         await one.commit("a", 2, expected=1)
         await one.commit("new", 5, expected=0)
         await one.checkpoints.deleted("lost", "orders")

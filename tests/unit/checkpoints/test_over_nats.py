@@ -52,7 +52,7 @@ def test_payloads(payload: bytes, wish: dict[str, Any]) -> None:
         b'{"offset":7,"expected":-1}',
         b'{"offset":7,"epoch":4294967296}',
         b'{"offset":7,"metadata":1}',
-        b'{"offset":7,"metadata":"\\ud800"}',  # no UTF-8 holds that: nobody could be told
+        b'{"offset":7,"metadata":"\\ud800"}',  # not UTF-8: no answer could carry it
         b'{"offset":7,"incarnation":"\\udfff"}',
         b'{"offset":7,"metadata":"' + b"x" * 4097 + b'"}',
         b'{"offset":7,"metadata":"' + b"x" * 40_000 + b'"}',

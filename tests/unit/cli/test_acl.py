@@ -1,4 +1,4 @@
-"""`liftlog acl`, as somebody types it."""
+"""`liftlog acl`, as an operator types it."""
 
 from __future__ import annotations
 

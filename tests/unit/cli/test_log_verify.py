@@ -102,7 +102,7 @@ def test_two_bad_bodies_are_two_findings(log: StoredLog) -> None:
 
 
 def test_two_bad_headers_without_an_index_may_be_one_finding(log: StoredLog) -> None:
-    """What lies between them cannot be told from batches that somebody put into a value."""
+    """What lies between them cannot be distinguished from batches inside a value."""
     log.close()
     positions = log.positions()
     for number in (1, 4):

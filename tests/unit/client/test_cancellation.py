@@ -151,7 +151,7 @@ async def test_a_read_of_records_cancelled_at_every_turn(large: LogBroker) -> No
 async def test_over_tls_a_cancelled_wait_leaves_nothing_unread(
     broker: LogBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was decrypted already makes no socket readable: nobody would be called for it."""
+    """Bytes that are already decrypted make no socket readable: no callback would run for them."""
     monkeypatch.setattr("liftlog.client.aio.link.RECEIVE_BYTES", 1000)
     stream = broker.add("small", subject="small")
     for i in range(8):

@@ -137,7 +137,7 @@ async def test_nobody_listens(opener: Opener, tmp_path: Path) -> None:
 
 @pytest.fixture
 async def fake() -> AsyncIterator[Callable[[bytes], Awaitable[str]]]:
-    """Servers that answer whoever connects with fixed bytes."""
+    """Servers that answer each connection with fixed bytes."""
     servers = []
 
     async def start(data: bytes, *, keep_open: bool = True) -> str:

@@ -75,7 +75,7 @@ async def test_two_of_one_name_are_noticed(client: Opened, broker: LogBroker) ->
 
     third = make(client, checkpoint_every=1)
     assert await offsets(client, third, 1) == [11]
-    await client.call("commit_checkpoint", "billing", "orders", 50)  # somebody seeks
+    await client.call("commit_checkpoint", "billing", "orders", 50)  # an operator seeks
     with pytest.raises(errors.CheckpointMoved) as raised:
         await offsets(client, third, 2)
     assert raised.value.details["offset"] == 50
@@ -176,7 +176,7 @@ async def test_an_undecided_checkpoint(
     stored_before_the_loss: bool,
 ) -> None:
     """The connection is lost while the disk works. Whether the checkpoint was stored or not, the
-    consumer goes on, and does not take its own for somebody else's."""
+    consumer continues, and does not mistake its own for that of another consumer."""
     monkeypatch.setattr(reconnecting, "FIRST_PAUSE_SECONDS", 0.001)
     async with cutting_proxy(address) as proxy:
         client = await Opened.to(kind, proxy.address)

@@ -1,4 +1,4 @@
-"""Whatever answers on a reply subject is an ack, a refusal, NATS's "nobody", or none of ours."""
+"""An answer on a reply subject is an ack, a refusal, NATS's "no responders", or not liftlog's."""
 
 from __future__ import annotations
 

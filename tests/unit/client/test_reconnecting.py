@@ -41,7 +41,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def closed() -> Policy:
-    """One that lets nobody in who comes without the token."""
+    """A policy that refuses every client without the token."""
     token_hash = hash_token(new_secret())
     return Policy.load(f"principals: {{somebody: {{token_hash: '{token_hash}'}}}}")
 
@@ -275,7 +275,7 @@ async def test_closing_ends_those_who_wait(proxy: CuttingProxy) -> None:
 
 
 async def test_cancelling_at_every_turn_of_a_reconnect(proxy: CuttingProxy) -> None:
-    """Whoever connects may be cancelled at any await: the others go on, nothing leaks."""
+    """A caller that connects may be cancelled at any await: the others continue, nothing leaks."""
     async with connect(proxy.address) as client:
         cancelled = 0
         for turn in range(60):
@@ -327,7 +327,7 @@ async def test_a_silent_daemon_is_taken_for_gone(
 async def test_a_read_whose_fetch_a_signal_kept_from_leaving_goes_on(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for an answer then; it is found out when the connection has been silent."""
+    """No caller waits for an answer then; the silence of the connection shows it."""
     client = await asyncio.to_thread(connect_sync, address, request_timeout=0.1)
     object.__setattr__(client._session.link.connection.welcome, "max_wait_ms", 0)
     request, interrupted = client._session.request, []

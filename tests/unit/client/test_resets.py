@@ -1,4 +1,4 @@
-"""What a read does when its place is gone: the policy, and that nobody is left in the dark."""
+"""What a read does when its place is gone: the policy, and that the reader is always told."""
 
 from __future__ import annotations
 

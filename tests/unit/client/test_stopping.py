@@ -1,4 +1,4 @@
-"""Reads that were stopped: where they stand then, and that nobody waits for them for ever."""
+"""Reads that were stopped: where they stand then, and that no caller waits for them forever."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_request_that_is_too_long_ends_the_read(client: Opened, broker: 
     with pytest.raises(errors.LimitExceeded):
         await client.take(reader, 1)
     async with asyncio.timeout(5):
-        assert await client.take(reader, 1) == [], "over, and nobody waits"
+        assert await client.take(reader, 1) == [], "over, and no caller waits"
     await client.call("ping")
 
 

@@ -38,5 +38,5 @@ def test_a_tombstone_stays_until_its_time_is_over() -> None:
 @pytest.mark.parametrize("drop", [False, True])
 def test_without_a_key_it_always_stays(tombstone: bool, drop: bool) -> None:
     assert stays(UNKNOWN, key=False, tombstone=tombstone, drop=drop)
-    # Whatever somebody may have written in there.
+    # Whatever that field contains.
     assert stays(99, key=False, tombstone=tombstone, drop=drop)

@@ -180,7 +180,7 @@ def test_holes_never_cost_a_record_too_many() -> None:
 
 
 def test_the_count_passes_holes_only_with_records() -> None:
-    """Whoever is in a hole at the beginning has lost nothing while exactly the limit is there."""
+    """A reader in a hole at the beginning has lost nothing while exactly the limit is there."""
     hole = Segment(1, 11, 88, 0, -1)
     kept = [Segment(11, 21, 90, 3, NOW), Segment(21, 31, 88, 0, -1)]
     active = Segment(31, 36, 50, 5, NOW, sealed=False)

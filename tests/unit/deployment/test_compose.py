@@ -57,7 +57,7 @@ def test_only_what_the_specification_knows() -> None:
         for key in ("command", "profiles", "ports", "volumes"):
             assert all(isinstance(item, str) for item in service.get(key, [])), (name, key)
         for variable, value in service.get("environment", {}).items():
-            # true or 1g would reach nobody as written: YAML has its own idea of them.
+            # true or 1g would not arrive as written: YAML has its own types for them.
             assert isinstance(value, str), (name, variable)
         assert DURATION.fullmatch(service.get("stop_grace_period", "10s")), name
 

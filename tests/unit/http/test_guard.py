@@ -107,7 +107,7 @@ def broker(tmp_path: Path) -> Iterator[LogBroker]:
 
 @asynccontextmanager
 async def guarded(broker: LogBroker, **options: Any) -> AsyncIterator[Port]:
-    """Whoever shows a wrong token is held for as long as the test runs."""
+    """A client that presents a wrong token is held for as long as the test runs."""
     guard = ConnectionGuard(max_connections=PLACES, health_places=0, **options)
     async with pull_server(broker, policy=Policy.load(POLICY)) as (pull, _):
         async with http_port(pull, failure_delay_seconds=FOR_EVER, guard=guard) as (_, url, _):
@@ -143,7 +143,7 @@ async def test_guesses_do_not_lock_out_those_who_know(broker: LogBroker) -> None
 
 
 async def test_strangers_make_room_where_most_of_them_are(broker: LogBroker) -> None:
-    """Not whoever waits longest of all: that may be a health check on a kept connection."""
+    """Not the client that waits longest of all: that may be a health check on a kept connection."""
     async with guarded(broker) as port:
         probe = await port.peer("127.0.0.3")
         assert await probe.get("/livez") == 200
@@ -235,7 +235,7 @@ async def test_who_is_being_served_makes_no_room_and_the_next_is_told() -> None:
         for count in (1, 2, 3):
             refused = await Peer.at(port.address, "127.0.0.2")
             port.peers.append(refused)
-            refused.ask("/livez")  # bytes that nobody reads must not reset the answer
+            refused.ask("/livez")  # bytes that are not read must not reset the answer
             answer = await asyncio.wait_for(refused.reader.read(), 10)
             assert answer.startswith(b"HTTP/1.1 503 "), answer
             assert answer.endswith(b"\r\n\r\ntoo many connections\n")

@@ -95,7 +95,7 @@ def test_a_damaged_record(broker: LogBroker) -> None:
 
 
 def test_a_file_that_ends_too_early(broker: LogBroker) -> None:
-    """Somebody has cut it since the daemon looked at it."""
+    """It was cut after the daemon looked at it."""
     log = broker.streams["orders"].real_log
     os.truncate(log.segments[-1].path, 100)
     with pytest.raises(CorruptRange) as caught:

@@ -157,7 +157,7 @@ async def test_messages_arrive(start: Start) -> None:
 
 
 async def test_an_ended_read_loop_is_noticed(start: Start) -> None:
-    """nats-py says "connected" and nobody reads: what some inputs did to it."""
+    """nats-py says "connected", and its read loop has ended: some inputs did that."""
     harness = await start()
     await harness.attach("a.>")
     client_of(harness)._reading_task.cancel()

@@ -355,7 +355,7 @@ def test_files_that_the_manifest_does_not_list_go_away() -> None:
 
 
 def test_a_batch_inside_a_value_is_not_taken_for_the_log() -> None:
-    """Torn behind an unreadable header: what looks like the next batch is somebody's payload."""
+    """Torn after an unreadable header: what looks like the next batch is a message's payload."""
     fs, log, _promises = _written(2)
     fake = bytes(encode(log, [b"forged"] * 3, first=log.log_end_offset + 1).data)
     for lead in range(16):
@@ -395,7 +395,7 @@ def test_a_torn_group_behind_an_acked_and_damaged_batch() -> None:
     # Its own offsets are not used again: it might as well have been acked and then rotted.
     assert again.log_end_offset == log.log_end_offset
     assert [bad.is_loss for bad in again.quarantined] == [True, False]
-    # The file now ends with the zeros of the damaged batch; that is no reason to judge it anew.
+    # The file now ends with the zeros of the damaged batch; that is no reason to judge it again.
     third, report = reopen(image.power_cut("none"), boot="boot-3", config=BIG)
     assert third.quarantined == again.quarantined
     assert third.log_end_offset == again.log_end_offset
@@ -477,7 +477,7 @@ def test_opening_closes_what_it_opened_when_it_fails() -> None:
     image = fs.power_cut("all")
     path = log.segments[-1].path
     raw = bytearray(image.read(path))
-    raw[44] |= 3  # a codec that nobody knows, with a checksum that is right
+    raw[44] |= 3  # an unknown codec, with a correct checksum
     raw[60:64] = crc32c(bytes(raw[:60])).to_bytes(4, "little")
     image.replace(path, bytes(raw))
     with pytest.raises(UnsupportedFormat, match="codec 3"):

@@ -359,7 +359,7 @@ def test_a_truncated_log_is_rebuilt_as_it_was() -> None:
 
 
 def test_what_was_truncated_does_not_come_back_unseen() -> None:
-    """Without the manifest nobody knows how far the truncated segment is valid."""
+    """Without the manifest it is unknown how far the truncated segment is valid."""
     fs, _, log, states, before = truncated()
     fs.replace(log.segments[0].path, before)
     lost_manifest(fs, log)

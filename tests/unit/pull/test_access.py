@@ -204,7 +204,7 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
                     await shop.create_stream("more", subject=subject)
             with pytest.raises(Forbidden):
                 await shop.delete_stream("mine")
-            # Taken by somebody else: that much can be told, and no more.
+            # The name is taken: the answer says that much, and no more.
             broker.add("theirs", subject="shop.secret", compression="zstd")
             with pytest.raises(Conflict) as caught:
                 await shop.create_stream("theirs", subject="shop.a")

@@ -81,7 +81,7 @@ async def answer_to(peer: RawPull, proof: dict[str, Any]) -> str:
         {"client_nonce": b"x" * 16},
         {"server_nonce": b"x" * 16},
         {"server_id": "another"},
-        {"certificate": b"of somebody in between"},
+        {"certificate": b"of a man in the middle"},
     ],
 )
 async def test_a_signature_for_something_else(broker: LogBroker, other: dict[str, Any]) -> None:
@@ -259,8 +259,8 @@ async def test_a_unix_user(broker: LogBroker, tmp_path: Path, kind: str) -> None
         client = await Opened.to(kind, address)
         assert client.client.server.principal == "local"
         await client.close()
-    somebody = policy(f"other: {{unix_uid: {os.getuid() + 1}}}", SHOP)
-    async with pull_server(broker, listen=f"unix://{tmp_path}/p.sock", policy=somebody) as (
+    other = policy(f"other: {{unix_uid: {os.getuid() + 1}}}", SHOP)
+    async with pull_server(broker, listen=f"unix://{tmp_path}/p.sock", policy=other) as (
         _,
         address,
     ):

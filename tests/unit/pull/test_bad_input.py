@@ -1,4 +1,4 @@
-"""Whatever comes in over the socket: a coded error to whoever sent it, and nobody else notices."""
+"""Bad input over the socket: its sender gets a coded error, and no other client notices."""
 
 from __future__ import annotations
 

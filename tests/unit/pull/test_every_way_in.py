@@ -1,7 +1,7 @@
 """No request of the pull API and no route of the HTTP port goes round the gate.
 
 The requests are made from their own declarations, and the routes are those of the port itself, so
-what is added later is covered, or fails here until somebody has said what it needs.
+what is added later is covered, or fails here until its operation is declared.
 """
 
 from __future__ import annotations

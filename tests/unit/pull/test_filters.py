@@ -276,7 +276,7 @@ async def test_cancel_and_close_while_a_thread_looks(
 async def test_fetches_that_are_cancelled_leave_no_work_behind(
     broker: LogBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else whoever asks and cancels, again and again, has the thread for itself for hours."""
+    """Otherwise a client that asks and cancels, again and again, occupies the thread for hours."""
     loop = asyncio.get_running_loop()
     go_on, begun = threading.Event(), []
     real = filtering.scan_log
@@ -315,8 +315,8 @@ async def test_what_was_found_in_a_stream_that_is_gone_says_nothing_of_a_new_one
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         peer.send(fetch(1, 1, fk=[b"k"], w=60_000))
         await until(lambda: old.waiters)
-        new = broker.add("anew")
-        broker.streams["orders"] = broker.streams.pop("anew")
+        new = broker.add("recreated")
+        broker.streams["orders"] = broker.streams.pop("recreated")
         new.append([b"value %d" % n for n in range(150)], keys=[b"k", *[None] * 149])
         old.wake(everyone=True)
         assert offsets(await peer.receive()) == [1]

@@ -1,4 +1,4 @@
-"""What clients can make the daemon hold: half frames, places, answers that nobody takes."""
+"""What clients can make the daemon hold: half frames, places, answers that they do not take."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_those_who_say_nothing_make_room(broker: LogBroker) -> None:
                 await one.close()
 
 
-# --- answers that nobody takes ---
+# --- answers that clients do not take ---
 
 
 UNKNOWN = [frame({"k": "x" * 40, "i": i}) for i in range(1, 1001)]
@@ -163,7 +163,7 @@ async def test_a_client_that_begins_to_read_gets_everything(broker: LogBroker) -
 async def test_all_together_are_bounded_too(
     broker: LogBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each of them holds less than it may; the one with most goes, and nobody who reads."""
+    """Each holds less than it may; the one with most is closed, and no client that reads is."""
     limits = PullLimits(max_unsent_memory_bytes=3 * HELD_FRAMES_BYTES)
     async with pull_server(broker, limits=limits) as (server, address):
         async with await RawPull.connect(address) as witness:
@@ -184,7 +184,7 @@ async def test_all_together_are_bounded_too(
 async def test_a_flood_of_questions_takes_one_turn_each(
     broker: LogBroker, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """So that whoever asks for anything else waits for one of them at most."""
+    """So a client that asks for anything else waits for at most one of them."""
     turn, asked_in = 0, []
     serve_checkpoints(broker)
     checkpoints: Checkpoints = broker.checkpoints  # type: ignore[attr-defined]
@@ -348,7 +348,7 @@ async def test_waiting_requests_of_a_principal_are_bounded_over_its_connections(
 
 
 async def test_waiting_requests_of_all_are_bounded(broker: LogBroker) -> None:
-    """Nobody has a principal; the connection with most goes, whoever waits for little stays."""
+    """Without principals: the connection with most is closed, one that waits for little stays."""
     limits = PullLimits(max_unsent_memory_bytes=3_000_000)
     async with pull_server(broker, limits=limits) as (server, address):
         async with await RawPull.connect(address) as witness:

@@ -143,7 +143,7 @@ async def test_a_check_that_its_first_asker_left_serves_the_others(broker: LogBr
 
 
 async def test_a_check_that_has_just_ended_holds_up_nobody(broker: LogBroker) -> None:
-    """Whoever comes between its end and its callbacks does not wait: nothing may depend on that."""
+    """A client between its end and its callbacks does not wait: nothing may depend on that."""
     async with pull_server(broker, policy=policy(SHOP)) as (server, _):
         rules, authenticator = server.services.gate.policy, server.services.authenticator
         assert isinstance(rules, Policy)

@@ -283,6 +283,6 @@ def test_the_kernel_tells_how_long_the_thread_ran_and_waited() -> None:
     other = threading.Thread(target=lambda: told.append(usage()))
     other.start()
     other.join()
-    assert told[0].running >= after.running, "of the thread that asked first, whoever asks"
+    assert told[0].running >= after.running, "of the thread that asked first, in every thread"
     usage.close()
     usage.close()

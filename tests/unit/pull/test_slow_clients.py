@@ -140,7 +140,7 @@ async def test_a_client_that_vanishes_while_its_fetch_waits(broker: LogBroker) -
         await peer.close()
         await until(lambda: server.connection_count == 0)
         assert all(future.cancelled() for _, future in stream.waiters)
-        stream.append([b"nobody waits"])
+        stream.append([b"no one waits"])
 
 
 async def test_a_request_under_way_outlives_its_client(broker: LogBroker) -> None:

@@ -70,7 +70,7 @@ async def test_a_bad_part_keeps_what_it_had(
 
 
 async def test_nothing_is_swapped_before_everything_was_looked_at(reloads: Reloads) -> None:
-    """Whoever is served in the middle of a reload is served by the old files, all of them."""
+    """A client that is served during a reload is served by the old files, all of them."""
     first, second = File(), File()
     seen: list[str] = []
 

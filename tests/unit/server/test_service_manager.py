@@ -90,7 +90,7 @@ async def test_no_watchdog_is_wanted(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize("wrong", ["", "relative/path", "vsock:1:2"])
 def test_an_address_that_is_none_of_ours(wrong: str) -> None:
     manager = ServiceManager.from_environment({"NOTIFY_SOCKET": wrong})
-    manager.ready("nobody hears")
+    manager.ready("no one hears")
     manager.close()
 
 

@@ -45,7 +45,7 @@ def _third(streams: ExportedStreams, export: Export) -> None:
 def test_directories_of_a_run_that_was_killed(
     streams: ExportedStreams, export: Export, lake: str
 ) -> None:
-    """They are there, and nobody has made them durable; then the power goes, after a whole run."""
+    """They exist and are not durable yet; then the power fails, after a whole run."""
     _first(streams, export)
     for step in range(8):
         with disk(stop_before=step) as killed, pytest.raises(Stopped):

@@ -199,7 +199,7 @@ def test_a_table_that_forgot_its_last_run(
 def test_a_log_that_cannot_be_read(
     streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is committed stays so, and whoever asks is told in our words what is wrong."""
+    """What is committed stays so, and the caller gets an error of ours that says what is wrong."""
 
     def broken(self: DeltaTable, limit: int | None = None) -> Any:
         raise DeltaError("its checkpoint is gone")

@@ -1,4 +1,4 @@
-"""Files of an export that nobody needs any more, and when they go."""
+"""Files of an export that are no longer needed, and when they are deleted."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_a_manifest_that_is_damaged(streams: ExportedStreams, export: Export, la
     assert "the table is replaced" in warning
     assert summary.sequence == 2
     assert table(lake) == [(2, b"a", b"2")]
-    for n in range(3):  # and it does not keep what nobody needs for ever
+    for n in range(3):  # and it does not keep what is not needed forever
         streams.put("in", [Put("a", b"%d" % n)])
         assert export(keep_seconds=0.0).warnings == ()
     assert not path.exists()

@@ -78,7 +78,7 @@ def test_what_comes_meanwhile_waits_for_the_next_run(
 
 
 def _tampered(monkeypatch: pytest.MonkeyPatch, after: str, change: Callable[[], object]) -> None:
-    """Between a phase and whoever needs its files."""
+    """Between a phase and the phase that needs its files."""
     run = LocalEngine.run
 
     def tampered(self: LocalEngine, phase: str, *rest: Any) -> Any:

@@ -164,7 +164,7 @@ async def test_a_lease_begins_where_retention_wants_the_log_to_start(
     assert retain(cleaning, "in") == held.low == 1
     earliest = await acquire("in", "earliest", ttl_ms=60_000)
     assert earliest.low == RECORDS - 100 + 1
-    # Whoever names an offset that is there gets it: an export must not lose what it has not seen.
+    # A read from an offset that exists gets it: an export must not lose what it has not seen.
     assert (await acquire("in", 5, ttl_ms=60_000)).low == 5
 
 

@@ -133,5 +133,5 @@ def test_ranges_that_are_read(where: dict[str, str]) -> None:
 def test_keys(where: dict[str, str]) -> None:
     found = offsets(where, EqualTo(KEY, b"k3"))
     matching = list(range(4, 1001, 25))
-    # Files are read whole: there is nobody to leave out what does not match.
+    # Files are read whole: no daemon leaves out what does not match.
     assert found == (matching if "server" in where else list(range(1, 1001)))

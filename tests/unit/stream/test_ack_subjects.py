@@ -53,7 +53,7 @@ def test_a_witness_takes_nobody_elses_inbox_away() -> None:
     subjects = AckSubjects(["orders.>"], witnesses=[">"])
     assert subjects.allows(b"_INBOX.abc")
     assert subjects.all_allowed([b"_INBOX.abc", b"_INBOX.abc.def"])
-    # But nobody can make us write into what it records.
+    # But no publisher can make the daemon write into what the stream records.
     assert not subjects.allows(b"payments.in")
 
 

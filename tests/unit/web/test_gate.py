@@ -82,7 +82,7 @@ async def test_a_session_of_before_is_ended_and_a_stolen_form_is_none(
         await browser.sign_in("ann")
         secret = "0123456789abcdefghijklmnop-eu"
         status, *_ = await browser.post("/ui/login", {"form_token": token, "token": f"eu.{secret}"})
-        assert status == 403, "it was made for nobody's cookie"
+        assert status == 403, "it was made without a cookie"
 
 
 async def test_a_withdrawn_token_ends_the_session(site: Any, orders: Any, policy: Policy) -> None:

@@ -1,4 +1,4 @@
-"""Pages and their twins, behind the gate: who sees what, and what somebody else's input does."""
+"""Pages and their twins, behind the gate: who sees what, and what the input of others does."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_session_ends_when_unused_too_old_or_withdrawn() -> None:
     assert kept.find(cookie, policy).identity.principal == "ann"
     assert kept.find(cookie + "x", policy) is kept.find(None, policy) is kept.find("", policy)
     clock.now += sessions.MAX_IDLE_SECONDS + 1
-    assert (len(kept), kept.count(policy)) == (1, 0), "nobody comes back with it"
+    assert (len(kept), kept.count(policy)) == (1, 0), "no browser comes back with it"
     assert kept.find(cookie, policy) is None
     assert len(kept) == 0
 
@@ -105,7 +105,7 @@ async def test_rates() -> None:
         await rates.look()
     found = rates.of("orders")
     assert (found.records, found.received_bytes, found.history) == (10.0, 100.0, [10.0] * KEPT)
-    counted["orders"] = 5  # deleted and made anew
+    counted["orders"] = 5  # deleted and recreated
     clock.now += 5
     await rates.look()
     assert rates.of("orders").records == 1.0
