@@ -201,7 +201,7 @@ async def test_a_port_that_says_nothing_is_told_in_words(start: Start) -> None:
 
     silent = await asyncio.start_server(hold, "127.0.0.1", harness.server.port)
     try:
-        await until(lambda: "does not answer as a NATS server does" in harness.link.problem)
+        await until(lambda: "does not answer like a NATS server" in harness.link.problem)
     finally:
         silent.close()
 
