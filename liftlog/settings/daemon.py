@@ -363,11 +363,12 @@ class CleanerSettings(SettingsModel):
     interval_seconds: PositiveDuration = Field(
         default=15.0, alias="interval", description="How often the daemon looks for work."
     )
-    max_rate_bytes: Size = Field(
-        default=32 * 2**20,
+    max_rate_bytes: Size | None = Field(
+        default=None,
         alias="max_rate",
         description="Bytes per second that compaction and re-batching may read and write, all "
-        "streams together.",
+        "streams together. `null`: 32MiB beside other work of the daemon, and no limit while it is "
+        "idle.",
     )
     memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(
         default=64 * 2**20,

@@ -30,6 +30,7 @@ class LocalWorker(Worker):
         super().__init__()
         self.jobs: list[tuple[str, str]] = []
         self.rates: list[int] = []
+        self.paces: list[Callable[[], int] | None] = []
         self.failures: list[BaseException] = []
         self.before: Callable[[str], Any] | None = None
 
@@ -40,9 +41,11 @@ class LocalWorker(Worker):
         *,
         max_rate_bytes: int,
         on_progress: Callable[[str, int, int], None],
+        pace: Callable[[], int] | None = None,
     ) -> dict[str, Any]:
         self.jobs.append((kind, Path(job["directory"]).name))
         self.rates.append(max_rate_bytes)
+        self.paces.append(pace)
         if self.before is not None:
             await self.before(kind)
         if self.failures:

@@ -25,6 +25,7 @@ from liftlog.server.cleaning.compaction import (
     why_idle,
 )
 from liftlog.server.cleaning.jobs import JobRunner
+from liftlog.server.cleaning.pace import Pace
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.rebatching import SmallBatches
 from liftlog.server.cleaning.scrubbing import ScrubSchedule
@@ -60,7 +61,7 @@ class Cleaner:
         self._now_ns = now_ns
         self._clock_is_trusted = clock_is_trusted
         self._settings = settings
-        self._jobs = JobRunner(settings, worker or Worker())
+        self._jobs = JobRunner(settings, worker or Worker(), Pace(self._records))
         self._states: dict[StreamHost, StreamCleaning] = {}
         self._small: dict[StreamHost, SmallBatches] = {}
         self._scrubs: ScrubSchedule | None = None
@@ -74,6 +75,10 @@ class Cleaner:
         self._current: tuple[StreamHost, asyncio.Task[None]] | None = None
 
     # --- for the rest of the daemon ---
+
+    def _records(self) -> int:
+        """Stored in all streams so far, for `Pace`."""
+        return sum(host.log.log_end_offset for host in self._hosts.values())
 
     def state_of(self, host: StreamHost) -> StreamCleaning:
         return self._states.setdefault(host, StreamCleaning())

@@ -28,6 +28,7 @@ from liftlog.log.rewrite import (
 from liftlog.log.segment import Segment
 from liftlog.server.cleaning import worker as kinds
 from liftlog.server.cleaning.compaction import compaction_of
+from liftlog.server.cleaning.pace import BESIDE_WORK, UNBOUNDED, Pace
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.scrubbing import job_for
 from liftlog.server.cleaning.state import StreamCleaning
@@ -48,8 +49,9 @@ class JobRunner:
     no file of the job is left and no part of it is still running.
     """
 
-    def __init__(self, settings: CleanerSettings, worker: Worker) -> None:
+    def __init__(self, settings: CleanerSettings, worker: Worker, pace: Pace) -> None:
         self._settings = settings
+        self._pace = pace
         self._worker = worker
         self._threads = ThreadPoolExecutor(_THREADS, "liftlog-cleaner")
 
@@ -99,11 +101,9 @@ class JobRunner:
             "; ".join(plan.reasons),
         )
         compaction = compaction_of(host.settings)
-        rate = self._settings.max_rate_bytes
-        if compaction is not None and compaction.max_rate_bytes is not None:
-            rate = min(rate, compaction.max_rate_bytes)
+        own_limit = None if compaction is None else compaction.max_rate_bytes
         with host.compacting():
-            answer = await self._run(kinds.COMPACT, job, host, state, rate)
+            answer = await self._run_paced(kinds.COMPACT, job, host, state, own_limit)
             result = CompactResult.from_dict(answer)
             freed = await self._swap_in(host, result, lineage, now_ns)
         seconds = time.monotonic() - started
@@ -147,7 +147,7 @@ class JobRunner:
 
     async def rebatch(self, host: StreamHost, state: StreamCleaning, job: RebatchJob) -> None:
         log, lineage = host.log, host.log.lineage
-        answer = await self._run(kinds.REBATCH, job, host, state, self._settings.max_rate_bytes)
+        answer = await self._run_paced(kinds.REBATCH, job, host, state)
         result = RebatchResult.from_dict(answer)
         if not result.swaps:
             return
@@ -195,6 +195,29 @@ class JobRunner:
 
     # --- running a job ---
 
+    async def _run_paced(
+        self,
+        kind: str,
+        job: CompactJob | RebatchJob,
+        host: StreamHost,
+        state: StreamCleaning,
+        own_limit: int | None = None,
+    ) -> dict[str, object]:
+        """At the configured rate, or at that of `Pace`; in any case not above `own_limit`."""
+        limit = UNBOUNDED if own_limit is None else own_limit
+        configured = self._settings.max_rate_bytes
+        if configured is not None:
+            return await self._run(kind, job, host, state, min(configured, limit))
+        self._pace.begin()
+        return await self._run(
+            kind,
+            job,
+            host,
+            state,
+            min(BESIDE_WORK, limit),
+            lambda: min(self._pace.rate(), limit),
+        )
+
     async def _run(
         self,
         kind: str,
@@ -202,11 +225,16 @@ class JobRunner:
         host: StreamHost,
         state: StreamCleaning,
         rate: int,
+        pace: Callable[[], int] | None = None,
     ) -> dict[str, object]:
         state.progress = None
         try:
             return await self._worker.run(
-                kind, job.to_dict(), max_rate_bytes=rate, on_progress=state.note_progress
+                kind,
+                job.to_dict(),
+                max_rate_bytes=rate,
+                on_progress=state.note_progress,
+                pace=pace,
             )
         except JobFailed as error:
             # The worker has removed what it wrote.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import liftlog
+from liftlog.server.cleaning.pace import LOOK_EVERY_SECONDS
 from liftlog.server.vitals.child_processes import tied_to_parent
 
 logger = logging.getLogger("liftlog.server.cleaner")
@@ -61,8 +62,10 @@ class Worker:
         *,
         max_rate_bytes: int,
         on_progress: Callable[[str, int, int], None],
+        pace: Callable[[], int] | None = None,
     ) -> dict[str, Any]:
-        """The result of one job. Raises JobFailed, WorkerDied.
+        """The result of one job. Raises JobFailed, WorkerDied. `pace` is asked again and again for
+        the rate that holds from then on; without one `max_rate_bytes` holds to the end.
 
         When it is cancelled, the process is dead before it returns, so nothing more is written.
         """
@@ -71,7 +74,13 @@ class Worker:
         try:
             process = await self._started()
             order = {"kind": kind, "job": job, "max_rate_bytes": max_rate_bytes}
-            return await _converse(process, order, on_progress)
+            if pace is None:
+                return await _converse(process, order, on_progress)
+            pacing = asyncio.ensure_future(_keep_pace(process, pace, max_rate_bytes))
+            try:
+                return await _converse(process, order, on_progress)
+            finally:
+                pacing.cancel()
         except JobFailed:
             raise
         except BaseException:
@@ -113,6 +122,18 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _keep_pace(
+    process: asyncio.subprocess.Process, pace: Callable[[], int], rate: int
+) -> None:
+    """Tell the process each rate that differs from the one before, until this is cancelled."""
+    assert process.stdin is not None
+    while not process.stdin.is_closing():
+        await asyncio.sleep(LOOK_EVERY_SECONDS)
+        before, rate = rate, pace()
+        if rate != before:
+            process.stdin.write(json.dumps({"max_rate_bytes": rate}).encode() + b"\n")
 
 
 async def _converse(

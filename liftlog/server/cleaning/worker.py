@@ -5,6 +5,7 @@ stdout, all of them JSON. At the end of stdin it exits at once, even in the midd
 files of a job are garbage until the daemon lists them.
 
     in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432}
+    in   {"max_rate_bytes": 1099511627776}   from now on, for the job that runs
     out  {"progress": ["rewrite", 1048576, 8388608]}
     out  {"result": {...}}   or   {"failed": {"reason": "damaged", "message": "...", "file": "..."}}
 
@@ -49,6 +50,8 @@ DEFECT = "defect"
 _NICENESS = 10
 _PROGRESS_SECONDS = 0.2
 _BURST_SECONDS = 0.1
+_LOOK_SECONDS = 0.5
+"""A change of the rate is seen after so long, even in the middle of a long wait."""
 _LOOK_EVERY_BYTES = 4 * 1024 * 1024
 _MIN_FREE_BYTES = 64 * 1024 * 1024
 _MIN_FREE_PART = 20
@@ -65,7 +68,8 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 
 class RateLimit:
-    """Sleeps so that no more than `bytes_per_second` pass, apart from a short burst."""
+    """Sleeps so that no more than `bytes_per_second` pass, apart from a short burst. Another thread
+    may change that number."""
 
     def __init__(
         self,
@@ -74,16 +78,19 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._seconds_per_byte = 1 / bytes_per_second
+        self.bytes_per_second = bytes_per_second
         self._clock = clock
         self._sleep = sleep
         self._due = clock()
 
     def __call__(self, size_bytes: int) -> None:
-        now = self._clock()
-        self._due = max(self._due, now - _BURST_SECONDS) + size_bytes * self._seconds_per_byte
-        if self._due > now:
-            self._sleep(self._due - now)
+        now, rate = self._clock(), self.bytes_per_second
+        self._due = max(self._due, now - _BURST_SECONDS) + size_bytes / rate
+        while self._due > now:
+            self._sleep(min(self._due - now, _LOOK_SECONDS))
+            now, before, rate = self._clock(), rate, self.bytes_per_second
+            if rate != before:
+                self._due = now + max(self._due - now, 0.0) * before / rate
 
 
 class FreeRoom:
@@ -111,11 +118,16 @@ class FreeRoom:
 # --- jobs ---
 
 
-def perform(order: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Run one job; returns the line of its outcome."""
+def perform(
+    order: dict[str, Any],
+    say: Callable[[dict[str, Any]], None],
+    limit: RateLimit | None = None,
+) -> dict[str, Any]:
+    """Run one job; returns the line of its outcome. `limit` replaces that of the order."""
     kind, run = _RUNNERS[order["kind"]]
     job = kind.from_dict(order["job"])
-    limit, room = RateLimit(order["max_rate_bytes"]), FreeRoom(Path(job.directory))
+    limit = limit or RateLimit(order["max_rate_bytes"])
+    room = FreeRoom(Path(job.directory))
     said, phase = 0.0, ""
 
     def throttle(size_bytes: int) -> None:
@@ -150,15 +162,22 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
-    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[tuple[dict[str, Any], RateLimit]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     while True:
-        _say(perform(orders.get(), _say))
+        order, limit = orders.get()
+        _say(perform(order, _say, limit))
 
 
-def _listen(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _listen(orders: queue.SimpleQueue[tuple[dict[str, Any], RateLimit]]) -> None:
+    limit = RateLimit(1)
     for line in sys.stdin.buffer:
-        orders.put(json.loads(line))
+        order = json.loads(line)
+        if "kind" in order:
+            limit = RateLimit(order["max_rate_bytes"])
+            orders.put((order, limit))
+        else:
+            limit.bytes_per_second = order["max_rate_bytes"]
     os._exit(0)
 
 
