@@ -1,4 +1,9 @@
-"""A batch read as Spark calls it: ranges planned on the driver, read in the executors."""
+"""A batch read as Spark calls it: ranges planned on the driver, read in the executors.
+
+With the option `pushdown`, the conditions of a query narrow the read. Spark still applies every
+condition itself, so the read can return rows that do not match, but must never omit a row that
+does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ class RangePartition(InputPartition):
 
 
 def read_partition(options: ScanOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition; none for the placeholder that Spark creates for an empty plan."""
+    """The rows of a partition; no rows for the placeholder that Spark creates for an empty plan."""
     _calm_garbage_collector()
     if isinstance(partition, RangePartition):
         yield from read(options, partition.wanted)
@@ -57,15 +62,15 @@ class RangeReader(DataSourceReader):
 
 
 class PushdownReader(RangeReader):
-    """A class of its own: Spark refuses one with `pushFilters` unless its setting allows that."""
+    """A separate class: Spark rejects a reader with `pushFilters` unless its setting allows it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self._options = narrowed(self._options, filters)
-        return filters  # all of them are applied once more
+        return filters  # Spark applies all of them again
 
 
 def narrowed(options: ScanOptions, filters: Sequence[Filter]) -> ScanOptions:
-    """The same read without what these conditions, all of which must hold, leave out anyway."""
+    """The same read without records that fail these conditions, all of which must hold."""
     for one in filters:
         column, value = _condition(one)
         if column == OFFSET and isinstance(value, int):
@@ -98,14 +103,14 @@ def _offsets(narrowing: Narrowing, one: Filter, value: int) -> Narrowing:
 
 
 def _times(narrowing: Narrowing, one: Filter, value: datetime) -> Narrowing:
-    # Only where to begin: a clock that was set back may stamp later records with earlier times.
+    # Only the beginning: a clock that was set back can stamp later records with earlier times.
     if isinstance(one, _FROM) and (narrowing.not_before is None or value > narrowing.not_before):
         narrowing = replace(narrowing, not_before=value)
     return narrowing
 
 
 def _one_subject(options: ScanOptions, subject: str) -> ScanOptions:
-    # A name with a wildcard in it would match others; and the option's pattern counts as well.
+    # A name that contains a wildcard would match others. The option's pattern applies too.
     literal = patterns.why_invalid(subject) is None and not {"*", ">"} & set(subject.split("."))
     if literal and (options.subject is None or patterns.matches(options.subject, subject)):
         return replace(options, subject=subject)

@@ -12,7 +12,7 @@ from liftlog.errors import InvalidArgument
 OFFSET, TIMESTAMP, SUBJECT, STREAM = "offset", "timestamp", "subject", "stream"
 KEY, HEADERS, VALUE = "key", "headers", "value"
 
-# Spark compares names, order, types and nullability with its own schema, exactly.
+# Spark requires names, order, types and nullability to equal those of its own schema.
 TYPES: Mapping[str, pa.DataType] = {
     OFFSET: pa.int64(),
     TIMESTAMP: pa.timestamp("us", "UTC"),
@@ -29,7 +29,7 @@ TYPES: Mapping[str, pa.DataType] = {
 }
 
 NULLABLE = frozenset((KEY, VALUE))
-"""For these, Spark checks every value for null, twice per row; for the others it does not."""
+"""For these, Spark checks every value for null, twice per row; for other columns it does not."""
 
 DEFAULT = (OFFSET, TIMESTAMP, SUBJECT, KEY, VALUE)
 DEFAULT_WITH_HEADERS = (OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE)

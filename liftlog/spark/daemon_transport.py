@@ -41,27 +41,27 @@ from liftlog.spark.transport import (
 logger = logging.getLogger("liftlog.spark")
 
 PLANNING_SECONDS = 10.0
-"""How long a job looks for its daemon when it begins: the address may be wrong."""
+"""How long planning waits for a daemon that cannot be reached: the address may be wrong."""
 
 READING_SECONDS = RECONNECT_FOR_SECONDS
-"""How long a task does: the daemon was there when the job was planned."""
+"""How long a task waits: the daemon was there when the job was planned."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DaemonTransport:
-    """One connection. Whoever reads needs `read` on the stream if the daemon has an ACL."""
+    """One connection. If the daemon has an ACL, the reader needs `read` on the stream."""
 
     def __init__(self, options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> None:
         self._stream = options.stream
         self._lease_seconds = options.lease_seconds
-        self._lease: LeaseInfo | None = None  # until its tasks know of it
+        self._lease: LeaseInfo | None = None  # until `held` gives it to the tasks
         self._compacted = False
         self._cleaned_below = 0
         self._tombstones_removed_below = 0
-        # A filter makes the daemon read, choose and encode; without one it sends what it has. So it
-        # is asked only where that saves much (one key), or where the job says that the network is
-        # what is scarce. `subject` is applied by the tasks in any case.
+        # With a filter the daemon has to read, select and encode; without one it sends the stored
+        # bytes. So it filters only where that saves much (one key), or where the job says that the
+        # network is the bottleneck. The tasks apply `subject` in any case.
         wanted = Filter(
             subject=options.subject if options.filter_in_daemon else None,
             key=options.narrowing.key,
@@ -74,7 +74,7 @@ class DaemonTransport:
             info = self._client.describe_stream(self._stream)
         except StreamNotFound as error:
             raise StreamNotFound(
-                f"{self._client.address} has no stream {self._stream!r} that may be read"
+                f"{self._client.address} has no stream {self._stream!r} that you may read"
             ) from error
         self._compacted = is_compacted(info.settings)
         self._cleaned_below = info.compaction.get("cleaned_below", 0)
@@ -97,7 +97,7 @@ class DaemonTransport:
         try:
             self._client.fetch(self._stream, offset, max_bytes=1, epoch=leader_epoch)
         except (CorruptRange, OffsetOutOfRange):
-            pass  # what is there is looked at by those who read it
+            pass  # the tasks that read these records report it
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
         try:
@@ -111,10 +111,11 @@ class DaemonTransport:
         except (DiskFull, LimitExceeded) as error:
             if self._compacted:
                 raise
-            # The daemon tells when retention removes what is to be read.
+            # The read fails with an error if retention removes its records meanwhile.
             logger.warning("read-without-lease stream=%s error=%s", self._stream, error)
             return state
-        # A pass may count what came since, up to the end of the lease: so it has to be read too.
+        # For compaction, newer records up to the end of the lease supersede older ones: so the read
+        # has to include them.
         end = self._lease.high
         extents = state.extents
         if extents and extents[-1].next_offset < end:
@@ -154,7 +155,7 @@ class DaemonTransport:
             return batches
 
         def may_go_on() -> bool:
-            if wanted.mark is None:  # only retention matters, of which the daemon tells
+            if wanted.mark is None:  # only retention matters, and the daemon reports that
                 return wanted.cleaned_below is not None
             return wanted.mark.still_holds(self._client.describe_stream(self._stream).compaction)
 
@@ -171,7 +172,7 @@ class DaemonTransport:
     def _without_compaction(
         self, batches: Iterator[Batches], cleaned_below: int
     ) -> Iterator[Batches]:
-        """The same batches. Raises SegmentsChanged when compaction was switched on meanwhile."""
+        """The same batches. Raises SegmentsChanged if compaction was switched on meanwhile."""
         yield from batches
         found = self._client.describe_stream(self._stream).compaction
         if found.get("state", "off") != "off" or found.get("cleaned_below", 0) > cleaned_below:
@@ -203,7 +204,7 @@ class DaemonTransport:
     def close(self) -> None:
         lease, self._lease = self._lease, None
         try:
-            if lease is not None:  # nothing was planned under it
+            if lease is not None:  # no task was planned under it
                 self._client.release_lease(self._stream, lease.lease_id)
         except LiftlogError as error:
             logger.warning("lease-not-released stream=%s error=%s", self._stream, error)
@@ -223,8 +224,8 @@ class DaemonTransport:
 
 
 def connect(options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> SyncClient:
-    """To the daemon, as whom the options say. While it cannot be reached, as when it is restarted,
-    attempts go on for `patience_seconds`. Raises LiftlogError."""
+    """Connect to the daemon with the login of the options. While it cannot be reached, for example
+    during a restart, retry for `patience_seconds`. Raises LiftlogError."""
     deadline = time.monotonic() + patience_seconds
     backoff = Backoff()
     while True:
@@ -246,10 +247,10 @@ def connect(options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS)
 def measured(
     client: SyncClient, state: StreamState, first_offset: int, step_bytes: int
 ) -> StreamState:
-    """`state` with the extents from `first_offset` on that its daemon tells."""
+    """`state` with the extents from `first_offset` on that the daemon reports."""
     try:
         found = client.stream_extents(state.stream, first_offset, step_bytes=step_bytes)
-    except UnknownRequest:  # an older daemon; how large the whole is stands in `state`
+    except UnknownRequest:  # an older daemon: `state` has only the size of the whole
         return state
     return replace(state, extents=tuple([Extent(*one) for one in found]))
 
@@ -264,7 +265,7 @@ def read_token(path: str | None) -> str | None:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InvalidArgument(
             f"tokenFile={path!r} cannot be read: {reason}",
-            hint="the driver's host and every executor need it",
+            hint="the driver's host and every executor need this file",
         ) from error
     if not token:
         raise InvalidArgument(f"tokenFile={path!r} is empty")

@@ -1,4 +1,4 @@
-"""Batches of the log in, Arrow batches with Spark's columns out. Knows nothing of Spark."""
+"""Batches of the log in, Arrow batches with Spark's columns out. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from liftlog.spark.columns import (
 from liftlog.spark.newest import HeldRecords, Places, newest_of_each, split_flags
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Of the log, decoded together: what bounds the memory of a task, whatever `rowsPerBatch` says."""
-
+"""The most bytes of the log that are decoded together. It bounds the memory of a task, whatever
+`rowsPerBatch` is."""
 
 _RUN_ROWS = 40_000
 _RUN_BYTES = 8 * 1024 * 1024
-"""Decoding has a price for each turn, and another one for memory that no cache holds any more: so
-many rows are decoded in a turn, or so many bytes. What is handed on are slices of that."""
+"""How many rows, or bytes, are decoded in one turn: each turn has a fixed cost, and a large one no
+longer fits into the caches. The batches passed on are slices of a turn."""
 
 
 class RowDecoder:
     """Makes the rows of one range.
 
-    `subject`: only records whose subject matches this pattern. `compact`: of these only the newest
-    one of each key, tombstones included, and all that have no key.
+    `subject`: only records whose subject matches this pattern. `compact`: only the newest of these
+    for each key, tombstones included, and all that have no key.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class RowDecoder:
         stored = [name for name in self._columns if name != STREAM]
         if subject is not None and SUBJECT not in stored and not compact:
             stored.append(SUBJECT)
-        self._stored = stored or [OFFSET]  # something has to tell how many there are
+        self._stored = stored or [OFFSET]  # some column has to give the number of rows
         self._reaches: Callable[[str], bool] | None = None
         if subject is not None:
             self._reaches = lru_cache(maxsize=10_000)(lambda name: matches(subject, name))
 
     def rows(self, batches: Iterable[Batches]) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `rows_per_batch` rows; none of them is empty. Raises CorruptBatch."""
+        """Batches of 1 to `rows_per_batch` rows. Raises CorruptBatch."""
         if self._reaches is None and not self._compact:
             for run in self._runs(batches):
                 made = self._finished(rows_of(run, self._stored))
-                del run[:]  # so that the buffers are free for the next answer
+                del run[:]  # frees the buffers for the next answer
                 yield from self._cut(made)
             return
-        held: list[pa.RecordBatch] = []  # of what leaves few rows: until they are enough
+        held: list[pa.RecordBatch] = []  # collects small results until there are enough rows
         held_rows = held_bytes = 0
         for made in self._newest(batches) if self._compact else self._matching(batches):
             held.append(made)
@@ -115,7 +115,7 @@ class RowDecoder:
                 yield self._finished(rows)
 
     def _runs(self, batches: Iterable[Batches]) -> Iterator[list[Batches]]:
-        """As many batches as are decoded at once."""
+        """Groups of batches that are decoded together."""
         run: list[Batches] = []
         rows = size = 0
         for batch in batches:
@@ -123,7 +123,7 @@ class RowDecoder:
                 continue
             run.append(batch)
             rows += len(batch)
-            size += len(batch.raw)  # which may be much more than it took on the wire
+            size += len(batch.raw)  # can be much more than it took on the wire
             enough = rows >= _RUN_ROWS or size >= _RUN_BYTES
             if size >= MOST_BYTES or (enough and rows >= self._rows_per_batch):
                 yield run
@@ -134,14 +134,14 @@ class RowDecoder:
             yield run
 
     def _has_none(self, batch: Batches) -> bool:
-        """Whether none of the subjects is wanted. Of small batches only the rows will tell: to ask
-        each of them costs more than to decode them together."""
+        """Whether the batch has no wanted subject. Small batches are not checked: checking each of
+        them costs more than decoding them together."""
         if self._reaches is None or not isinstance(batch, RecordBatch):
             return False
         return not any(map(self._reaches, subject_names(batch)))
 
     def _cut(self, made: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Into equal pieces that are not too long."""
+        """Equal slices of at most `rows_per_batch` rows."""
         pieces = -(-made.num_rows // self._rows_per_batch)
         borders = [made.num_rows * i // max(pieces, 1) for i in range(pieces + 1)]
         for first, end in pairwise(borders):
@@ -184,10 +184,10 @@ def _concat(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 def headers_of(blocks: pa.Array) -> pa.Array:
     """NATS header blocks -> lists of name and value, in order, equal names included.
 
-    A record without headers has an empty list. Names that are not UTF-8 get U+FFFD for what is
-    wrong in them; values are bytes, verbatim but for blanks around them.
+    A record without headers has an empty list. Invalid UTF-8 in names becomes U+FFFD; values are
+    bytes, unchanged except that surrounding blanks are removed.
     """
-    # Blocks that are the same are read once: publishers repeat themselves.
+    # Equal blocks are parsed once: publishers repeat themselves.
     encoded = blocks.dictionary_encode()
     parsed = [header_lines(block) for block in encoded.dictionary.to_pylist()]
     lines = [line for found in parsed for line in found]

@@ -1,8 +1,8 @@
-"""Batches from segment files: a stream's directory, or a copy of it. No daemon is asked.
+"""Batches from segment files: a stream's directory, or a copy of it. No daemon is involved.
 
-Only what is sealed is read: the records of the active segment are not there yet. Each read looks at
-the manifest anew, so that files which retention or compaction has replaced are never missed; what
-it opened stays readable until it is closed.
+Only sealed segments are read: the records of the active segment are not included. Each step of a
+read loads the manifest again, so it finds the files that replaced others during retention or
+compaction; an open file stays readable until it is closed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _fs = OsFileSystem()
 
 
 class FileTransport:
-    """Reads the directory `path`, or of a data directory the stream that is named."""
+    """Reads the stream in the directory `path`, or the named stream in a data directory."""
 
     def __init__(self, options: ScanOptions) -> None:
         assert options.path is not None
@@ -86,11 +86,11 @@ class FileTransport:
         return self.state().end_offset
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
-        """The lineage, which changes when the end is lost, is the state's identity already."""
+        """Nothing to do: the identity is the lineage, which changes when the end is lost."""
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
-        """Nobody can be asked to. Raises InvalidArgument when there are records and none of them
-        can be read from files: an empty result would look like an empty stream."""
+        """Files cannot be protected. Raises InvalidArgument if there are records, but none that can
+        be read from files: an empty result would look like an empty stream."""
         manifest = self._manifest()
         if _sealed(manifest):
             return state
@@ -100,7 +100,7 @@ class FileTransport:
         if size_bytes:
             raise InvalidArgument(
                 f"{self._directory} has no sealed segment: its only one, of {size_bytes} bytes, is "
-                "still written to and is not read from files",
+                "still being written, and is not read from files",
                 hint="use server=, or wait until the segment is full or old enough (the setting "
                 "segment)",
             )
@@ -119,8 +119,7 @@ class FileTransport:
         return replace(state, extents=tuple(found))
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """Nobody can be asked to leave the files alone; so each task looks whether they are the
-        same."""
+        """Nothing keeps the files unchanged, so each task checks that they still are."""
         manifest = self._manifest()
         if not is_compacted(manifest.metadata.get("settings")):
             return [replace(one, cleaned_below=manifest.cleaned_below) for one in planned]
@@ -146,7 +145,7 @@ class FileTransport:
                     _gap(manifest, reached, min(entry.base_offset, end), losses)
                     yield from _batches(file, entry, index, manifest, reached, end, losses)
             except FileNotFoundError as error:
-                # The manifest is read again: the file may have been replaced. Once.
+                # The file may have been replaced: read the manifest again, once per file.
                 if missing == entry.file_name:
                     raise StorageError(
                         f"{self._directory} lacks {missing}, which its manifest lists",
@@ -184,7 +183,7 @@ class FileTransport:
     def _check_same(self, manifest: Manifest, wanted: ScanRange) -> None:
         if manifest.lineage != wanted.identity:
             raise StaleIncarnation(
-                f"{self._stream!r} was created anew or truncated since the read was planned",
+                f"{self._stream!r} was created again or truncated since the read was planned",
                 hint="read again",
             )
         changed = wanted.files is not None and _files(manifest, wanted) != wanted.files
@@ -210,7 +209,7 @@ class FileTransport:
             with storage_errors(f"reading {path}"):
                 try:
                     index = read_index(_fs, path, entry.base_offset)
-                except FileNotFoundError:  # removed between two looks
+                except FileNotFoundError:  # the file was removed after it was opened
                     index = None
                 yield file, index
         finally:
@@ -256,15 +255,15 @@ def _batches(
     end_offset: int,
     losses: Losses,
 ) -> Iterator[RecordBatch]:
-    """What a segment holds of [first_offset, end_offset), and word of what it should and does not.
+    """The batches of a segment in [first_offset, end_offset); reports what is missing.
 
-    Offsets tile without gaps, so every gap is a loss: of damaged bytes, or of what was lost before
-    it was written.
+    Batches tile the offsets without gaps, so every gap is a loss: damaged bytes, or records that
+    were lost before they were written.
     """
     reached = max(first_offset, entry.base_offset)
     floor = index.floor(reached) if index is not None else None
     position, base = (0, entry.base_offset) if floor is None else (floor.position, floor.offset)
-    known = [  # that have bytes, and are not all before the place to begin at
+    known = [  # those with bytes that do not end before the first position
         (bad.position, bad.end_position, bad.first_offset, bad.next_offset)
         for bad in manifest.quarantined
         if bad.segment == entry.file_name and bad.end_position > max(position, bad.position)
@@ -304,7 +303,7 @@ def _batches(
 
 
 def _gap(manifest: Manifest, first_offset: int, next_offset: int, losses: Losses) -> None:
-    """Tell of [first_offset, next_offset), but for offsets that nobody was promised."""
+    """Report [first_offset, next_offset) as lost, except offsets that held no acked record."""
     if first_offset >= next_offset:
         return
     skipped = sorted(

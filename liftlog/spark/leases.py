@@ -35,7 +35,7 @@ HOLDER = "spark"
 
 
 class TaskLease:
-    """One task's share in a lease."""
+    """The share of one task in a lease."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class TaskLease:
             self._is_gone, gone = True, error
         if not self._may_go_on():
             raise LeaseGone(
-                f"the lease on {self._stream!r} ended before all of it was read: compaction may "
-                "have removed what was to be read",
-                hint="read again, with a new DataFrame; with tasks that wait longer than that for "
-                f"their turn, raise leaseSeconds (now {self._seconds:g})",
+                f"the lease on {self._stream!r} ended before everything was read: compaction may "
+                "have removed records that the read needs",
+                hint="read again, with a new DataFrame; if tasks wait longer than that for an "
+                f"executor, raise leaseSeconds (now {self._seconds:g})",
             ) from gone
 
 
@@ -164,13 +164,13 @@ class RenewedLease:
             except LiftlogError as error:
                 if stopping:
                     raise
-                # The lease may outlive the trouble.
+                # The lease may outlive the outage.
                 logger.warning("lease-not-renewed stream=%s error=%s", self._stream, error)
 
     def explained(self) -> LeaseGone:
         return LeaseGone(
             f"the lease on {self._stream!r} ended before the export had read everything: "
-            "compaction or retention may have removed what was to be read; nothing was exported",
+            "compaction or retention may have removed records of it; nothing was exported",
             hint="run it again; a lease ends early when the daemon's disk is full, or when the "
             "daemon could not be reached for as long as the lease lasts (--lease)",
         )

@@ -1,9 +1,8 @@
-"""Of a range of records only the newest one of each key: the option `compact`. Knows nothing of
-Spark.
+"""Only the newest record of each key in a range: the option `compact`. Does not import Spark.
 
-All keys of the range are looked at first; the records stay as they came until it is known which of
-them are wanted, and only those are decoded. So a task needs memory for the part of the log that it
-reads and for the keys in it, whatever the stream holds besides.
+All keys of the range are decoded first. The records stay as they are stored until it is known which
+of them are wanted, and only those are decoded. So a task needs memory for the part of the log that
+it reads and for its keys, however large the stream is.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ Flags: TypeAlias = NDArray[np.bool_]
 Offsets: TypeAlias = NDArray[np.int64]
 
 _SMALL_BATCH_BYTES = 2048
-"""Batches below this mean size take more memory as objects than their records do as rows."""
+"""Batches below this mean size take more memory as objects than as decoded rows."""
 
 _MOST_KEY_BYTES = 2**30
-"""Arrow counts the bytes of a binary column in 31 bits; keys beyond this are counted in 63."""
+"""A binary column of Arrow has 31-bit positions; a larger one of keys is cast to 63 bits."""
 
 
 def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> Flags:
     """Whether each record is the one with the largest offset of its key.
 
-    Without `offsets` the records are in their order. Keys are compared byte by byte. Records
-    without a key are all wanted.
+    Without `offsets` the records are in the order of their offsets. Keys are compared byte by byte.
+    All records without a key are wanted.
     """
     together = pa.chunked_array(keys, pa.binary())
     if together.nbytes > _MOST_KEY_BYTES:
@@ -50,17 +49,17 @@ def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> 
     if offsets is not None:
         keyed = keyed[np.argsort(offsets[keyed], kind="stable")]
     last = np.empty(len(encoded[0].dictionary), np.intp)
-    last[codes[keyed]] = keyed  # of several places for one code the last one stays
+    last[codes[keyed]] = keyed  # for several places of one code, the last assignment wins
     wanted = codes < 0
     wanted[last] = True
     return wanted
 
 
 class HeldRecords:
-    """Records that wait until all keys are known.
+    """Records that are held until all keys are known.
 
-    `places` are those of them that count, None: all do. They are held as rows when these are small,
-    as the batches that they came in otherwise, compressed ones as they are stored.
+    `places` are the records that count; None: all of them. Small records are held as rows, others
+    in the batches that they came in, which stay compressed if they were.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ class HeldRecords:
             self._batches = [_packed(batch) for batch in one_by_one(run)]
 
     def rows(self, wanted: Flags) -> pa.RecordBatch | None:
-        """Those of the records that count for which `wanted` is set. Once only: they are gone
-        afterwards."""
+        """The rows for which `wanted` is set, of the records that count. Can be called only once,
+        since it frees them."""
         chosen = np.flatnonzero(wanted)
         rows, self._rows = self._rows, None
         batches, self._batches = self._batches, []
@@ -114,7 +113,7 @@ def _decode(
 
 
 class _Packed:
-    """A compressed batch without what it was inflated to."""
+    """A compressed batch, without its decompressed bytes."""
 
     __slots__ = ("_count", "_first", "_last", "_stored")
 

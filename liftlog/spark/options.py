@@ -1,7 +1,7 @@
 """The options of a read, checked as a whole before anything is read.
 
-Spark hands over text, and names without regard to case. A name that nobody knows is an error: a
-misspelt `startingOffset` that is passed over would read other records than were asked for.
+Spark passes text, and names without regard to case. An unknown name is an error: if a misspelt
+`startingOffset` were ignored, the read would return other records than those requested.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from acl import subjects as patterns
-from liftlog.client.target import DEFAULT_ADDRESS, Address
+from liftlog.client.target import DEFAULT_ADDRESS, DEFAULT_PORT, Address
 from liftlog.errors import InvalidArgument
 from liftlog.names import check_stream_name
 from liftlog.spark.columns import did_you_mean, parse_columns
@@ -53,7 +54,8 @@ NAMES = (
 DEFAULT_ROWS_PER_BATCH = 10_000
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # as Spark's own, of files
 COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
-"""The default with `compact`. A larger part leaves out more, and a task holds all of its part."""
+"""The default with `compact`. A larger part drops more superseded records, but a task holds all of
+its part in memory."""
 
 DEFAULT_LEASE_SECONDS = 120
 MAX_LEASE_SECONDS = 3600
@@ -63,7 +65,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """What the conditions of a query leave of a read, within what its options say."""
+    """How the conditions of a query narrow a read, within the limits of its options."""
 
     first_offset: int = 0
     end_offset: int | None = None
@@ -73,7 +75,7 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """What a job asks for. `path` is set when it reads files, else `server` counts."""
+    """What a job asks for. `path` is set if it reads files; otherwise it reads from `server`."""
 
     stream: str
     server: str
@@ -98,7 +100,7 @@ class ScanOptions:
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
-    """Raises InvalidArgument, which names the option and says what is right."""
+    """Raises InvalidArgument, which names the option and says what is valid."""
     known = {name.lower(): name for name in NAMES}
     values: dict[str, str] = {}
     for name, value in given.items():
@@ -115,14 +117,14 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanO
     pushdown = _flag(values, "pushdown", default=False)
     if compact and pushdown:
         raise InvalidArgument(
-            "compact and pushdown exclude each other: a condition holds for what compact leaves",
-            hint="say what is to be compacted with options such as subject and endingOffset",
+            "compact and pushdown exclude each other: conditions apply to what compact keeps",
+            hint="select the records to compact with options such as subject and endingOffset",
         )
     if streaming:
         if compact:
             raise InvalidArgument(
-                "compact makes no sense for readStream: a record that is the newest of its key now "
-                "may be superseded by the next micro-batch",
+                "compact makes no sense for readStream: the record that is now the newest of its "
+                "key can be superseded in the next micro-batch",
                 hint="write to a sink that keeps the newest offset per key, or read a batch",
             )
         for name in ("endingOffset", "endTimestamp"):
@@ -160,8 +162,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanO
 def _unknown(name: str) -> InvalidArgument:
     if name.lower() == "token":
         return InvalidArgument(
-            "a token is no option: options are pickled into every task and shown in plans",
-            hint="put it into a file that driver and executors can read, and give its path as "
+            "a token cannot be an option: options are pickled into every task and shown in plans",
+            hint="write it to a file that driver and executors can read, and give the path as "
             "tokenFile",
         )
     return InvalidArgument(
@@ -175,7 +177,7 @@ def _stream(values: Mapping[str, str], path: str | None) -> str:
     if name is None:
         if path is None:
             raise InvalidArgument(
-                "which stream is to be read?", hint='say .option("stream", "<name>")'
+                "which stream is to be read?", hint='add .option("stream", "<name>")'
             )
         name = Path(path.rstrip("/")).name
     elif path is None:
@@ -183,18 +185,27 @@ def _stream(values: Mapping[str, str], path: str | None) -> str:
     return name
 
 
-def _address(text: str | None) -> str:
-    if text is None:
+def _address(given: str | None) -> str:
+    if given is None:
         return DEFAULT_ADDRESS
+    text = given
     if "://" not in text and not text.startswith("/"):
         text = f"tcp://{text}"
     try:
-        return Address.parse(text).text
+        address = Address.parse(text)
     except InvalidArgument as error:
         raise InvalidArgument(
             f"server: {error.message}",
             hint="use host:port, tls://host:port or unix:///path",
         ) from error
+    if not address.path and urlsplit(text).port is None:
+        # A job on many hosts would otherwise fail only when it connects, to a port it never named.
+        wanted = given.rstrip(":/")
+        raise InvalidArgument(
+            f"server={given!r} has no port",
+            hint=f"write server={wanted}:{DEFAULT_PORT}, with the port of the daemon's pull socket",
+        )
+    return address.text
 
 
 def _position(
@@ -229,7 +240,7 @@ def _time(name: str, text: str) -> datetime:
             f"{name}={text!r} is not a time",
             hint="use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970",
         ) from None
-    # Driver and executors may lie in different zones, so a time without one cannot be local.
+    # Driver and executors can be in different zones, so a time without a zone cannot be local.
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
@@ -265,7 +276,7 @@ def _lease_seconds(values: Mapping[str, str]) -> int:
     if seconds > MAX_LEASE_SECONDS:
         raise InvalidArgument(
             f"leaseSeconds={seconds} is longer than a lease can last, {MAX_LEASE_SECONDS}",
-            hint="tasks renew it, so it need only outlast their wait for a turn",
+            hint="tasks renew it, so it only has to outlast their wait for an executor",
         )
     return seconds
 
@@ -274,12 +285,14 @@ def _size(values: Mapping[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    from liftlog.settings.units import parse_size  # slow to import, and seldom needed
+    from liftlog.settings.units import parse_size  # slow to import, and rarely needed
 
     try:
         size = parse_size(text.strip())
     except ValueError:
         size = 0
     if size < 1:
-        raise InvalidArgument(f"{name}={text!r} is not a size", hint="use bytes, or such as 64MiB")
+        raise InvalidArgument(
+            f"{name}={text!r} is not a size", hint="use bytes, or a unit as in 64MiB"
+        )
     return size

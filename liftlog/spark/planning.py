@@ -1,4 +1,4 @@
-"""Which offsets a job reads, and how they are split over its tasks. Pure."""
+"""Which offsets a job reads, and how they are divided among its tasks. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def split(
 ) -> list[ScanRange]:
     """[first_offset, end_offset) in ranges of about equal size, none much above `target_bytes`.
 
-    No range is empty, and without offsets there is none.
+    No range is empty; an empty interval gives no range.
     """
     if first_offset >= end_offset:
         return []
@@ -33,13 +33,13 @@ def split(
 
 
 def step_of(target_bytes: int) -> int:
-    """How finely to measure what is shared out in parts of `target_bytes`."""
+    """How finely to measure a stream that is divided into parts of `target_bytes`."""
     return max(1, target_bytes // _STEPS_PER_PART)
 
 
 def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_bytes: int) -> int:
-    """The offset that lies about `most_bytes` after `first_offset`; one record further at least,
-    and at most `end_offset`."""
+    """The offset about `most_bytes` after `first_offset`; at least one record further, and at most
+    `end_offset`."""
     parts = _clip(state.extents, first_offset, end_offset)
     if sum(part.size_bytes for part in parts) <= most_bytes:
         return end_offset
@@ -47,7 +47,7 @@ def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_byt
 
 
 def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list[Extent]:
-    """What of each lies in the range; inside an extent sizes are taken for even."""
+    """The part of each extent that is in the range; records of an extent count as equally large."""
     found = []
     for extent in extents:
         first = max(extent.first_offset, first_offset)
@@ -59,7 +59,7 @@ def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list
 
 
 def _offset_after(parts: Sequence[Extent], size_bytes: int) -> int:
-    """The offset before which about so many bytes lie."""
+    """The offset that has about `size_bytes` before it."""
     left = size_bytes
     for part in parts:
         if left < part.size_bytes:

@@ -1,4 +1,4 @@
-"""One read from beginning to end: which ranges, and the rows of each. Knows nothing of Spark."""
+"""One read from beginning to end: which ranges, and the rows of each. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def open_transport(
     options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS
 ) -> Transport:
-    """`patience_seconds` is how long a daemon that cannot be reached is waited for. Raises
+    """`patience_seconds` is how long to wait for a daemon that cannot be reached. Raises
     LiftlogError."""
     if options.path is not None:
         return FileTransport(options)
@@ -29,7 +29,7 @@ def open_transport(
 
 
 def plan(options: ScanOptions) -> list[ScanRange]:
-    """The ranges of a batch read, as the stream stands now. Raises LiftlogError."""
+    """The ranges of a batch read, for the stream as it is now. Raises LiftlogError."""
     with open_transport(options) as transport:
         state, first = _held(transport, options)
         end = _end_offset(transport, state, options)
@@ -42,7 +42,7 @@ def plan(options: ScanOptions) -> list[ScanRange]:
 
 
 def _held(transport: Transport, options: ScanOptions) -> tuple[StreamState, int]:
-    """The stream as it stays while it is read, and where the read begins."""
+    """The state of the stream that holds during the read, and the offset where the read begins."""
     state = transport.state()
     first = first_offset(transport, state, options)
     while True:
@@ -55,14 +55,14 @@ def _held(transport: Transport, options: ScanOptions) -> tuple[StreamState, int]
             before = first
             state = transport.state()
             first = first_offset(transport, state, options)
-            if first <= before:  # else retention was quicker
+            if first <= before:  # otherwise retention has moved the log start: try again
                 raise
 
 
 def read(
     options: ScanOptions, wanted: ScanRange, *, on_loss: OnLoss | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one range, in batches of `rowsPerBatch`. `on_loss` is told of each range of
+    """The rows of one range, in batches of `rowsPerBatch`. `on_loss` is called for each range of
     offsets that is skipped with `failOnDataLoss=false`. Raises LiftlogError."""
     with open_transport(options, patience_seconds=READING_SECONDS) as transport:
         decoder = RowDecoder(
@@ -91,13 +91,13 @@ def first_offset(transport: Transport, state: StreamState, options: ScanOptions)
     start = _resolve(transport, state, options.start)
     if start > state.end_offset:
         raise InvalidArgument(
-            f"startingOffset={start} lies beyond the end of {state.stream!r}, {state.end_offset}"
+            f"startingOffset={start} is beyond the end of {state.stream!r}, {state.end_offset}"
         )
     if start < state.log_start_offset and options.fail_on_data_loss:
         raise OffsetOutOfRange(
             f"{state.stream!r} begins at {state.log_start_offset}: retention has removed the "
             f"records from startingOffset={start} on",
-            hint="say startingOffset=earliest, or set failOnDataLoss=false",
+            hint="use startingOffset=earliest, or set failOnDataLoss=false",
             log_start_offset=state.log_start_offset,
         )
     return max(start, state.log_start_offset)
@@ -107,9 +107,9 @@ def _end_offset(transport: Transport, state: StreamState, options: ScanOptions) 
     end = _resolve(transport, state, options.end)
     if isinstance(options.end, int) and end > state.end_offset:
         raise InvalidArgument(
-            f"endingOffset={end} lies beyond the high watermark of {state.stream!r}, "
-            f"{state.end_offset}: what is there may still change",
-            hint="say endingOffset=latest, or wait for it",
+            f"endingOffset={end} is beyond the high watermark of {state.stream!r}, "
+            f"{state.end_offset}: records there can still change",
+            hint="use endingOffset=latest, or wait until these records are committed",
         )
     return min(end, state.end_offset)
 

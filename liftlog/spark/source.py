@@ -1,4 +1,4 @@
-"""What Spark calls: the data source.
+"""The data source: what Spark calls.
 
 Spark pickles these classes by their names: every host of a cluster needs liftlog installed.
 """
@@ -46,14 +46,14 @@ _TYPES: dict[str, DataType] = {
 
 
 class LiftlogSource(DataSource):
-    """`format("liftlog")`. docs/reference/spark.md has the options."""
+    """`format("liftlog")`. docs/reference/spark.md describes the options."""
 
     @classmethod
     def name(cls) -> str:
         return "liftlog"
 
     def schema(self) -> StructType:
-        # Which kind of read it will be is not known here.
+        # The kind of read, batch or streaming, is not known here.
         options = {
             name: value
             for name, value in self.options.items()
@@ -81,6 +81,6 @@ def spark_schema(options: ScanOptions) -> StructType:
 def _check_schema(schema: StructType, options: ScanOptions) -> None:
     if schema != spark_schema(options):
         raise InvalidArgument(
-            "the schema of a stream is given; .schema(...) cannot change it",
-            hint="choose columns with the option columns",
+            "the schema of a stream is fixed; .schema(...) cannot change it",
+            hint="choose the columns with the option columns",
         )

@@ -1,12 +1,12 @@
 """Structured streaming: `spark.readStream.format("liftlog")`.
 
-Spark stores each position before the records up to it are read, and after a crash asks for the same
-range again. A position names the history of offsets that it belongs to, so that a stream made anew
-under the same name is never taken for the old one.
+Spark stores each position before it reads the records up to it, and asks for the same range again
+after a crash. A position names the history of offsets that it belongs to, so that a stream that was
+deleted and created again is never mistaken for the old one.
 
-Of the first micro-batch Spark stores only the end, and asks for the initial offset again after a
-restart. By then `earliest` and `latest` are other offsets. So each position also says where the
-micro-batch begins that ends there.
+For the first micro-batch Spark stores only the end, and asks for the initial offset again after a
+restart. By then `earliest` and `latest` can be other offsets. So the end of each micro-batch also
+stores where that micro-batch begins.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from liftlog.spark.transport import Losses, StreamState, Transport
 
 OFFSET, IDENTITY, EPOCH = "offset", "incarnation", "epoch"
 FROM = "from"
-"""Of the end of a micro-batch: the offset where it begins."""
+"""In the end of a micro-batch: the offset where it begins."""
 INITIAL = "initial"
-"""Of a position that no micro-batch has reached yet."""
+"""In a position that no micro-batch has reached yet."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query. Lives in a process of the driver; `read` alone runs in the executors.
+    """One query. It runs in a process of the driver; only `read` runs in the executors.
 
-    It keeps one transport between calls; it is pickled before it has one.
+    It keeps one transport between calls, and is pickled before it opens one.
     """
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = options
         self._transport: Transport | None = None
-        self._target: int | None = None  # with availableNow: no further than this
+        self._target: int | None = None  # with availableNow: where to stop
 
     # --- positions ---
 
@@ -61,12 +61,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state()
         first = self._check(state, start)
         if INITIAL in start and self._options.start == EARLIEST:
-            first = max(first, state.log_start_offset)  # nothing was promised of what is gone
+            first = max(
+                first, state.log_start_offset
+            )  # removed before the first micro-batch: no loss
         end = state.end_offset
         if self._target is not None:
             end = min(end, self._target)
         if end <= first:
-            # The same position is no new data; but the first one is stored as that of a batch.
+            # An unchanged position means no new data. The initial one needs FROM: Spark stores it.
             return start if INITIAL not in start else _position(state, first) | {FROM: first}
         if not isinstance(limit, ReadAllAvailable):
             end = self._limited(state, first, end, limit)
@@ -74,7 +76,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         options = self._options
-        # Spark knows one limit of a source; `_limited` applies the other one too.
+        # Spark accepts one limit per source; `_limited` applies the other one too.
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
         if options.max_bytes_per_trigger is not None:
@@ -105,17 +107,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _check(self, state: StreamState, position: dict[str, Any]) -> int:
-        """The offset of a stored position. Raises when it is none of this stream."""
+        """The offset of a stored position. Raises LiftlogError if it belongs to another history."""
         try:
             offset, identity = int(position[OFFSET]), str(position[IDENTITY])
         except (KeyError, TypeError, ValueError):
             raise LiftlogError(
-                f"{position!r} in the query's checkpoint is no position in a stream of liftlog",
-                hint="use a checkpointLocation of its own for each query",
+                f"{position!r} in the query's checkpoint is not a position in a liftlog stream",
+                hint="use a separate checkpointLocation for each query",
             ) from None
         if identity != state.identity:
             raise StaleIncarnation(
-                f"{state.stream!r} was created anew since the query stored its position",
+                f"{state.stream!r} was created again since the query stored its position",
                 hint="begin with a new checkpointLocation",
             )
         if offset > state.end_offset:
@@ -130,7 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _check_history(self, state: StreamState, offset: int, epoch: int) -> None:
-        """The log may have lost its end and grown beyond the position since."""
+        """Check that the log did not lose its end and then grow beyond the position again."""
         assert self._transport is not None
         try:
             self._transport.check_history(offset, epoch)

@@ -1,6 +1,7 @@
-"""Where batches come from, whichever way they come.
+"""Where batches come from, and what a read does about records that it cannot get.
 
-Whoever opens a transport closes it; several may read one stream at the same time.
+The caller that opens a transport closes it; several transports can read one stream at the same
+time. The option `failOnDataLoss` decides about lost records.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from liftlog.records.positions import Batches
 
 logger = logging.getLogger("liftlog.spark")
 
-_HINT = "set failOnDataLoss=false to go on without them"
+_HINT = "set failOnDataLoss=false to continue without them"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream at one moment. Below `end_offset` everything is committed.
+    """A stream at one moment. Everything below `end_offset` is committed.
 
-    `identity` names one history of offsets. `extents` tile the offsets, oldest first, and may begin
+    `identity` names one history of offsets. `extents` tile the offsets, oldest first, and can begin
     before `log_start_offset`.
     """
 
@@ -38,15 +39,14 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class CompactionMark:
-    """What compaction may have done to a stream without a change to what a read of it finds: it has
-    counted no record from `end_offset` on, and has removed no tombstones since the read was
-    planned."""
+    """The limits within which compaction does not change what a read finds: it has considered no
+    record from `end_offset` on, and has removed no tombstones since the read was planned."""
 
     end_offset: int
     tombstones_removed_below: int
 
     def still_holds(self, compaction: Mapping[str, Any]) -> bool:
-        """`compaction`: of the stream's description."""
+        """`compaction` is that part of the stream's description."""
         removed_below = compaction.get("tombstones_removed_below", 0)
         counted_below = compaction.get("cleaned_below", 0)
         return bool(
@@ -56,7 +56,7 @@ class CompactionMark:
 
 @dataclass(frozen=True, slots=True)
 class ScanRange:
-    """What one task reads: [first_offset, end_offset) of the stream that was planned for."""
+    """What one task reads: [first_offset, end_offset) of the stream for which it was planned."""
 
     stream: str
     identity: str
@@ -64,23 +64,25 @@ class ScanRange:
     first_offset: int
     end_offset: int
     files: tuple[str, ...] | None = None
-    """Of a compacted stream that is read from files: those that hold the range."""
+    """For a compacted stream that is read from files: the files that hold the range."""
     lease_id: str | None = None
-    """Of the read, if it is from a daemon."""
+    """The lease of the read, if it reads from a daemon."""
     part: tuple[int, int] | None = None
-    """Which of how many ranges under that lease this is, counted from 0."""
+    """The number of this range, from 0, and the number of ranges under that lease."""
     mark: CompactionMark | None = None
-    """Of a compacted stream that is read from a daemon."""
+    """For a compacted stream that is read from a daemon."""
     cleaned_below: int | None = None
-    """Of a stream without compaction: how far it was compacted, if ever, before that ended."""
+    """For a stream without compaction: how far it was compacted before compaction was switched off,
+    if it ever was."""
 
 
 OnLoss: TypeAlias = Callable[[int, int, str], None]
-"""Is told of the records [first offset, next offset), and why they were skipped."""
+"""Called with a range of skipped records [first offset, next offset), and the reason."""
 
 
 class Losses:
-    """Fails, or logs a warning, tells `on_loss` and lets the read go on."""
+    """What a read does about records that it cannot get: it fails; or it logs a warning, calls
+    `on_loss` and continues."""
 
     def __init__(self, stream: str, *, fail: bool, on_loss: OnLoss | None = None) -> None:
         self._stream = stream
@@ -127,36 +129,36 @@ class Transport(Protocol):
     def state(self) -> StreamState: ...
 
     def offset_at(self, timestamp_ns: int) -> int:
-        """Of the first record stamped at or after that time; the end if there is none."""
+        """The offset of the first record stamped at or after that time; without one, the end."""
         ...
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
-        """Whether what lay before `offset` in that epoch still does. Raises Diverged."""
+        """Check that the history before `offset` in that epoch is unchanged. Raises Diverged."""
         ...
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
-        """Make sure that a read of all from `first_offset` on sees one state of the stream, though
-        it is read in parts; None: from the first record that retention leaves. The state returned
-        is the one to plan with. Raises OffsetOutOfRange when retention was quicker."""
+        """Make sure that a read from `first_offset` on sees one state of the stream, although it is
+        read in parts. None: from the first record that retention leaves. Returns the state to plan
+        with. Raises OffsetOutOfRange if retention has removed that offset meanwhile."""
         ...
 
     def measure(
         self, state: StreamState, first_offset: int, end_offset: int, step_bytes: int
     ) -> StreamState:
-        """The same, with `extents` of about `step_bytes` each for [first_offset, end_offset), so
-        that it can be shared out by size."""
+        """The same state, with `extents` of about `step_bytes` each for [first_offset, end_offset),
+        so that it can be divided by size."""
         ...
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """The ranges with what their tasks have to know of that."""
+        """The ranges, with what their tasks need to know of that protection."""
         ...
 
     def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
-        """Checked batches with the records of that range and no others, one by one or together.
+        """Checked batches with exactly the records of that range, single or several together.
 
-        Raises StaleIncarnation when the stream is another one by now. `losses` decides about
-        records that are damaged, lost or removed since: CorruptRange, OffsetOutOfRange, or going
-        on without them.
+        Raises StaleIncarnation if the stream was deleted and created again. For records that are
+        damaged, lost or removed since, `losses` decides: CorruptRange, OffsetOutOfRange, or
+        continue without them.
         """
         ...
 
@@ -175,7 +177,7 @@ class Transport(Protocol):
 def compacted_meanwhile(stream: str, hint: str = "read again") -> SegmentsChanged:
     return SegmentsChanged(
         f"{stream!r} was compacted since the read was planned: the newest value of a key may have "
-        "moved behind the end of the read",
+        "moved beyond the end of the read",
         hint=hint,
     )
 

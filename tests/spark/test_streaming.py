@@ -70,7 +70,7 @@ def test_steps_and_going_on(spark: SparkSession, logs: ServedLogs, tmp_path: Pat
     logs.delete("orders")
     (logs.directory / "orders").rename(logs.directory / "old")
     logs.add("orders")
-    with pytest.raises(Exception, match="created anew"):
+    with pytest.raises(Exception, match="created again"):
         run_to_end(spark, logs, tmp_path)
 
 

@@ -1,9 +1,9 @@
-"""Which task of a merge is concerned with a key. Pure.
+"""Which task of a merge handles a key. Pure.
 
-Keys are divided by their CRC-32C into a power of two of buckets. So two divisions never cut across
-each other: bucket b of B lies within each bucket of a coarser division that agrees with b, and
-holds whole buckets of a finer one. Files that were written with another number of buckets, when the
-table was smaller, are of use as they are.
+Keys are divided by their CRC-32C into buckets, whose number is a power of two. So buckets of two
+divisions never overlap in part: a bucket lies within one bucket of a coarser division, and consists
+of whole buckets of a finer one. Files that were written with another number of buckets, when the
+table was smaller, can be used as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Bucket(NamedTuple):
     total: int
 
     def meets(self, other: Bucket) -> bool:
-        """Whether a key can be in both."""
+        """Whether some key can be in both."""
         common = min(self.total, other.total)
         return self.number % common == other.number % common
 
@@ -35,16 +35,16 @@ ALL_KEYS = Bucket(0, 1)
 
 
 def buckets_for(size_bytes: int, bucket_bytes: int) -> int:
-    """Into how many buckets so much is divided: the fewest of at most `bucket_bytes` each.
+    """The smallest number of buckets that gives each at most `bucket_bytes`.
 
-    More than MOST_BUCKETS would be too many files; beyond that buckets grow with the table.
+    At most MOST_BUCKETS, to limit the number of files; beyond that buckets grow with the table.
     """
     wanted = -(-size_bytes // bucket_bytes)
     return min(1 << max(wanted - 1, 0).bit_length(), MOST_BUCKETS)
 
 
 def numbers_of(keys: pa.Array, total: int) -> NDArray[np.uint32]:
-    """The bucket of each key. Rows without a key go with the empty key."""
+    """The bucket of each key. Rows without a key are in that of the empty key."""
     if total == 1:
         return np.zeros(len(keys), np.uint32)
     texts = keys.fill_null(b"").to_pylist()

@@ -1,12 +1,12 @@
 """A Delta table, written with delta-rs: no JVM jar, and object stores work too.
 
     _delta_log/                               Delta's own
-    runs/<sequence, 20 digits>-<run>/         the files that one run has made
+    runs/<sequence, 20 digits>-<run>/         the files that one run has written
 
 A run is one commit. It carries the application transaction `liftlog:<stream>` with the run's
-sequence number, of which delta-rs lets only one of two commits through that began at the same
-version; that it is the number after the last one is looked at here, since a commit that begins
-later may repeat it. What a run was is in the commit's metadata, under `liftlog`.
+sequence number. Of two such commits that began at the same version, delta-rs accepts only one; this
+module checks that the number follows the last one, since a commit that begins later could repeat
+it. The commit's metadata describes the run, under `liftlog`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _RECENT_COMMITS = 8
 _HISTORY_STEPS = (_RECENT_COMMITS, 256, None)
 _RUNS_BETWEEN_SWEEPS = 128
 
-# So long the last export can lie back, however many others write to the table. Delta's own default
-# is a month.
+# How long ago the last export can be, however many other writers the table has. Delta's default is
+# a month.
 _CONFIGURATION = {"delta.logRetentionDuration": "interval 365 days"}
 
 
 class DeltaLakeTable:
-    """The table at a path or URL; one exporter's view of it, for one run."""
+    """The table at a path or URL, as one exporter sees it during one run."""
 
     def __init__(self, where: str, store: Store, stream: str, columns: tuple[str, ...]) -> None:
         _check_path(where, store)
@@ -64,11 +64,11 @@ class DeltaLakeTable:
         self._where = where
         self._transaction = f"liftlog:{stream}"
         self._columns = columns
-        self._table: DeltaTable | None = None  # opening it again would read its whole log again
+        self._table: DeltaTable | None = None  # opened once: opening reads the whole log
 
     def prepare(self) -> None:
         if self.store.names(MANIFESTS):
-            raise Conflict(f"{self._where} is a Parquet table", hint="say --format parquet")
+            raise Conflict(f"{self._where} is a Parquet table", hint="use --format parquet")
         self.store.make_directory(_RUNS)
         if self._open() is None:
             with _storage_errors(self._where):
@@ -78,7 +78,7 @@ class DeltaLakeTable:
                     mode="ignore",
                     configuration=_CONFIGURATION,
                 )
-        if self.next_sequence() == 1:  # so that the first export finds what it is built on
+        if self.next_sequence() == 1:  # the table that the first export builds on
             self._make_durable(-1)
             self.store.sync(DELTA_LOG)
 
@@ -97,9 +97,9 @@ class DeltaLakeTable:
                 return None
             if last is None or last.sequence != sequence:
                 raise CorruptMetadata(
-                    f"{self._where} no longer knows how far its last export has come: that commit "
-                    "is not in the table's log any more",
-                    hint="export the stream anew with --full",
+                    f"{self._where} no longer records how far its last export got: that commit is "
+                    "no longer in the table's log",
+                    hint="export the stream again with --full",
                 )
             self._check_features(table)
             return replace(last, files=_files(table))
@@ -108,7 +108,7 @@ class DeltaLakeTable:
         features = table.protocol().reader_features
         if features or table.metadata().partition_columns:
             raise Conflict(
-                f"{self._where} has been given features that an export cannot keep: "
+                f"{self._where} now has features that an export cannot preserve: "
                 f"{features or 'partitions'}",
                 hint="export into a new table",
             )
@@ -131,7 +131,7 @@ class DeltaLakeTable:
                 newest = self.newest()
                 if newest is None or newest.run != snapshot.run:
                     raise another_was_quicker(self._where, newest) from error
-                # It did get through, all the same.
+                # The commit succeeded all the same.
         self._make_durable(before)
 
     def _write(self, table: DeltaTable, snapshot: Snapshot) -> None:
@@ -152,11 +152,11 @@ class DeltaLakeTable:
         )
 
     def vacuum(self, now_ns: int, keep_seconds: float) -> int:
-        """Files of this exporter that were superseded for as long as the table's property
-        `delta.deletedFileRetentionDuration` says, and those that no version has ever named.
+        """Remove files of this exporter that were superseded at least as long ago as the table's
+        property `delta.deletedFileRetentionDuration`, and files that no version has ever named.
 
-        Which runs were committed is told by the last commits only, as a rule: what is older was
-        looked at by the runs before this one. Now and then all of it is.
+        Usually only the last commits are read to find out which runs were committed, since earlier
+        runs have checked the older ones. Now and then all commits are read.
         """
         table = self._open()
         newest = self._sequence(table)
@@ -193,21 +193,21 @@ class DeltaLakeTable:
             return self._table
 
     def _sequence(self, table: DeltaTable | None) -> int:
-        """The number of the last run that was committed; 0: none was."""
+        """The number of the last committed run; 0: no run was committed."""
         if table is None:
             return 0
         with _storage_errors(self._where):
             return table.transaction_version(self._transaction) or 0
 
     def _make_durable(self, before: int) -> None:
-        """What was committed after that version: delta-rs leaves that to the operating system."""
+        """Sync the commits after that version: delta-rs leaves that to the operating system."""
         for name in self.store.names(DELTA_LOG):
             if name > f"{before:020d}.z":
                 self.store.sync(join(DELTA_LOG, name))
 
 
 def newest_in(where: str, store: Store) -> Snapshot | None:
-    """What the last run has left, and what others have made of its files since."""
+    """The snapshot of the last run, with its files as other tools may have changed them since."""
     _check_path(where, store)
     with _storage_errors(where):
         if not DeltaTable.is_deltatable(store.uri):
@@ -218,20 +218,20 @@ def newest_in(where: str, store: Store) -> Snapshot | None:
 
 
 def _check_path(where: str, store: Store) -> None:
-    """delta-rs takes paths for URLs: it would look for the table elsewhere, or not find its log.
-    Raises InvalidArgument."""
+    """Raises InvalidArgument: delta-rs treats paths as URLs, so it would look for the table
+    elsewhere, or not find its log."""
     found = re.search(r"[#?]|%[0-9A-Fa-f]{2}", store.uri.partition("://")[2] or store.uri)
     if found is not None:
         raise InvalidArgument(
-            f"{where} cannot be the path of a Delta table: {found[0]!r} in it means something else "
+            f"{where} cannot be the path of a Delta table: {found[0]!r} has another meaning "
             "in a URL",
-            hint="use a path without '#', '?' and '%'; a Parquet table may have it",
+            hint="use a path without '#', '?' and '%'; a Parquet table may have them",
         )
 
 
 @contextmanager
 def _storage_errors(where: str) -> Iterator[None]:
-    """What delta-rs raises, as ours."""
+    """Errors of delta-rs become StorageError."""
     try:
         yield
     except (DeltaError, OSError) as error:
@@ -239,7 +239,7 @@ def _storage_errors(where: str) -> Iterator[None]:
 
 
 def _last_run(table: DeltaTable, where: str) -> Snapshot | None:
-    """Without its files. Most often it is the last commit."""
+    """The last run, without its files. It is usually the last commit."""
     for limit in _HISTORY_STEPS:
         for commit in table.history(limit):
             if _METADATA in commit:
@@ -248,7 +248,7 @@ def _last_run(table: DeltaTable, where: str) -> Snapshot | None:
 
 
 def _files(table: DeltaTable) -> tuple[DataFile, ...]:
-    """What the table consists of. Another tool may have rewritten our files."""
+    """The files of the table. Another tool may have rewritten some."""
     found = []
     for one in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         named = parse_file_name(one["path"].rpartition("/")[2])

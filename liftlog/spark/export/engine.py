@@ -1,4 +1,9 @@
-"""The work of an export on Spark, local or on a cluster, with or without Connect."""
+"""Runs the tasks of an export on Spark: local or on a cluster, with or without Connect.
+
+To Spark the tasks are a data source, whose rows are their results. Spark pickles its classes by
+their names: every host of a cluster needs liftlog installed. The tasks are passed as an option,
+which is text.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ TOLD = "told"
 _ROWS = pa.schema([pa.field(TOLD, pa.utf8())])
 _PROGRESS_SECONDS = 0.2
 _FAILURES = (PySparkException, Py4JError, ConnectionError)
-"""Of Spark, of its JVM, and of the way to a JVM that is gone."""
+"""Errors of Spark, of its JVM, and of the connection to a JVM that has ended."""
 
 
 class SparkEngine:
@@ -47,7 +52,7 @@ class SparkEngine:
 
     def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
         with self._watched(phase, tell):
-            if not self._registered:  # Spark starts Python processes for that
+            if not self._registered:  # once: Spark starts Python processes for it
                 self._spark.dataSource.register(TasksSource)
                 self._registered = True
             reader = self._spark.read.format(TasksSource.name())
@@ -55,19 +60,19 @@ class SparkEngine:
         return results(tasks, [row[0] for row in rows])
 
     def cancel(self) -> None:
-        with suppress(*_FAILURES):  # what runs there fails as well
+        with suppress(*_FAILURES):  # then the job fails by itself
             self._spark.interruptTag(self._tag)
 
     @contextmanager
     def _watched(self, phase: str, tell: Tell) -> Iterator[None]:
-        """Tagged, so that it can be cancelled; its tasks are counted; its errors are ours."""
+        """Tags the job, so that it can be cancelled; counts its tasks; translates its errors."""
         over = threading.Event()
         watch = threading.Thread(
             target=_tell_progress, args=(self._spark, phase, tell, over), daemon=True
         )
         try:
-            # Spark looks data sources up in the session of the calling thread, which has none
-            # unless the session was made there; this says which.
+            # Spark looks data sources up in the session of the calling thread, which is not set in
+            # a thread other than the one that created the session. This call sets it.
             self._spark.createDataFrame([], "nothing int")
             self._spark.addTag(self._tag)
             watch.start()
@@ -76,19 +81,19 @@ class SparkEngine:
             finally:
                 over.set()
                 watch.join()
-                with suppress(*_FAILURES):  # of a JVM that is gone; why, is told already
+                with suppress(*_FAILURES):  # the JVM has ended; the cause is reported already
                     self._spark.removeTag(self._tag)
         except _FAILURES as error:
             raise as_liftlog_error(error) from error
 
 
 def pack(tasks: Sequence[Task]) -> str:
-    """For an option; unpacked by the same liftlog in the same job."""
+    """The tasks as text for an option; unpacked by the same liftlog in the same job."""
     return b64encode(pickle.dumps(list(tasks))).decode()
 
 
 class TasksSource(DataSource):
-    """Runs each task of the option `tasks`, packed."""
+    """Runs each task of the option `tasks`, which `pack` made."""
 
     @classmethod
     def name(cls) -> str:
@@ -115,7 +120,7 @@ class TasksReader(DataSourceReader):
         ]
 
     def __reduce__(self) -> tuple[type[TasksReader], tuple[Sequence[Task]]]:
-        """Without the tasks, of which Spark sends one beside it."""
+        """Without the tasks: Spark sends the one to run separately."""
         return TasksReader, ((),)
 
     def partitions(self) -> list[InputPartition]:
@@ -141,13 +146,13 @@ def read_files(spark: SparkSession, names: Sequence[str], columns: Sequence[str]
     schema = spark_schema(parse_options({"stream": "any", "columns": ",".join(columns)}))
     if not names:
         return spark.createDataFrame([], schema)
-    # Whatever the session says: a file that is passed over is rows that are lost.
+    # Whatever the session says: a skipped file would be lost rows.
     strict = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
     return spark.read.schema(schema).options(**strict).parquet(*map(hadoop_path, names))
 
 
 def hadoop_path(name: str) -> str:
-    """Spark takes what it reads for patterns, and paths without a scheme for the cluster's file
+    """Spark treats paths as patterns, and a path without a scheme as one in the cluster's file
     system."""
     name = re.sub(r"([\\{}\[\]*?,])", r"\\\1", name)
     if is_url(name):
@@ -156,7 +161,7 @@ def hadoop_path(name: str) -> str:
 
 
 def as_liftlog_error(error: Exception) -> LiftlogError:
-    """What failed in a task, found in what Spark tells of it."""
+    """The error of a task, found in the text of Spark's error."""
     text = str(error)
     told = re.findall(r"liftlog\.errors\.(\w+): ([^\n]+)", text)
     if told:
@@ -164,17 +169,17 @@ def as_liftlog_error(error: Exception) -> LiftlogError:
         found = getattr(errors, kind, LiftlogError)
         try:
             return found(message)
-        except TypeError:  # it wants offsets, which are in the message
+        except TypeError:  # it needs offsets as arguments, which the message contains
             return LiftlogError(message)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     cause = _deepest_cause(text)
     if cause not in first:
         first = f"{first.rstrip(':')}: {cause}"
-    return StorageError(f"Spark failed: {first}", hint="its log has more; --debug shows all of it")
+    return StorageError(f"Spark failed: {first}", hint="see its log; --debug shows the whole error")
 
 
 def _deepest_cause(text: str) -> str:
-    """The line that says most, of Java's traces and of Python's in them; empty without one."""
+    """The most specific line of Java's traces and of Python's in them; empty without one."""
     found: list[str] = []
     for pattern in (
         r"^: (\S[^\n]*)",
@@ -186,13 +191,13 @@ def _deepest_cause(text: str) -> str:
 
 
 def _tell_progress(spark: Any, phase: str, tell: Tell, over: threading.Event) -> None:
-    """Tasks that are done, of all jobs of the session; nothing over Connect, which has no such
-    count."""
+    """Report finished tasks of all jobs of the session. Over Connect, which has no such count,
+    report nothing."""
     count = _task_counter(spark)
     while count is not None and not over.wait(_PROGRESS_SECONDS):
         try:
             done, total = count()
-        except _FAILURES:  # the job tells better what is wrong
+        except _FAILURES:  # the job itself reports the error better
             return
         if total:
             tell(phase, done, total)

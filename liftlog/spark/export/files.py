@@ -1,7 +1,7 @@
 """The files of an export, written and read by tasks on any host.
 
-A file is begun with its first row and durable before it is named. A reader asks for a file by name
-and size: if a directory is not shared by all hosts, that is an error and never a smaller table.
+A file is created with its first row, and is durable before it is named. A reader opens a file by
+name and size: if hosts do not share the directory, that is an error and never a smaller table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READ_BYTES = 32 * 1024 * 1024
 class RowFile(ABC):
     """One file, used in `with`. Rows are collected in memory until they make a portion.
 
-    A subclass knows the format. A file that an exception leaves incomplete is never named, and is
+    Subclasses define the format. A file that an exception leaves incomplete is never named, and is
     removed with its run.
     """
 
@@ -68,13 +68,13 @@ class RowFile(ABC):
 
     @abstractmethod
     def _begin(self, file: BinaryIO) -> Any:
-        """The writer of the format; it has a method `close`."""
+        """Create the writer of the format, which has a method `close`."""
 
     @abstractmethod
     def _write(self, writer: Any, portion: pa.Table) -> None: ...
 
     def _finish(self) -> int | None:
-        """The size of the file, durable on return; None without rows, when there is no file."""
+        """The size of the file, durable on return; None if there are no rows, and so no file."""
         self._flush()
         if self._writer is None:
             return None
@@ -170,13 +170,13 @@ def split_by_key(batch: pa.RecordBatch, key: pa.Array) -> tuple[pa.RecordBatch, 
 
 @contextmanager
 def opened_whole(store: Store, path: str, size_bytes: int) -> Iterator[Any]:
-    """Open a file for reading. Raises StorageError, also for content that is not valid."""
+    """Open a file for reading. Raises StorageError, also if the content is invalid."""
     found = store.size(path)
     if found != size_bytes:
         what = "is not there" if found is None else f"has {found} of {size_bytes} bytes"
         raise StorageError(
             f"{join(store.uri, path)} {what} on the host of a task",
-            hint="--to has to be a directory that all hosts share",
+            hint="--to must be a directory that all hosts share",
         )
     with store.opened(path) as file:
         try:
@@ -194,7 +194,7 @@ def check_rows(path: str, found: int, wanted: int) -> None:
 def read_rows(store: Store, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a Parquet file, always in the same order. Raises StorageError.
 
-    Another tool may have written it, with row groups of any size and with compatible types.
+    Another tool may have written the file, with row groups of any size and compatible types.
     """
     with opened_whole(store, file.path, file.size_bytes) as opened:
         parquet = pq.ParquetFile(opened, page_checksum_verification=True)

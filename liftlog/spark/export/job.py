@@ -1,13 +1,13 @@
-"""One run of the export, from what is in the table to what is in it afterwards.
+"""One run of the export, from the previous snapshot of the table to the next one.
 
-    1  look at the newest snapshot, and fix the end: a lease up to the high watermark of now
+    1  read the newest snapshot, and fix the end: a lease up to the current high watermark
     2  scan [end of the snapshot, high watermark) into files of this run
-    3  compacted: merge the newest records of keys with those of the snapshot into new files;
-       with --optimize merge small files into few large ones
+    3  mode compacted: merge the newest records of keys with those of the snapshot into new files;
+       with --optimize: merge small files into few large ones
     4  commit the snapshot in one atomic step
-    5  store the checkpoint, remove what nobody needs: for convenience only
+    5  store the checkpoint, remove unneeded files: neither is needed for correctness
 
-A run that ends anywhere before 4 has changed nothing, one that ends after it has done everything.
+A run that ends anywhere before 4 has changed nothing; one that ends after it is complete.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ logger = logging.getLogger("liftlog.spark.export")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run did. Without `committed` there was nothing to do, or it was only asked.
+    """What a run did. If `committed` is false, there was nothing to do, or it was a dry run.
 
-    `files`, `rows` and `size_bytes` are what it has written; `table_...` what is in the table;
-    `discards` says which rows went that the stream no longer has, `lost` what this run could not
-    read. `keys_in_doubt` counts keys of the table of which a newer value may have been lost.
+    `files`, `rows` and `size_bytes` are what it wrote; `table_...` is what the table contains now;
+    `discards` says which rows were removed that the stream no longer has; `lost` is what this run
+    could not read. `keys_in_doubt` counts keys of the table whose newest value may have been lost.
     """
 
     stream: str
@@ -78,7 +78,7 @@ class Summary:
 
 
 class ExportJob:
-    """One run; use once. `options` say how the daemon is reached, from every host."""
+    """One run; use once. `options` say how every host reaches the daemon."""
 
     def __init__(
         self,
@@ -110,10 +110,11 @@ class ExportJob:
         """Raises LiftlogError."""
         request, table = self._request, self._table
         with self._connect() as client:
-            client.describe_stream(request.stream)  # nothing is made for one that is not there
+            client.describe_stream(request.stream)  # creates nothing if the stream does not exist
             if not request.dry_run:
                 table.prepare()
-            # Taken before the look at the snapshot: whatever comes between takes this number.
+            # Taken before the snapshot is read: a run that commits in between takes this number,
+            # and then the commit of this run fails.
             sequence = table.next_sequence()
             previous = self._previous()
             if request.dry_run:
@@ -154,7 +155,7 @@ class ExportJob:
             if not self._request.full:
                 raise
             check_replaces_unknown(self._request, error.message)
-            self._warn(f"{error.message}; the table is replaced without a look at what it held")
+            self._warn(f"{error.message}; the table is replaced without checking its content")
             return None
 
     # --- 2 and 3: the files ---
@@ -178,7 +179,7 @@ class ExportJob:
             files = self._write(client, held, engine, plan, previous, directory)
         except (LiftlogError, OSError) as error:
             self._clean_up(directory)
-            if table.next_sequence() != sequence:  # whoever was has tidied up after us
+            if table.next_sequence() != sequence:  # that run has removed our files
                 raise another_was_quicker(request.to, table.newest()) from error
             if isinstance(error, LeaseGone):
                 raise held.explained() from error
@@ -223,7 +224,7 @@ class ExportJob:
         ranges = plan.ranges(client, range_bytes)
         buckets = buckets_to_stage(old, len(ranges) * range_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
-        where = self._table.store.uri  # absolute: tasks have a working directory of their own
+        where = self._table.store.uri  # absolute: tasks have their own working directories
         work = ScanWork(where, directory, beginning.mode, options, buckets)
         scanned = engine.run("scan", [ScanTask(work, one) for one in ranges], self._tell)
         held.confirm(client)
@@ -252,9 +253,9 @@ class ExportJob:
         for file in files:
             if self._table.store.size(file.path) != file.size_bytes:
                 raise StorageError(
-                    f"{file.path} was written by a task and is not in {self._request.to} on the "
+                    f"{file.path} was written by a task, but is not in {self._request.to} on the "
                     "driver's host",
-                    hint="--to has to be a directory that all hosts share",
+                    hint="--to must be a directory that all hosts share",
                 )
 
     def _clean_up(self, directory: str) -> None:
@@ -338,8 +339,8 @@ class ExportJob:
 def _lost_so_far(
     plan: RunPlan, previous: Snapshot | None, lost: tuple[Lost, ...]
 ) -> tuple[Lost, ...]:
-    """What is missing from the table: a loss counts until a full run, and in mode compacted until
-    retention has removed from the stream what was lost."""
+    """What is missing from the table. A loss counts until the next full run; in mode compacted only
+    until retention reaches the lost offsets."""
     if previous is None or plan.beginning.full:
         return lost
     before = previous.lost
@@ -350,7 +351,7 @@ def _lost_so_far(
 
 
 class _OnDemand:
-    """An engine that is started when there is work that is worth it: Spark takes ten seconds."""
+    """Starts the engine only for more than one task: Spark takes ten seconds to start."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make

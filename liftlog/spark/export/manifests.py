@@ -1,11 +1,11 @@
-"""A Parquet table: data files, and manifests of which the newest counts.
+"""A Parquet table: data files, and manifests, of which the newest is valid.
 
     _manifest/<sequence, 20 digits>.json      a snapshot, complete in itself
-    _runs/<sequence, 20 digits>-<run>/        the files that one run has made
+    _runs/<sequence, 20 digits>-<run>/        the files that one run has written
 
 A run makes its files real by creating the manifest of its sequence number, which only one of
-several can do. The names begin with an underscore so that whoever points Spark at the directory as
-a whole finds nothing, instead of the rows of all snapshots at once.
+several runs can do. The names begin with an underscore, so that a Spark job that reads the whole
+directory finds nothing, instead of the rows of all snapshots at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ManifestTable:
         while numbers := self._numbers():
             try:
                 return self._read(numbers[-1])
-            except FileNotFoundError:  # two newer ones came in between, and it was removed
+            except FileNotFoundError:  # removed: two newer ones exist by now
                 continue
         return None
 
@@ -61,19 +61,19 @@ class ManifestTable:
         return join(RUNS, run_name(sequence, run))
 
     def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
-        self._check_format()  # once more: another run may have begun one since
+        self._check_format()  # again: another run may have created a Delta table since
         data = encode_manifest(snapshot)
         try:
             is_first = self.store.put_if_absent(_manifest_path(snapshot.sequence), data)
         except StorageError as error:
-            if self.next_sequence() > snapshot.sequence:  # whoever was has tidied up after us
+            if self.next_sequence() > snapshot.sequence:  # that run has removed our files
                 raise another_was_quicker(self._where, self.newest()) from error
             raise
         if not is_first:
             raise another_was_quicker(self._where, self.newest())
         following = [number for number in self._numbers() if number > snapshot.sequence]
         if following and not self._was_built_on(snapshot, following):
-            # Its number had been taken and the manifest removed again, so long did the run take.
+            # The run took so long that its number had been taken, and that manifest removed again.
             self.store.remove(_manifest_path(snapshot.sequence))
             raise another_was_quicker(self._where, self.newest())
 
@@ -89,7 +89,7 @@ class ManifestTable:
                 kept.append(snapshot)
         readable = [snapshot for snapshot in kept if snapshot is not None]
         if not found or len(readable) < len(kept):
-            return removed  # a damaged one does not tell which files are its own
+            return removed  # a damaged manifest does not show which files it needs
         needed = {file.path for snapshot in readable for file in snapshot.files}
         newest = found[-1][0]
         return removed + clear_runs(self.store, RUNS, newest, lambda run, path: path in needed)
@@ -98,7 +98,7 @@ class ManifestTable:
 
     def _check_format(self) -> None:
         if self.store.names(DELTA_LOG):
-            raise Conflict(f"{self._where} is a Delta table", hint="say --format delta")
+            raise Conflict(f"{self._where} is a Delta table", hint="use --format delta")
 
     def _numbers(self) -> list[int]:
         found = map(_MANIFEST.fullmatch, self.store.names(MANIFESTS))
@@ -108,17 +108,17 @@ class ManifestTable:
         path = _manifest_path(number)
         snapshot = decode_manifest(self.store.read(path), join(self._where, path))
         if snapshot.sequence != number:
-            raise Conflict(f"{path} is of sequence {snapshot.sequence}: it was renamed")
+            raise Conflict(f"{path} contains sequence {snapshot.sequence}: it was renamed")
         return snapshot
 
     def _all(self) -> Iterator[tuple[int, Snapshot | None]]:
-        """By number; None for one that is damaged, which --full has passed over."""
+        """By number; None for a damaged one, which a run with --full has superseded."""
         for number in self._numbers():
             try:
                 yield number, self._read(number)
             except CorruptMetadata:
                 yield number, None
-            except FileNotFoundError:  # removed by the end of another run
+            except FileNotFoundError:  # removed by another run
                 continue
 
     def _check_put_if_absent(self) -> None:
@@ -130,14 +130,14 @@ class ManifestTable:
         except StorageError:
             if self.next_sequence() == number:
                 raise
-            return  # whoever has committed meanwhile has removed it, and has shown that it works
+            return  # a run that committed meanwhile removed the probe: it works
         finally:
             self.store.remove(probe)
         if not works and self.next_sequence() == number:
-            raise no_atomic_manifest(self._where, "its hard links replace what is there")
+            raise no_atomic_manifest(self._where, "its hard links replace existing files")
 
     def _remove_temporary(self, newest: int) -> int:
-        """What was to become a manifest, or probed that, and was left by a run that was killed."""
+        """Remove temporary manifests and probes that killed runs have left."""
         found = map(_TEMPORARY.fullmatch, self.store.names(MANIFESTS))
         dead = [one[0] for one in found if one and int(one[1]) <= newest]
         for name in dead:
@@ -149,7 +149,7 @@ class ManifestTable:
             return False
         try:
             return self._read(following[0]).previous_run == snapshot.run
-        except FileNotFoundError:  # so many have come since
+        except FileNotFoundError:  # removed: many newer ones exist by now
             return False
 
 

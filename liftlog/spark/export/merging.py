@@ -1,10 +1,10 @@
-"""The second phase: of each key the newest of what was staged and of what was in the table. Knows
-nothing of Spark.
+"""The second phase: keeps the newest row of each key, of staged rows and of the table. Does not
+import Spark.
 
-A task has one bucket of the keys. It first reads keys and offsets and decides which rows win, then
-reads all columns in portions and writes those rows. So it needs memory for the keys of its bucket
-and for some portions, whatever the table holds. A bucket with more than its share, because many of
-its values are large, takes longer; one with more keys, which a checksum hardly makes, also memory.
+A task has one bucket of the keys. It first reads keys and offsets and decides which rows win; then
+it reads all columns in portions and writes the winning rows. So it needs memory for the keys of its
+bucket and for a few portions, however large the table is. A bucket with many large values takes
+longer; one with more keys than others, which is unlikely with a checksum, also takes more memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from liftlog.spark.newest import Flags, newest_of_each
 
 @dataclass(frozen=True, slots=True)
 class MergeWork:
-    """What is the same for all buckets. `directory` is the run's own, below `table`."""
+    """What is the same for all buckets. `directory` is that of the run, below `table`."""
 
     table: str
     directory: str
@@ -40,9 +40,9 @@ class MergeWork:
 class MergeTask:
     """Rows in, the newest of each key out, into a new file.
 
-    Of rows with the same key the one with the largest offset wins; tombstones that win, and rows
-    below the log start, are left out. Rows without a key are all kept. Of files that hold more than
-    this bucket the rest is passed over.
+    Among rows with the same key, the one with the largest offset wins. Winning tombstones and rows
+    below the log start are omitted. All rows without a key are kept. If a file also holds other
+    buckets, their rows are skipped.
     """
 
     work: MergeWork
@@ -69,7 +69,7 @@ class MergeTask:
             return TaskResult(keyed.finish() + keyless.finish())
 
     def _wanted(self, store: Store) -> Flags:
-        """Of all rows in their order, whether they are this bucket's, and win."""
+        """For all rows, in order: whether they are in this bucket and win."""
         keys: list[pa.Array] = []
         offsets = [np.zeros(0, np.int64)]
         ours = [np.zeros(0, np.bool_)]
@@ -89,7 +89,7 @@ class MergeTask:
         return wanted
 
     def _rows(self, store: Store, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bool]]:
-        """All that is read, and whether rows of other buckets are among it."""
+        """All rows that are read, and whether they include rows of other buckets."""
         for file in self.files:
             for batch in read_rows(store, file, schema):
                 yield batch, file.bucket.total < self.bucket.total
@@ -99,8 +99,8 @@ class MergeTask:
 
 
 def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int) -> int:
-    """Into how many buckets the rows of a range of at most so many bytes are staged: as many as the
-    merge, which knows better how much there is, may want."""
+    """The number of buckets for staging at most `most_bytes`: as many as the merge, which knows the
+    real size, may need."""
     kept = _keyed_bytes(old)
     return max(_most_buckets(old), buckets_for(kept + most_bytes, bucket_bytes))
 
@@ -111,11 +111,11 @@ def plan_merge(
     staged: Sequence[StagedFile],
     bucket_bytes: int,
 ) -> tuple[list[DataFile], list[MergeTask]]:
-    """Of the files of the snapshot before, those that stay as they are; and what has to be merged.
+    """The files of the previous snapshot that stay as they are, and the tasks that merge the rest.
 
-    As many buckets as there were, and more when one would have more than `bucket_bytes`. Files of
-    buckets into which nothing came stay. What retention has reached goes here as well, so that the
-    result is what a full export would be; and what other tools have written is brought in order.
+    There are as many buckets as before, and more if one would have more than `bucket_bytes`. Files
+    of buckets without new rows stay. Files that retention has reached are merged too, so that the
+    result equals that of a full export, and so are files that other tools have written.
     """
     start = work.log_start_offset
     old = [file for file in old if file.max_offset >= start]
@@ -144,7 +144,7 @@ def plan_merge(
 
 
 def _concerns(file: DataFile, bucket: Bucket) -> bool:
-    """Rows without a key go with the empty key, which is in the first bucket."""
+    """Rows without a key are in the bucket of the empty key, which is the first."""
     return bucket.number == 0 if file.kind == "keyless" else file.bucket.meets(bucket)
 
 

@@ -1,7 +1,7 @@
-"""Small files of a table into few large ones: `--optimize`. Knows nothing of Spark.
+"""Merges small files of a table into few large ones: `--optimize`. Does not import Spark.
 
-The rows stay the same. Each key has one row in a table, so files of keyed rows are merged without a
-comparison of their keys; the bucket of the result is the one that contains all of theirs.
+The rows stay the same. Each key has one row in a table, so files of keyed rows are merged without
+comparing their keys; the bucket of the result is the one that contains all of theirs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from liftlog.spark.export.store import open_store
 from liftlog.spark.export.tasks import TaskResult
 
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
-"""Of rows without a key, and of an archive. A bucket has its own size."""
+"""For rows without a key, and for mode append. Buckets have their own size."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackWork:
-    """What is the same for all tasks. `directory` is the run's own, below `table`."""
+    """What is the same for all tasks. `directory` is that of the run, below `table`."""
 
     table: str
     directory: str
@@ -61,7 +61,7 @@ def plan_packing(
 ) -> tuple[list[DataFile], list[PackTask]]:
     """The files that stay as they are, and the tasks that replace the others.
 
-    `file_bytes`: about how large a file should be; None: the defaults.
+    `file_bytes` is about how large a file should be; None: the defaults.
     """
     groups = _groups(files, file_bytes)
     packed = {file.path for _, group in groups for file in group}
@@ -72,7 +72,7 @@ def plan_packing(
 def _groups(
     files: Sequence[DataFile], file_bytes: int | None
 ) -> list[tuple[Bucket, list[DataFile]]]:
-    """What belongs together, two files at least."""
+    """Files to merge into one, at least two each."""
     groups: list[tuple[Bucket, list[DataFile]]] = []
     for kind in ("keyless", "records"):
         some = [file for file in files if file.kind == kind]
@@ -82,7 +82,7 @@ def _groups(
 
 
 def _runs(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Neighbours in the order of their offsets, until they make a file of that size."""
+    """Neighbours in the order of their offsets, up to about `file_bytes` each."""
     runs: list[list[DataFile]] = []
     size = file_bytes
     for file in sorted(files, key=lambda file: (file.min_offset, file.path)):
@@ -95,7 +95,7 @@ def _runs(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
 
 
 def _buckets(files: Sequence[DataFile], bucket_bytes: int) -> list[tuple[Bucket, list[DataFile]]]:
-    """By the buckets that so many bytes need; files of coarser ones stay."""
+    """Grouped into as many buckets as the bytes need; files of coarser buckets stay."""
     total = buckets_for(sum(file.size_bytes for file in files), bucket_bytes)
     groups: dict[int, list[DataFile]] = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""Where a run begins, decided from what is in the table and what the stream is now. Pure."""
+"""Where a run begins, decided from the content of the table and the state of the stream. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.snapshot import Lost, Mode, Snapshot
 
 FULL_HINT = (
-    "replace the table with --full, and add --discard-rows if its rows may be lost that the stream "
-    "no longer has"
+    "replace the table with --full, and add --discard-rows to remove its rows that the stream no "
+    "longer has"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream at one moment, as far as this decision goes."""
+    """A stream at one moment: what this decision needs."""
 
     stream: str
     incarnation: str
@@ -26,12 +26,12 @@ class StreamView:
     tombstones_removed_below: int
     cleaned_below: int = 0
     diverged: str = ""
-    """Why what was exported is not this stream's history any more; empty: it is."""
+    """Why the exported records are no longer part of this stream's history; empty: they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """`from_offset` is where to read from; `full`: what is in the table does not count."""
+    """`from_offset` is where to read from; `full`: the content of the table is ignored."""
 
     mode: Mode
     from_offset: int
@@ -43,13 +43,13 @@ class Beginning:
 
 
 def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) -> Beginning:
-    """Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange: whoever asks has to say what
-    is wanted."""
+    """Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange: then the user has to say what
+    to do."""
     start = view.log_start_offset
     if previous is not None and previous.stream != request.stream:
         raise Conflict(
             f"{request.to} holds stream {previous.stream!r}, not {request.stream!r}",
-            hint="export each stream into a directory of its own",
+            hint="export each stream into its own directory",
         )
     if previous is None:
         return Beginning(request.mode or "compacted", start, True, "the first export")
@@ -80,18 +80,18 @@ def refused_full(where: str, discards: str) -> Conflict:
     return Conflict(
         f"--full would remove rows from {where} that cannot be exported again: {discards}",
         hint="run it without --full, which keeps them (--optimize merges small files); or add "
-        "--discard-rows if they may go",
+        "--discard-rows to remove them",
     )
 
 
 def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
-    """For a table whose newest snapshot cannot be read. Raises Conflict unless the request names
-    what can no longer be looked up: the mode, and that rows may go."""
+    """For a table whose newest snapshot cannot be read. Raises Conflict unless the request says
+    what the snapshot no longer can: the mode, and that rows may be removed."""
     if not request.discard_rows or request.mode is None:
         raise Conflict(
-            f"{problem}; so it is not known which rows --full would remove, nor in which mode the "
-            "table is",
-            hint="restore that file from a copy, export into another directory, or name both "
+            f"{problem}; so it is not known which rows --full would remove, nor the mode of the "
+            "table",
+            hint="restore that file from a copy, export into another directory, or use both "
             "--discard-rows and --mode",
         )
 
@@ -99,7 +99,7 @@ def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
 def check_full_keeps_rows(
     request: ExportRequest, previous: Snapshot | None, lost: Sequence[Lost]
 ) -> None:
-    """After the scan: the table may hold what could not be read this time. Raises Conflict."""
+    """After the scan: the table may hold records that could not be read now. Raises Conflict."""
     if not request.full or request.discard_rows or previous is None:
         return
     for one in lost:
@@ -109,7 +109,7 @@ def check_full_keeps_rows(
         )
         if one.first_offset < previous.to_offset and not known:
             span = f"[{one.first_offset}, {one.next_offset})"
-            raise refused_full(request.to, f"the records {span} are lost or damaged by now")
+            raise refused_full(request.to, f"the records {span} are now lost or damaged")
 
 
 def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamView) -> bool:
@@ -126,7 +126,7 @@ def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamV
 def _discarded(previous: Snapshot, mode: Mode, view: StreamView) -> str:
     """Which rows of the table a full run into `mode` could not export again; empty: none.
 
-    A compacted table has no rows below the log start, and compaction keeps what it is made of.
+    A compacted table has no rows below the log start, and compaction keeps the records of its rows.
     """
     if not previous.rows:
         return ""
@@ -134,7 +134,7 @@ def _discarded(previous: Snapshot, mode: Mode, view: StreamView) -> str:
     if previous.incarnation != view.incarnation:
         return f"{whole} of a stream that was deleted and created again since"
     if view.diverged:
-        return f"{whole}, and some are not in the stream any more: {view.diverged}"
+        return f"{whole}, and some are no longer in the stream: {view.diverged}"
     if previous.mode == "compacted":
         return ""
     reasons = []
@@ -172,7 +172,7 @@ def _check_same_history(previous: Snapshot, view: StreamView) -> None:
         error, why = Diverged, view.diverged
     if error is not None:
         raise error(
-            f"what was exported of {view.stream!r} is not in the stream any more: {why}",
+            f"what was exported from {view.stream!r} is no longer in the stream: {why}",
             hint=f"keep the table as it is and export into another directory, or {FULL_HINT}",
         )
 
@@ -180,13 +180,13 @@ def _check_same_history(previous: Snapshot, view: StreamView) -> None:
 def _behind_retention(request: ExportRequest, mode: Mode, reached: int, start: int) -> Beginning:
     what = f"retention has removed the records from {reached} to below {start}"
     if mode == "compacted":
-        # They would be no part of a full export either.
+        # A full export would not contain them either.
         return Beginning(mode, start, True, f"{what} before they were exported")
     if request.skip_lost:
         lost = (Lost(reached, start, "removed by retention before it was exported"),)
         return Beginning(mode, start, False, f"what came since offset {start}", lost)
     raise OffsetOutOfRange(
         f"{what} of {request.stream!r} before they were exported",
-        hint="go on after them with --skip-lost, which records the gap",
+        hint="continue after them with --skip-lost, which records the gap",
         log_start_offset=start,
     )

@@ -1,4 +1,4 @@
-"""What is asked of an export. Pure."""
+"""What an export is asked to do. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CHECKPOINT_PREFIX = "export-"
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """One run. `mode` None: as the table is, compacted for a new one.
+    """One run. `mode` None: the mode of the table; compacted for a new one.
 
-    `full` reads the whole stream again and replaces the table, `discard_rows` even if the stream no
-    longer has all of its rows; `skip_lost` goes on after records that are damaged or were removed;
-    `optimize` merges small files; `keep_seconds`: how long files of superseded snapshots stay for
-    their readers.
+    `full` reads the whole stream again and replaces the table, with `discard_rows` even if the
+    stream no longer has all of its rows; `skip_lost` continues after records that are damaged or
+    were removed; `optimize` merges small files; `keep_seconds` is how long files of superseded
+    snapshots are kept for their readers.
     """
 
     stream: str
@@ -47,11 +47,11 @@ class ExportRequest:
         check_stream_name(self.stream, may_be_system=True)
         check_consumer_name(self.consumer)
         if self.discard_rows and not self.full:
-            raise InvalidArgument("--discard-rows permits what --full would remove: give both")
+            raise InvalidArgument("--discard-rows permits --full to remove rows: use both")
         if self.optimize and self.format == "delta":
             raise InvalidArgument(
                 "--optimize is for Parquet tables",
-                hint="a Delta table has OPTIMIZE, which any Delta tool can run",
+                hint="run OPTIMIZE on a Delta table, with any Delta tool",
             )
 
     @property

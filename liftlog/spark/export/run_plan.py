@@ -1,4 +1,4 @@
-"""What a run reads, decided and fixed under a lease."""
+"""What a run reads: decided, and then protected by a lease."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from liftlog.spark.transport import ScanRange, StreamState
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run reads, and why: nothing of that changes while the lease lives."""
+    """What a run reads, and why. It does not change while the lease lives."""
 
     beginning: Beginning
     view: StreamView
@@ -29,7 +29,7 @@ class RunPlan:
         return self.lease.high
 
     def ranges(self, client: SyncClient, target_bytes: int) -> list[ScanRange]:
-        """What is to be read, in parts; each task renews the lease. Raises LiftlogError."""
+        """The range of the run in parts; each task renews the lease. Raises LiftlogError."""
         info, lease = self.info, self.lease
         whole = Extent(info.log_start_offset, max(info.log_end_offset, lease.high), info.size_bytes)
         state = StreamState(
@@ -46,7 +46,7 @@ class RunPlan:
         return [replace(one, lease_id=lease.lease_id) for one in planned]
 
     def known_losses(self) -> tuple[Lost, ...]:
-        """What of the range is known to be gone; tasks may find more."""
+        """The records of the range that are known to be lost; tasks may find more."""
         first, end = self.beginning.from_offset, self.end_offset
         found = list(self.beginning.lost)
         for bad in self.info.quarantined:
@@ -58,7 +58,7 @@ class RunPlan:
 
 
 def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | None) -> RunPlan:
-    """Without a lease, for those who only ask."""
+    """The plan of a dry run, without a lease."""
     view, info = _look(client, request.stream, previous)
     beginning = decide(request, previous, view)
     lease = LeaseInfo(low=beginning.from_offset, high=info.high_watermark)
@@ -68,9 +68,9 @@ def dry_plan(client: SyncClient, request: ExportRequest, previous: Snapshot | No
 def plan_under_lease(
     client: SyncClient, request: ExportRequest, previous: Snapshot | None
 ) -> RunPlan:
-    """Decide, take the lease that this asks for, and see whether it would be decided so still.
+    """Decide, take the lease for that, and repeat if the decision is no longer the same.
 
-    Raises what `decide` raises, and what the daemon does.
+    Raises the errors of `decide` and of the daemon.
     """
     view, info = _look(client, request.stream, previous)
     while True:
@@ -83,7 +83,7 @@ def plan_under_lease(
                 holder=request.consumer,
                 incarnation=info.incarnation,
             )
-        except OffsetOutOfRange:  # retention was quicker
+        except OffsetOutOfRange:  # retention has moved the log start meanwhile
             view, info = _look(client, request.stream, previous)
             if view.log_start_offset <= beginning.from_offset:
                 raise
@@ -92,7 +92,7 @@ def plan_under_lease(
             view, info = _look(client, request.stream, previous, lease.high)
             again = decide(request, previous, view)
             if info.high_watermark < lease.high or info.incarnation != lease.incarnation:
-                raise Diverged(f"{request.stream!r} has lost its end just now", hint="run it again")
+                raise Diverged(f"{request.stream!r} has just lost its end", hint="run it again")
             if (again.from_offset, again.full) == (beginning.from_offset, beginning.full):
                 return RunPlan(again, view, info, lease)
         except BaseException:
@@ -106,8 +106,8 @@ def _look(
 ) -> tuple[StreamView, StreamInfo]:
     info = client.describe_stream(stream)
     if info.readable_subjects:
-        # A value would stay that a record on another subject has superseded or deleted, and go
-        # once compaction has seen that record.
+        # The table would keep a value that a record on another subject has superseded or deleted,
+        # until compaction removes it from the log.
         raise Forbidden(
             f"an export needs all of {stream!r}, and only {', '.join(info.readable_subjects)} may "
             "be read",
@@ -129,7 +129,7 @@ def _look(
 
 
 def _divergence(client: SyncClient, info: StreamInfo, previous: Snapshot | None) -> str:
-    """Why the stream, though it is the same one, has another history by now; empty: it has not."""
+    """Why the stream, although it is the same one, has another history now; empty: it has not."""
     if previous is None or previous.stream != info.name:
         return ""
     if previous.incarnation != info.incarnation or previous.to_offset < info.log_start_offset:

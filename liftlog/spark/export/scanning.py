@@ -1,8 +1,8 @@
-"""The first phase: one range of the log into files. Knows nothing of Spark.
+"""The first phase: writes one range of the log to files. Does not import Spark.
 
-In mode "append" the records are written as they are. In mode "compacted" those without a key are
-written once and for all; of the others the newest of each key in the range is staged, tombstones
-too, for the merge with the snapshot that was there.
+In mode "append" the records are written as they are. In mode "compacted" records without a key are
+written to files of the table; of the others the newest of each key in the range, tombstones too, is
+staged for the merge with the previous snapshot.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from liftlog.spark.transport import ScanRange
 
 @dataclass(frozen=True, slots=True)
 class ScanWork:
-    """What is the same for all ranges. `directory` is the run's own, below `table`; what is staged
-    is divided into `buckets`."""
+    """What is the same for all ranges. `directory` is that of the run, below `table`; staged rows
+    are divided into `buckets`."""
 
     table: str
     directory: str
@@ -45,7 +45,7 @@ class ScanTask:
         lost: list[Lost] = []
 
         def note(first_offset: int, next_offset: int, reason: str) -> None:
-            # A damaged batch may reach beyond this task's range.
+            # A damaged batch can extend beyond this task's range.
             first = max(first_offset, self.wanted.first_offset)
             lost.append(Lost(first, min(next_offset, self.wanted.end_offset), reason))
 

@@ -1,4 +1,4 @@
-"""A Spark session for the command, or what is missing for one."""
+"""A Spark session for the command, or an error that names what is not installed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DEFAULT_MASTER = "local[*]"
 _QUIET = Path(__file__).with_name("log4j2.properties")
 _HOW_JAVA = (
     f"install Java {OLDEST_JAVA} or newer: apt install openjdk-17-jre-headless (Debian, Ubuntu), "
-    "dnf install java-21-openjdk-headless (Fedora), brew install openjdk (macOS); or let JAVA_HOME "
-    "name one"
+    "dnf install java-21-openjdk-headless (Fedora), brew install openjdk (macOS); or set "
+    "JAVA_HOME"
 )
 
 
 def check_installed(*, delta: bool = False, java: bool = True) -> None:
-    """Raises MissingDependency, with what to do."""
+    """Raises MissingDependency, with a hint."""
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise MissingDependency(
@@ -63,10 +63,10 @@ def _check_java() -> None:
 
 
 def open_session(master: str | None) -> SparkSession:
-    """That of spark-submit if it runs under it, else a new one.
+    """The session of spark-submit if it runs under it; otherwise a new one.
 
-    Local sessions listen on loopback only and keep quiet. `master` None: as spark-submit or
-    spark-defaults.conf say, else all cores of this host.
+    Local sessions listen on loopback only and log little. `master` None: the master of spark-submit
+    or spark-defaults.conf; otherwise all cores of this host.
     """
     from pyspark.sql import SparkSession
 

@@ -1,6 +1,6 @@
-"""What is in a table after a run of the export, and how it is written down. Pure.
+"""The content of a table after a run of the export, and its encoding. Pure.
 
-A manifest is JSON, one object; docs/reference/export.md has its fields. The last of them is the
+A manifest is JSON, one object; docs/reference/export.md lists its fields. The last one is the
 CRC-32C of all bytes before it, so a damaged manifest is an error and never a smaller table.
 """
 
@@ -31,8 +31,8 @@ class DataFile:
     """A Parquet file; `path` is relative to the table.
 
     `kind`: "keyed" holds the newest records of keys, "keyless" records without a key, "records"
-    every record of a range. `min_offset` and `max_offset` are those of its rows. All of its keys
-    are in `bucket`.
+    every record of a range. `min_offset` and `max_offset` are those of its rows. All its keys are
+    in `bucket`.
     """
 
     path: str
@@ -54,7 +54,7 @@ class Lost:
 
 
 def merged_losses(losses: Iterable[Lost]) -> tuple[Lost, ...]:
-    """The same offsets, each once, in their order; what was lost for one reason as one range."""
+    """The same offsets, each once, in order; adjacent losses with the same reason become one."""
     merged: list[Lost] = []
     for one in sorted(losses, key=lambda lost: (lost.first_offset, -lost.next_offset)):
         last = merged[-1] if merged else None
@@ -75,8 +75,8 @@ class Snapshot:
 
     In mode "compacted" the files hold the newest value of each key below `to_offset`, and all
     records without a key, from `log_start_offset` on; in mode "append" all records that were
-    exported since the last full run. `lost` is what is missing from that, of this run and of those
-    before it since the last full one.
+    exported since the last full run. `lost` is what is missing from that, in this run and in those
+    before it since the last full run.
     """
 
     sequence: int
@@ -98,7 +98,7 @@ class Snapshot:
 
     @property
     def doubtful_below(self) -> int:
-        """A newer value of a key whose row has an offset below this may be among what was lost."""
+        """A key whose row has an offset below this may have a newer value in a lost record."""
         if self.mode == "append":
             return 0
         return max([one.first_offset for one in self.lost], default=0)
@@ -113,7 +113,7 @@ class Snapshot:
 
 
 def to_content(snapshot: Snapshot) -> dict[str, Any]:
-    """All but the files, for JSON."""
+    """Everything except the files, for JSON."""
     content: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for one in fields(snapshot):
         if one.name not in ("files", "lost"):
@@ -146,12 +146,12 @@ def decode_manifest(raw: bytes, name: str) -> Snapshot:
 
 
 def from_content(content: Any, files: Any, name: str) -> Snapshot:
-    """Of `to_content`, and the files as a manifest lists them; errors as `decode_manifest`."""
+    """The snapshot of a `to_content`, and files as in a manifest. Raises as `decode_manifest`."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _damaged(name, f"it is no {FORMAT}")
+        raise _damaged(name, f"it is not a {FORMAT}")
     if content.get("version") != VERSION:
         raise UnsupportedFormat(
-            f"{name} has version {content.get('version')!r} of its format, {VERSION} is known",
+            f"{name} has version {content.get('version')!r} of its format; {VERSION} is known",
             hint="use the liftlog that wrote it, or a newer one",
         )
     try:
@@ -167,7 +167,7 @@ def _dumps(value: Any) -> str:
 def _damaged(name: str, what: str) -> CorruptMetadata:
     return CorruptMetadata(
         f"{name} is damaged: {what}",
-        hint="restore the file, or export everything anew with --full",
+        hint="restore the file, or export everything again with --full",
     )
 
 
@@ -187,8 +187,8 @@ def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
 
 
 def file_from(content: Mapping[str, Any]) -> DataFile:
-    """Of `asdict`. Raises KeyError, TypeError, ValueError."""
-    number, total = content.get("bucket", ALL_KEYS)  # which the first manifests did not have
+    """The inverse of `asdict`. Raises KeyError, TypeError, ValueError."""
+    number, total = content.get("bucket", ALL_KEYS)  # the first manifests had no buckets
     if type(number) is not int or type(total) is not int:
         raise TypeError("bucket")
     file = DataFile(**_fields(DataFile, content), bucket=Bucket(number, total))
@@ -213,7 +213,7 @@ def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether it stays below the table, and means the same everywhere."""
+    """Whether the path stays below the table, and means the same in a file system and in a URL."""
     return bool(re.fullmatch(r"(?!/)[A-Za-z0-9_./=-]+", path)) and ".." not in path.split("/")
 
 
@@ -221,7 +221,7 @@ _FILE_NAME = re.compile(r"(keyed|keyless|records)-(?:(\d+)-(\d+)-)?[0-9a-f]{32}\
 
 
 def file_name(kind: Kind, bucket: Bucket, unique: str) -> str:
-    """Of a data file; it tells what no Delta log does."""
+    """The name of a data file. It holds the kind and the bucket, which a Delta log does not."""
     place = f"{bucket.number}-{bucket.total}-" if bucket.total > 1 else ""
     return f"{kind}-{place}{unique}.parquet"
 

@@ -1,8 +1,8 @@
 """Rows on their way from the scan of a range to the merge of their keys.
 
 A staged file is an Arrow file that lives as long as its run. It is written in portions, each as one
-record batch for each bucket, empty ones too: so batch i belongs to bucket i modulo their number,
-and whoever merges a bucket reads its batches and no others.
+record batch per bucket, empty ones included: so batch i belongs to bucket i modulo the number of
+buckets, and the merge of a bucket reads only its batches.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _PORTION_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """`rows` counts those of each bucket."""
+    """`rows` is the number of rows in each bucket."""
 
     path: str
     size_bytes: int
     rows: tuple[int, ...]
 
     def part(self, bucket: Bucket) -> StagedPart:
-        """`bucket` may be one of a coarser division."""
+        """`bucket` can belong to a coarser division."""
         return StagedPart(self.path, self.size_bytes, sum(self.rows[bucket.number :: bucket.total]))
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """What one bucket has in a staged file."""
+    """The rows of one bucket in a staged file."""
 
     path: str
     size_bytes: int
@@ -48,7 +48,7 @@ class StagedPart:
 
 
 class StagedWriter(RowFile):
-    """One staged file. `finish` says what it holds."""
+    """One staged file. `finish` describes it."""
 
     def __init__(self, store: Store, directory: str, schema: pa.Schema, buckets: int) -> None:
         # Another attempt of the same task may be writing too.
@@ -58,7 +58,7 @@ class StagedWriter(RowFile):
         self._rows = np.zeros(buckets, np.int64)
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """The file, durable on return; without rows there is none."""
+        """The file, durable on return; an empty tuple if there are no rows."""
         size = self._finish()
         if size is None:
             return ()
@@ -82,7 +82,7 @@ class StagedWriter(RowFile):
 def read_part(
     store: Store, part: StagedPart, bucket: Bucket, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of its rows, always in the same order. Raises StorageError."""
+    """The given columns of the rows, always in the same order. Raises StorageError."""
     rows = 0
     with opened_whole(store, part.path, part.size_bytes) as file:
         schema = pa.ipc.open_file(file).schema

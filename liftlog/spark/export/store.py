@@ -1,7 +1,8 @@
-"""Files of a table, durable when a call returns.
+"""The files of a table, durable when a call returns.
 
-Two kinds of place: a directory, where everything that the atomic manifest needs is at hand, and a
-URL that pyarrow can write to, where only Delta works.
+There are two kinds of store: a directory, which has everything that the atomic manifest needs, and
+a URL that pyarrow can write to, where only Delta works. Credentials for a URL come from the
+environment, on every host, as pyarrow and delta-rs find them.
 """
 
 from __future__ import annotations
@@ -37,32 +38,32 @@ class Store(Protocol):
     """Paths are relative, with slashes. Methods raise StorageError and DiskFull."""
 
     uri: str
-    """As Delta writes it."""
+    """The store's address, in the form that Delta uses."""
 
     def make_directory(self, path: str) -> None: ...
 
     def names(self, path: str) -> list[str]:
-        """What lies in a directory, sorted; nothing when there is none."""
+        """The names in a directory, sorted; empty if it does not exist."""
         ...
 
     def opened(self, path: str) -> AbstractContextManager[Any]:
-        """A context manager over a file to read, which can seek."""
+        """A context manager over a file for reading, which can seek."""
         ...
 
     def size(self, path: str) -> int | None:
-        """In bytes; None when there is no such file."""
+        """In bytes; None if there is no such file."""
         ...
 
     def sync(self, path: str) -> None:
-        """Make a file durable that others have written, and its name."""
+        """Make a file that another library has written durable, and its name."""
         ...
 
     def remove(self, path: str) -> None:
-        """A file or a directory with all that is in it; nothing if there is none."""
+        """Remove a file, or a directory with its content. It need not exist."""
         ...
 
     def writing(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A context manager over a binary file; the new file is durable on its end."""
+        """A context manager over a new binary file, which is durable when it exits."""
         ...
 
 
@@ -71,17 +72,17 @@ def is_url(where: str) -> bool:
 
 
 def local_path(where: str) -> Path:
-    """Absolute: driver and executors may have different working directories."""
+    """Absolute: driver and executors can have different working directories."""
     if where.startswith("file:"):
         parts = urlsplit(where)
         if parts.query or parts.fragment:
             raise InvalidArgument(
-                f"{where} has a '?' or '#', which end the path in a URL",
-                hint="write %3F and %23 for them, or give the path without file:",
+                f"{where} contains a '?' or '#', which end the path in a URL",
+                hint="write %3F and %23 instead, or give the path without file:",
             )
         where = unquote(parts.path)
     if not where:
-        raise InvalidArgument("where is the table to be written? --to is empty")
+        raise InvalidArgument("--to is empty: where should the table be written?")
     return Path(where).absolute()
 
 
@@ -93,7 +94,7 @@ def open_store(where: str) -> Store:
 
 
 class Disk:
-    """The calls that change something; tests put a failing one in their place. Raise OSError."""
+    """The calls that change files. Tests replace them with failing ones. Raise OSError."""
 
     def make_directory(self, path: Path) -> None:
         path.mkdir(exist_ok=True)
@@ -119,7 +120,7 @@ class Disk:
 
 
 class LocalStore:
-    """A directory, on this host or mounted on every host. It can do what manifests need besides."""
+    """A directory, on this host or mounted on every host. It also has what manifests need."""
 
     disk: ClassVar[Disk] = Disk()
 
@@ -128,14 +129,14 @@ class LocalStore:
         self.uri = str(root)
 
     def make_directory(self, path: str) -> None:
-        """And those above it; each is durable before what lies in it."""
+        """Also its parents; each is durable before its content."""
         wanted = self.root / path
         with storage_errors(f"creating {wanted}"):
             for one in reversed((wanted, *wanted.parents)):
                 is_new = not one.is_dir()
                 if is_new:
                     self.disk.make_directory(one)
-                # One that is there may be of a run that was stopped just before this.
+                # An existing one may be from a run that was stopped just before this.
                 if is_new or one.is_relative_to(self.root):
                     self.disk.fsync(one.parent)
 
@@ -172,14 +173,14 @@ class LocalStore:
                 return None
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a small file, all of it or none; False, and no change, if there is such a file."""
+        """Write a small file atomically; False, and no change, if the file exists."""
         full = self.root / path
         with storage_errors(f"writing {full}"):
             temporary = self._write_beside(full, data)
             try:
                 self.disk.link(temporary, full)
             except FileExistsError:
-                # Over NFS a repeated request finds what the first one, whose answer was lost, made.
+                # Over NFS, if the answer was lost, the repeated request finds its own file.
                 if full.read_bytes() != data:
                     return False
             except OSError as error:
@@ -206,7 +207,7 @@ class LocalStore:
                 else:
                     self.disk.unlink(full)
             except FileNotFoundError:
-                pass  # somebody else was quicker
+                pass  # another process has removed it
 
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
@@ -230,7 +231,10 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A URL that `pyarrow.fs` knows: s3, gs, abfs, hdfs."""
+    """A URL that `pyarrow.fs` knows: s3, gs, abfs, hdfs. Only for Delta tables.
+
+    A closed file exists as a whole, and is as durable as the store promises.
+    """
 
     def __init__(self, url: str) -> None:
         # s3a is what Spark calls the stores that pyarrow and delta-rs call s3.
@@ -264,7 +268,7 @@ class RemoteStore:
         return info.size if info.type == fs.FileType.File else None
 
     def sync(self, path: str) -> None:
-        """What is stored there is durable."""
+        """Nothing to do: what is stored there is durable."""
 
     def remove(self, path: str) -> None:
         where = self._at(path)
@@ -287,12 +291,12 @@ class RemoteStore:
 
 def no_atomic_manifest(where: str, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{where} cannot take a Parquet table: {why}, and a snapshot becomes real by one",
+        f"{where} cannot hold a Parquet table: {why}, and a snapshot is committed by one",
         hint="use --format delta (pip install 'liftlog[delta]'), or a directory on a POSIX file "
         "system",
     )
 
 
 def join(*parts: str) -> str:
-    """With slashes; a URL stays one."""
+    """Joined with slashes; a URL stays a URL."""
     return "/".join(part.rstrip("/") for part in parts)

@@ -1,4 +1,4 @@
-"""Where snapshots are kept: what all kinds of tables have in common."""
+"""Where snapshots are stored: what both kinds of table have in common."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _RUN = re.compile(r"(\d{20})-([0-9a-f]{32})")
 
 
 class Table(Protocol):
-    """Where snapshots are kept. Methods raise LiftlogError."""
+    """Where snapshots are stored. Methods raise LiftlogError."""
 
     @property
     def store(self) -> Store: ...
 
     def prepare(self) -> None:
-        """Make sure before the work that its result can be committed."""
+        """Check, before the work begins, that its result can be committed."""
         ...
 
     def newest(self) -> Snapshot | None: ...
@@ -31,20 +31,21 @@ class Table(Protocol):
     def next_sequence(self) -> int: ...
 
     def run_directory(self, sequence: int, run: str) -> str:
-        """Where that run writes; there after `prepare`."""
+        """Where that run writes. Its parent exists after `prepare`."""
         ...
 
     def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
-        """Durable on return. Raises Conflict when another run was quicker."""
+        """Durable on return. Raises Conflict if another run has committed first."""
         ...
 
     def vacuum(self, now_ns: int, keep_seconds: float) -> int:
-        """Remove what no snapshot needs that readers may be at; how many files and directories."""
+        """Remove what no snapshot needs that readers may still use. Returns the number of files
+        and directories."""
         ...
 
 
 def run_name(sequence: int, run: str) -> str:
-    """A run writes into a directory that names the sequence number that it is after."""
+    """The name of a run's directory. It contains the sequence number that the run wants."""
     return f"{sequence:020d}-{run}"
 
 
@@ -55,11 +56,12 @@ def clear_runs(
     is_needed: Callable[[str, str], bool],
     oldest: int = 0,
 ) -> int:
-    """Remove what the runs from the number `oldest` to `newest` have left behind; how many entries.
+    """Remove leftovers of the runs from number `oldest` to `newest`. Returns how many entries.
 
-    Only one run gets a number. So what no snapshot names of a number that is taken can never become
-    real, whoever may still be writing to it; and those after it may be under way, and are left.
-    `is_needed` is asked with a run and the path of an entry in its directory.
+    Only one run gets a number. So once a number is taken, files of that number that no snapshot
+    names can never become real, even if a run is still writing them. Runs with later numbers may be
+    in progress, and are left alone. `is_needed` takes a run and the path of an entry in its
+    directory.
     """
     removed = 0
     for name in store.names(runs):
@@ -80,6 +82,6 @@ def another_was_quicker(where: str, newest: Snapshot | None) -> Conflict:
     if newest is not None:
         how = f"the table ends at offset {newest.to_offset} now (sequence {newest.sequence})"
     return Conflict(
-        f"another export into {where} was quicker: {how}; nothing of this run was kept",
-        hint="run it again for what came since; let only one run at a time",
+        f"another export into {where} was quicker: {how}; this run has changed nothing",
+        hint="run it again to export newer records; run only one export at a time",
     )

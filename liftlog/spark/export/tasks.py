@@ -1,6 +1,6 @@
-"""What both phases of an export are made of: tasks that any host can run, in any order, and again.
+"""The tasks of an export: any host can run them, in any order, and more than once.
 
-A task leaves files and says which. What it says comes to the driver as text.
+A task writes files and returns their names and sizes, which reach the driver as text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from liftlog.spark.export.snapshot import DataFile, Lost, file_from
 from liftlog.spark.export.staging import StagedFile
 
 Tell = Callable[[str, int, int], None]
-"""Phase ("scan", "merge", "optimize"), how much of it is done, of how much."""
+"""Reports progress: phase ("scan", "merge", "optimize"), tasks that are done, all tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """`files` belong into the table, `staged` waits for the merge, `lost` could not be read."""
+    """`files` are for the table, `staged` is for the merge, `lost` could not be read."""
 
     files: tuple[DataFile, ...] = ()
     staged: tuple[StagedFile, ...] = ()
@@ -37,20 +37,20 @@ class Task(Protocol):
 
 
 class Engine(Protocol):
-    """Who does the work. Methods raise LiftlogError."""
+    """What runs the tasks. Methods raise LiftlogError."""
 
     def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
-        """All of them, each at least once; what they tell, in their order."""
+        """Run each task at least once. Returns their results, in the order of the tasks."""
         ...
 
     def cancel(self) -> None:
-        """From another thread: let what runs fail soon."""
+        """Make the running tasks fail soon. Called from another thread."""
         ...
 
 
 def perform(number: int, task: Task) -> str:
-    """Run the task with that number. Raises LiftlogError only where another attempt may help; else
-    it is in what is told, so that it arrives as it is and nothing is attempted again."""
+    """Run the task with that number. Raises LiftlogError only if another attempt may help; any
+    other error is part of the result, so that it arrives unchanged and Spark does not retry."""
     content: dict[str, Any] = {"task": number}
     try:
         content |= asdict(task.run())
@@ -63,8 +63,8 @@ def perform(number: int, task: Task) -> str:
 
 
 def results(tasks: Sequence[Task], told: Iterable[str]) -> list[TaskResult]:
-    """Of all tasks, in their order. Raises the first of their errors; StorageError unless each has
-    told once."""
+    """The results of all tasks, in their order. Raises the first of their errors; StorageError
+    unless each has exactly one result."""
     found = sorted(map(json.loads, told), key=lambda content: content["task"])
     for content in found:
         if "error" in content:

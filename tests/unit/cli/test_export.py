@@ -154,7 +154,7 @@ def test_another_export_was_quicker(
     lost = run(streams, lake, "--partition-size", "64")
     assert lost.exit_code == ExitCode.CONFLICT
     assert "was quicker: the table ends at offset 3 now (sequence 1)" in lost.stderr
-    assert "nothing of this run was kept" in lost.stderr
+    assert "this run has changed nothing" in lost.stderr
     assert newest(lake).sequence == 1
 
 
