@@ -25,8 +25,7 @@ from liftlog.log.data_dir import BACKUP_NAME, STREAMS_NAME, make_durable_directo
 from liftlog.log.filesystem import OsFileSystem, ReadOnlyFileSystem
 from liftlog.log.lock import exclusive
 from liftlog.log.offline.files import existing_part, find_streams, give_to_owner, stored_bytes
-from liftlog.log.offline.findings import DAMAGE
-from liftlog.log.offline.verify import verify_stream
+from liftlog.log.offline.verify import DAMAGE, verify_stream
 
 
 def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:

@@ -27,8 +27,7 @@ from liftlog.log.offline.files import (
     read_facts,
     stored_bytes,
 )
-from liftlog.log.offline.findings import DAMAGE, KNOWN, Finding
-from liftlog.log.offline.verify import StreamReport, verify_stream
+from liftlog.log.offline.verify import DAMAGE, KNOWN, Finding, StreamReport, verify_stream
 
 Item = TypeVar("Item")
 

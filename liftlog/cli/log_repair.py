@@ -20,14 +20,14 @@ from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.lock import exclusive
 from liftlog.log.manifest import Manifest, read_manifest
 from liftlog.log.offline.files import StreamDirectory, find_streams, give_to_owner
-from liftlog.log.offline.findings import Finding
-from liftlog.log.offline.indexes import StaleIndex, find_stale_indexes, rebuild_index
+from liftlog.log.offline.rebuild import StaleIndex, find_stale_indexes, rebuild_index
 from liftlog.log.offline.repair import (
     SAY_SETTINGS,
     PlannedRepair,
     plan_repair,
     salvaged_settings,
 )
+from liftlog.log.offline.verify import Finding
 from liftlog.settings import parse_stream_settings
 
 

@@ -33,8 +33,7 @@ from liftlog.demo.publishing import (
 )
 from liftlog.demo.story import Story, conclude, until_signal
 from liftlog.log.offline.files import find_streams
-from liftlog.log.offline.findings import KNOWN, NOTE
-from liftlog.log.offline.verify import verify_stream
+from liftlog.log.offline.verify import KNOWN, NOTE, verify_stream
 from liftlog.server.life.embedded import EmbeddedNats
 
 STREAM = "orders"

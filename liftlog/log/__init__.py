@@ -8,9 +8,10 @@ One stream's log; `log` is what others see of it. Read its parts in this order:
     structure        retention, swaps of rewritten segments, quarantine
     truncation       cutting either end
 
-    reading, slices, counting     across segments; inside one; the n-th record of one
-    segment, index, index_cache   a file of batches and how places in it are found
-    manifest, leases, slot        what else lies in a stream's directory
+    reading, slices      across segments; inside one
+    segment, index       a file of batches and how places in it are found
+    measuring            bytes between offsets; the n-th record of a segment
+    manifest, leases, slot   what else lies in a stream's directory
 
 What a crash may leave, and what is made of it:
 
@@ -18,12 +19,13 @@ What a crash may leave, and what is made of it:
     inventory    which files are there
     recovery     what of the active segment is good; whether a bad tail was acked
     resync       where good batches go on behind damage
-    walk, damage   the batches and gaps of a segment; what of it is damaged and not yet known
+    walk         the batches and gaps of a segment; what of it is damaged and not yet known
 
-    data_dir, lock, shared_states   all streams of a data directory
-    checkpoint_file                 the form of all small files
-    unreadable                      reading around what the disk does not give, in windows
-    filesystem, file_pool, clock, environment   what is beneath
+    data_dir, lock     all streams of a data directory; the checkpoint files that they share
+    checkpoint_file    the form of all small files
+    unreadable         reading around what the disk does not give, in windows
+    filesystem         what is beneath
+    environment        what all logs share: clock, open files, indexes
 
     rewrite      compaction, re-batching, scrubbing; in a process of its own
     offline      verify, dump, repair, reindex: without a daemon
@@ -33,9 +35,8 @@ What a crash may leave, and what is made of it:
 `docs/reference/storage-format.md` specifies every byte.
 """
 
-from liftlog.log.clock import Clock, SystemClock
 from liftlog.log.data_dir import DataDir
-from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
+from liftlog.log.environment import Clock, EncodedBatch, LogConfig, LogEnvironment, SystemClock
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.inventory import RecoveryReport
 from liftlog.log.log import Log

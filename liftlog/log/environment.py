@@ -1,15 +1,190 @@
-"""What a log is given: its limits, and what all logs of a daemon share."""
+"""What a log is given: its limits, and what all logs of a daemon share (the clock, open files, the
+indexes of sealed segments).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from liftlog.log.clock import Clock
-from liftlog.log.file_pool import FilePool
-from liftlog.log.filesystem import FileSystem
-from liftlog.log.index_cache import IndexCache
+from liftlog.log.filesystem import File, FileSystem
+from liftlog.log.index import IndexEntry, SparseIndex, index_path, read_index, write_index
+from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.segment import Segment, walk_batches
+
+logger = logging.getLogger("liftlog.log")
+
+
+class Clock(Protocol):
+    def now_ns(self) -> int:
+        """Wall clock, nanoseconds since 1970 UTC."""
+        ...
+
+    def monotonic_ns(self) -> int:
+        """A clock that never steps; only differences mean something."""
+        ...
+
+
+class SystemClock:
+    def now_ns(self) -> int:
+        """In whole microseconds, as batches keep them: joining batches then changes no stamp."""
+        now = time.time_ns()
+        return now - now % 1000
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+
+class PooledFile:
+    """A file with a count of its holders."""
+
+    __slots__ = ("detached", "file", "holders")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.holders = 0
+        self.detached = False  # no longer in the pool: close it when the last holder lets go
+
+
+class FilePool:
+    """Open files, `limit` of them unless more are held at once; the longest unused is closed first.
+    Thread-safe."""
+
+    def __init__(self, fs: FileSystem, limit: int) -> None:
+        self._fs = fs
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._files: OrderedDict[Path, PooledFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def acquire(self, path: Path) -> PooledFile:
+        """Open `path` for reading or take the open one. Raises OSError. Release it after use."""
+        with self._lock:
+            pooled = self._files.get(path)
+            if pooled is None:
+                pooled = PooledFile(self._fs.open(path, writable=False))
+                self._files[path] = pooled
+            else:
+                self._files.move_to_end(path)
+            pooled.holders += 1
+            self._shrink()
+            return pooled
+
+    def release(self, pooled: PooledFile) -> None:
+        with self._lock:
+            pooled.holders -= 1
+            if pooled.holders == 0 and pooled.detached:
+                pooled.file.close()
+            else:
+                self._shrink()
+
+    def remove(self, path: Path) -> None:
+        """Unlink `path`; holders of the open file keep it. Raises OSError."""
+        with self._lock:
+            self._detach(path)
+        # Not under the lock: a slow disk must not keep readers of other files waiting.
+        if self._fs.exists(path):
+            self._fs.unlink(path)
+
+    def forget_directory(self, directory: Path) -> None:
+        """Let go of all files in a directory that is about to be removed or renamed."""
+        with self._lock:
+            for path in [path for path in self._files if path.parent == directory]:
+                self._detach(path)
+
+    def _detach(self, path: Path) -> None:
+        pooled = self._files.pop(path, None)
+        if pooled is None:
+            return
+        pooled.detached = True
+        if not pooled.holders:
+            pooled.file.close()
+
+    def close(self) -> None:
+        """Close every idle file; held ones close when they are released."""
+        with self._lock:
+            for path in list(self._files):
+                self._detach(path)
+
+    def _shrink(self) -> None:
+        excess = len(self._files) - self._limit
+        if excess <= 0:
+            return
+        idle = [path for path, pooled in self._files.items() if not pooled.holders]
+        for path in idle[:excess]:
+            self._files.pop(path).file.close()
+
+
+def build_index(
+    file: File, segment: Segment, quarantined: Sequence[QuarantinedRange] = ()
+) -> SparseIndex:
+    """Rebuild the index from the batch headers, stepping over damage."""
+    index = SparseIndex(segment.base_offset)
+    newest = 0
+    start = IndexEntry(segment.base_offset, 0)
+    end = IndexEntry(segment.next_offset, segment.size_bytes)
+    for position, header in walk_batches(file, start, end, quarantined=quarantined):
+        newest = max(newest, header.max_timestamp_ns)
+        index.maybe_add(header.base_offset, position, newest)
+    return index
+
+
+class IndexCache:
+    """Indexes of sealed segments, the most recently used ones in memory.
+
+    Shared by all logs of a daemon; a look-up of a cold segment reads one small file.
+    """
+
+    def __init__(self, fs: FileSystem, limit: int) -> None:
+        self._fs = fs
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._indexes: OrderedDict[Path, SparseIndex] = OrderedDict()
+
+    def get(
+        self, segment: Segment, file: File, quarantined: Sequence[QuarantinedRange] = ()
+    ) -> SparseIndex:
+        """The index of a sealed segment; rebuilt (and stored) when its file is lost or bad."""
+        with self._lock:
+            index = self._indexes.get(segment.path)
+            if index is not None:
+                self._indexes.move_to_end(segment.path)
+                return index
+        index = read_index(self._fs, segment.path, segment.base_offset)
+        if index is None:
+            index = build_index(file, segment, quarantined)
+            try:
+                write_index(self._fs, segment.path, index)
+                if not self._fs.exists(segment.path):
+                    # Retention was quicker, and removed the segment before this file was there.
+                    self._fs.unlink(index_path(segment.path))
+            except OSError as error:  # a full disk must not keep anyone from reading
+                logger.warning("index-not-stored segment=%s error=%s", segment.path, error)
+        self.put(segment, index)
+        return index
+
+    def put(self, segment: Segment, index: SparseIndex) -> None:
+        with self._lock:
+            self._indexes[segment.path] = index
+            while len(self._indexes) > self._limit:
+                self._indexes.popitem(last=False)
+
+    def drop(self, path: Path) -> None:
+        with self._lock:
+            self._indexes.pop(path, None)
+
+    def drop_directory(self, directory: Path) -> None:
+        with self._lock:
+            for path in [path for path in self._indexes if path.parent == directory]:
+                del self._indexes[path]
 
 
 @dataclass(frozen=True, slots=True)

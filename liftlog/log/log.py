@@ -13,10 +13,7 @@ from typing import Any
 
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import reading, structure, truncation
-from liftlog.log.counting import RecordCounts
-from liftlog.log.damage import is_covered
 from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
-from liftlog.log.extents import Extent, measure
 from liftlog.log.filesystem import Buffer, storage_errors
 from liftlog.log.leases import Leases
 from liftlog.log.manifest import (
@@ -24,11 +21,13 @@ from liftlog.log.manifest import (
     SegmentEntry,
     epoch_before,
 )
+from liftlog.log.measuring import Extent, RecordCounts, measure
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice
 from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState, ReadView
+from liftlog.log.walk import is_covered
 from liftlog.log.writing import LogWriter
 
 logger = logging.getLogger("liftlog.log")

@@ -25,10 +25,9 @@ from pathlib import Path
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.active_segment import ActiveSegment
-from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.environment import LogConfig, LogEnvironment, build_index
 from liftlog.log.filesystem import File, storage_errors, write_all
 from liftlog.log.index import SparseIndex, read_index
-from liftlog.log.index_cache import build_index
 from liftlog.log.inventory import Inventory, RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.manifest import (

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange, SegmentsChanged
-from liftlog.log.damage import is_covered
 from liftlog.log.environment import LogEnvironment
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import QuarantinedRange
@@ -14,7 +13,7 @@ from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice, find_time_in_segment, slice_segment
 from liftlog.log.state import LogState, ReadView
 from liftlog.log.structure import quarantine
-from liftlog.log.walk import Missing, walk
+from liftlog.log.walk import Missing, is_covered, walk
 
 _DAMAGE_WINDOW_BYTES = 256 * 1024
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from liftlog.errors import CorruptBatch, CorruptRange
-from liftlog.log.environment import LogEnvironment
-from liftlog.log.file_pool import FilePool, PooledFile
+from liftlog.log.environment import FilePool, LogEnvironment, PooledFile
 from liftlog.log.filesystem import File
 from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import QuarantinedRange

@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 
 from liftlog.errors import StorageError
 from liftlog.log.active_segment import ActiveSegment, LogEnd
-from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex, index_path
-from liftlog.log.index_cache import IndexCache
 from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment import Segment
 

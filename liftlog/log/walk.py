@@ -1,17 +1,21 @@
-"""The batches of one segment, one after the other, and every stretch that holds none.
+"""The batches of one segment, one after the other, and every stretch that holds none; and what of
+the listed segments is damaged and not yet quarantined.
 
-Unlike recovery, which must decide what to keep, this only has to tell what is there. So it goes
+Unlike recovery, which must decide what to keep, `walk` only has to tell what is there. So it goes
 on behind damage wherever the log's own batches can be recognised again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch
-from liftlog.log.filesystem import File
-from liftlog.log.index import SparseIndex
+from liftlog.log.filesystem import File, FileSystem
+from liftlog.log.index import SparseIndex, read_index
+from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.recovery import ActiveState, find_data_end
 from liftlog.log.resync import find_resync, leads_to
 from liftlog.log.unreadable import WINDOW_BYTES, FileWindow
 from liftlog.records.decode import RecordBatch, decode_batch
@@ -139,3 +143,159 @@ def _behind(
         end_offset=end_offset,
     )
     return border if found is None else (found.position, found.offset)
+
+
+def is_covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> bool:
+    """Whether [first, following) lies in the ranges taken together."""
+    for bad in sorted(ranges, key=lambda one: one.first_offset):
+        if bad.first_offset <= first < bad.next_offset:
+            first = bad.next_offset
+    return first >= following
+
+
+def find_new_damage(
+    fs: FileSystem, directory: Path, manifest: Manifest, trusted: ActiveState | None
+) -> list[QuarantinedRange]:
+    """Read every byte of the sealed segments, and of the active one what recovery would trust.
+
+    `trusted` is how far it would; the rest of the active segment is recovery's to judge. What
+    readers cannot reach, below the log's start, does not count. Raises OSError, UnsupportedFormat.
+    """
+    found: list[QuarantinedRange] = []
+    for number, entry in enumerate(manifest.segments):
+        path = directory / entry.file_name
+        if number == len(manifest.segments) - 1:
+            if trusted is not None:
+                found += _in_active(fs, path, trusted, manifest.epochs)
+            continue
+        found += _in_sealed(fs, path, entry, manifest.epochs)
+        following = manifest.segments[number + 1].base_offset
+        if following > entry.next_offset:
+            found.append(
+                _no_bytes(entry, entry.next_offset, following, "no segment holds these offsets")
+            )
+    return [
+        bad
+        for bad in found
+        if bad.next_offset > manifest.log_start_offset
+        and not is_covered(
+            max(bad.first_offset, manifest.log_start_offset), bad.next_offset, manifest.quarantined
+        )
+    ]
+
+
+def merged(
+    known: Sequence[QuarantinedRange], found: Iterable[QuarantinedRange]
+) -> tuple[QuarantinedRange, ...]:
+    """All ranges; those of one file whose bytes or offsets overlap become one."""
+    ranges = list(known)
+    for bad in found:
+        apart = []
+        for other in ranges:
+            if other.segment == bad.segment and _overlap(other, bad):
+                bad = bad.widened(other)
+            else:
+                apart.append(other)
+        ranges = [*apart, bad]
+    return tuple(sorted(ranges, key=lambda one: one.first_offset))
+
+
+def _overlap(one: QuarantinedRange, other: QuarantinedRange) -> bool:
+    offsets = one.first_offset < other.next_offset and other.first_offset < one.next_offset
+    return offsets or (one.position < other.end_position and other.position < one.end_position)
+
+
+def _no_bytes(entry: SegmentEntry, first: int, following: int, reason: str) -> QuarantinedRange:
+    end = entry.size_bytes
+    return QuarantinedRange(first, following, entry.file_name, end, end, reason)
+
+
+def _in_sealed(
+    fs: FileSystem, path: Path, entry: SegmentEntry, epochs: Epochs
+) -> list[QuarantinedRange]:
+    if not fs.exists(path):
+        lost = (entry.base_offset, entry.next_offset)
+        return [QuarantinedRange(*lost, path.name, 0, 0, "the file is missing")]
+    file = fs.open(path, writable=False)
+    try:
+        return _in_file(fs, file, entry, epochs)
+    finally:
+        file.close()
+
+
+def _in_file(
+    fs: FileSystem, file: File, entry: SegmentEntry, epochs: Epochs
+) -> list[QuarantinedRange]:
+    size = min(file.size(), entry.size_bytes)
+    index = read_index(fs, file.path, entry.base_offset)
+    items = walk(
+        file,
+        entry.base_offset,
+        size,
+        size,
+        index,
+        end_offset=entry.next_offset if size == entry.size_bytes else None,
+        epochs=epochs,
+    )
+    return damage_in_walk(items, entry)
+
+
+def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> list[QuarantinedRange]:
+    """What a walk over all of a sealed segment missed, as ranges to quarantine."""
+    found: list[QuarantinedRange] = []
+    name = entry.file_name
+    position, offset = 0, entry.base_offset
+    for item in items:
+        if not isinstance(item, Missing):
+            position = item.position + item.batch.header.length
+            offset = item.batch.next_offset
+            continue
+        following = item.next_offset
+        position, offset = item.end_position, following or entry.next_offset
+        if following is None or following > entry.next_offset:
+            # Nothing readable behind it: all up to where the next segment begins is gone.
+            position, offset = entry.size_bytes, entry.next_offset
+        if offset > item.first_offset:
+            found.append(
+                QuarantinedRange(
+                    item.first_offset, offset, name, item.position, position, item.reason
+                )
+            )
+    if offset < entry.next_offset:
+        reason = "the end of the file is missing"
+        found.append(
+            QuarantinedRange(offset, entry.next_offset, name, position, entry.size_bytes, reason)
+        )
+    return found
+
+
+def _in_active(
+    fs: FileSystem, path: Path, trusted: ActiveState, epochs: Epochs
+) -> list[QuarantinedRange]:
+    if not fs.exists(path):
+        return []
+    file = fs.open(path, writable=False)
+    try:
+        if trusted.position > file.size():
+            return []
+        found = []
+        size, border = file.size(), trusted.position
+        data_end = max(find_data_end(file, 0), border)
+        for item in walk(file, trusted.base_offset, size, data_end, epochs=epochs):
+            if item.position >= border:
+                break
+            if not isinstance(item, Missing):
+                continue
+            end, following = item.end_position, item.next_offset
+            if end > border or following is None:
+                # Whatever lies behind the border, recovery begins there.
+                end, following = border, trusted.next_offset
+            if following > item.first_offset:
+                found.append(
+                    QuarantinedRange(
+                        item.first_offset, following, path.name, item.position, end, item.reason
+                    )
+                )
+        return found
+    finally:
+        file.close()

@@ -25,7 +25,7 @@ from liftlog.errors import (
     StreamNotFound,
     UnknownRequest,
 )
-from liftlog.log.extents import Extent
+from liftlog.log.measuring import Extent
 from liftlog.records.positions import Batches
 from liftlog.spark.leases import HOLDER, TaskLease
 from liftlog.spark.options import EARLIEST, ScanOptions

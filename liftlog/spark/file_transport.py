@@ -21,10 +21,10 @@ from liftlog.errors import (
     StaleIncarnation,
     StorageError,
 )
-from liftlog.log.extents import Extent, measure
 from liftlog.log.filesystem import OsFile, OsFileSystem, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
+from liftlog.log.measuring import Extent, measure
 from liftlog.log.segment import Segment
 from liftlog.log.walk import Found, walk
 from liftlog.records.decode import RecordBatch

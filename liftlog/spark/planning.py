@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from liftlog.log.extents import Extent
+from liftlog.log.measuring import Extent
 from liftlog.spark.transport import ScanRange, StreamState
 
 _STEPS_PER_PART = 16

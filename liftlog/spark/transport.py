@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange, SegmentsChanged
-from liftlog.log.extents import Extent
+from liftlog.log.measuring import Extent
 from liftlog.records.positions import Batches
 
 logger = logging.getLogger("liftlog.spark")

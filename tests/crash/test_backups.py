@@ -21,7 +21,7 @@ from support.rounds import rounds
 from support.values import ZERO_TAILS
 
 from liftlog.log import DataDir, LogConfig, LogEnvironment
-from liftlog.log.clock import SystemClock
+from liftlog.log.environment import SystemClock
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.records import iter_batches
 

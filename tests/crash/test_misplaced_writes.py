@@ -22,12 +22,11 @@ from support.rounds import rounds
 from liftlog.client.batches import FetchAnswer
 from liftlog.errors import CorruptRange
 from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, OsFileSystem, open_log
-from liftlog.log.damage import find_new_damage
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.offline.files import find_streams
-from liftlog.log.offline.findings import DAMAGE
-from liftlog.log.offline.verify import verify_stream
+from liftlog.log.offline.verify import DAMAGE, verify_stream
 from liftlog.log.rewrite import ScrubJob, scrub
+from liftlog.log.walk import find_new_damage
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records import encode_batch, parse_header
 from liftlog.records.selection import parse_selection

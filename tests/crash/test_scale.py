@@ -18,7 +18,7 @@ from support.stored_logs import STREAM, StoredLog
 
 from liftlog.client import connect_sync
 from liftlog.log import DataDir, LogConfig, LogEnvironment
-from liftlog.log.clock import SystemClock
+from liftlog.log.environment import SystemClock
 from liftlog.log.filesystem import OsFile, OsFileSystem
 from liftlog.log.manifest import read_manifest
 

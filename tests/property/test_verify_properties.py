@@ -11,8 +11,7 @@ from support.values import ZERO_TAILS
 from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.log import Log
 from liftlog.log.offline.files import find_streams
-from liftlog.log.offline.findings import DAMAGE
-from liftlog.log.offline.verify import verify_stream
+from liftlog.log.offline.verify import DAMAGE, verify_stream
 from liftlog.records.decode import decode_batch
 
 sizes = st.lists(

@@ -17,8 +17,8 @@ from support.logs import BASE_NS, FakeClock, encode, environment, set_manifest
 from support.simfs import SimFileSystem
 
 from liftlog.log import DataDir, Log, LogConfig
+from liftlog.log.data_dir import CLEAN_NAME, write_states
 from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.shared_states import CLEAN_NAME, write_states
 from liftlog.records import encode_batch, parse_header
 from liftlog.records.codecs import codec_named, compress_batch
 

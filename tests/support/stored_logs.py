@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from liftlog.log import DataDir, EncodedBatch, Log, LogConfig, LogEnvironment
-from liftlog.log.clock import SystemClock
+from liftlog.log.environment import SystemClock
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import BatchHeader, parse_header

@@ -17,16 +17,21 @@ from pathlib import Path
 
 from liftlog import __version__
 from liftlog.errors import InvalidArgument, StreamUnavailable
-from liftlog.log.backup.copying import copy_file, describe_file, lost_in_holes
-from liftlog.log.backup.layout import BackedUpFile, BackedUpStream, Backup
-from liftlog.log.backup.sealing import loss_in_words, seal_active
-from liftlog.log.backup.source import Source, look
-from liftlog.log.damage import is_covered
+from liftlog.log.backup.files import (
+    BackedUpFile,
+    BackedUpStream,
+    Backup,
+    copy_file,
+    describe_file,
+    lost_in_holes,
+)
+from liftlog.log.backup.source import Source, look, loss_in_words, seal_active
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem
 from liftlog.log.index import index_path
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.unreadable import is_unreadable
+from liftlog.log.walk import is_covered
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log.backup")

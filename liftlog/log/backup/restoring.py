@@ -1,4 +1,6 @@
-"""From a backup to a data directory that the daemon opens as cleanly stopped.
+"""Checking a backup, and restoring it to a data directory that the daemon opens as cleanly stopped.
+
+A backup is whole if every file is there, with its size and its checksum.
 
 A reader that has read past the end of the backup, in the life of the stream that is given up, must
 not mistake what is stored from now on for what comes next. So every stream continues in a new
@@ -17,18 +19,71 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from liftlog.errors import CorruptMetadata, InvalidArgument
-from liftlog.log.backup.copying import copy_file
-from liftlog.log.backup.layout import BackedUpStream, read_backup
-from liftlog.log.data_dir import RESTORING_NAME, STREAMS_NAME, make_durable_directory
+from liftlog.log.backup.files import (
+    BackedUpFile,
+    BackedUpStream,
+    Backup,
+    copy_file,
+    describe_file,
+    read_backup,
+)
+from liftlog.log.data_dir import (
+    CLEAN_NAME,
+    RESTORING_NAME,
+    STREAMS_NAME,
+    make_durable_directory,
+    write_states,
+)
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.lock import LOCK_NAME
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, epochs_from, read_manifest
 from liftlog.log.recovery import ActiveState
-from liftlog.log.shared_states import CLEAN_NAME, write_states
 from liftlog.log.unreadable import is_unreadable
 
 _HARMLESS = {LOCK_NAME, "lost+found"}
 _MAX_EPOCH = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BackupFinding:
+    stream: str
+    file: str
+    problem: str
+
+
+def verify_backup(
+    directory: Path,
+    *,
+    fs: FileSystem | None = None,
+    read: Callable[[int], None] = lambda size: None,
+) -> tuple[Backup, list[BackupFinding]]:
+    """Read every byte. Raises CorruptMetadata when `directory` is no backup, OSError."""
+    files = fs or OsFileSystem()
+    backup = read_backup(files, directory)
+    found = []
+    for stream in backup.streams:
+        for file in stream.files:
+            path = directory / STREAMS_NAME / stream.name / file.name
+            problem = _problem(files, path, file, read)
+            if problem:
+                found.append(BackupFinding(stream.name, file.name, problem))
+    return backup, found
+
+
+def _problem(fs: FileSystem, path: Path, file: BackedUpFile, read: Callable[[int], None]) -> str:
+    try:
+        there = describe_file(fs, path, read)
+    except FileNotFoundError:
+        return "the file is missing"
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return f"it cannot be read from the disk: {error.strerror or error}"
+    if there.size_bytes != file.size_bytes:
+        return f"it has {there.size_bytes:,} bytes instead of {file.size_bytes:,}"
+    if there.sha256 != file.sha256:
+        return "its checksum does not match"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,26 @@ not known before a recovery has judged the tail, and there is no backup.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
 the manifest: what of the active segment lies below the end is all there, whatever happens since.
+The backup gets that part as a sealed segment.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from liftlog.errors import CorruptMetadata, StreamUnavailable
-from liftlog.log.data_dir import STREAMS_NAME
-from liftlog.log.filesystem import FileSystem
-from liftlog.log.manifest import Manifest, SegmentEntry, read_manifest
-from liftlog.log.shared_states import read_known_states
+from liftlog.log.backup.files import copy_file, lost_in_holes
+from liftlog.log.data_dir import STREAMS_NAME, read_known_states
+from liftlog.log.filesystem import File, FileSystem
+from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
+from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry, read_manifest
+from liftlog.log.recovery import find_data_end
+from liftlog.log.resync import is_whole
+from liftlog.log.segment import SteppedOver, walk_batches
 from liftlog.log.slot import SlotState, read_slot
+from liftlog.log.walk import is_covered
+from liftlog.records.place import Epochs
 
 _TRIES = 100
 
@@ -95,3 +102,149 @@ def _slot(fs: FileSystem, directory: Path, lineage: str, boot_id: str | None) ->
         return read_slot(fs, directory, lineage, boot_id=boot_id)
     except OSError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class SealedActive:
+    """`entry` is None when nothing of it lay below the end."""
+
+    entry: SegmentEntry | None
+    file_names: tuple[str, ...]
+    quarantined: tuple[QuarantinedRange, ...]
+    damaged: tuple[str, ...]
+
+
+def seal_active(
+    source: FileSystem,
+    from_directory: Path,
+    fs: FileSystem,
+    directory: Path,
+    found: Source,
+    missing: set[str],
+) -> SealedActive | None:
+    """Copy what of the active segment lies below the end of `found`, fdatasynced, with its index.
+
+    None when its file is gone: then it was sealed and rewritten or deleted since, and the stream is
+    to be looked at again; unless it is in `missing`, which it is added to. Raises OSError.
+    """
+    manifest, end, active = found.manifest, found.end_offset, found.active
+    quarantined = tuple(
+        replace(bad, next_offset=min(bad.next_offset, end))
+        for bad in manifest.quarantined
+        if bad.first_offset < end
+    )
+    if end <= active.base_offset:
+        return SealedActive(None, (), quarantined, ())
+    path, walked = directory / active.file_name, None
+    holes: list[range] = []
+    try:
+        file = source.open(from_directory / active.file_name, writable=False)
+        try:
+            walked = _Walk(file, active, end, quarantined, manifest.epochs)
+        finally:
+            file.close()
+        origin = source, from_directory / active.file_name
+        copy_file(origin, (fs, path), walked.position, holes=holes)
+    except FileNotFoundError:
+        if active.file_name not in missing:
+            missing.add(active.file_name)
+            return None
+        walked = _Walk(None, active, end, quarantined, ())
+        fs.open(path, create=True).close()
+    write_index(fs, path, walked.index)
+    entry = replace(
+        active,
+        size_bytes=walked.position,
+        next_offset=walked.next_offset,
+        record_count=walked.record_count,
+        max_timestamp_ns=walked.max_timestamp_ns,
+    )
+    lost = (
+        *_behind(quarantined, active, walked.next_offset, walked.position, end),
+        *(
+            bad
+            for bad in lost_in_holes(fs, path, entry, holes)
+            if not is_covered(bad.first_offset, bad.next_offset, quarantined)
+        ),
+    )
+    damaged = (*walked.damaged, *map(loss_in_words, lost))
+    names = (active.file_name, index_path(path).name)
+    return SealedActive(entry, names, (*quarantined, *lost), damaged)
+
+
+class _Walk:
+    """The batches of `file` below `end`; none without a file. Used once."""
+
+    def __init__(
+        self,
+        file: File | None,
+        active: SegmentEntry,
+        end: int,
+        quarantined: tuple[QuarantinedRange, ...],
+        epochs: Epochs,
+    ) -> None:
+        self.position = 0
+        self.next_offset = active.base_offset
+        self.record_count = 0
+        self.max_timestamp_ns = 0
+        self.index = SparseIndex(active.base_offset)
+        self.damaged: tuple[str, ...] = ()
+        if file is not None:
+            here = [bad for bad in quarantined if bad.segment == active.file_name]
+            self._run(file, end, here, epochs)
+
+    def _run(
+        self, file: File, end: int, quarantined: list[QuarantinedRange], epochs: Epochs
+    ) -> None:
+        start = IndexEntry(self.next_offset, 0)
+        limit = IndexEntry(end, find_data_end(file, 0))
+        stepped: list[SteppedOver] = []
+        bad: list[str] = []
+        batches = walk_batches(
+            file,
+            start,
+            limit,
+            quarantined=quarantined,
+            stepped_over=stepped,
+            size_bytes=file.size(),
+            epochs=epochs,
+        )
+        for position, header in batches:
+            if header.next_offset > end:
+                break
+            if not is_whole(file, position, header):
+                bad.append(f"the batch at offset {header.base_offset} is damaged")
+            self.position = position + header.length
+            self.next_offset = header.next_offset
+            self.record_count += header.record_count
+            self.max_timestamp_ns = max(self.max_timestamp_ns, header.max_timestamp_ns)
+            self.index.maybe_add(header.base_offset, position, self.max_timestamp_ns)
+            if self.next_offset == end:
+                break  # what lies behind may be just being written
+        bad += [
+            f"offsets {one.first_offset} to {one.next_offset - 1} are damaged"
+            for one in stepped
+            if not one.known and one.next_offset <= self.next_offset
+        ]
+        self.damaged = tuple(bad)
+
+
+def _behind(
+    known: tuple[QuarantinedRange, ...],
+    active: SegmentEntry,
+    offset: int,
+    position: int,
+    end: int,
+) -> tuple[QuarantinedRange, ...]:
+    """The offsets from `offset` to `end` that are neither there nor known to be gone: lost."""
+    for bad in sorted(known, key=lambda one: one.first_offset):
+        if bad.first_offset <= offset < bad.next_offset:
+            offset = bad.next_offset
+    if offset >= end:
+        return ()
+    reason = "missing when the backup was made"
+    return (QuarantinedRange(offset, end, active.file_name, position, position, reason),)
+
+
+def loss_in_words(bad: QuarantinedRange) -> str:
+    return f"offsets {bad.first_offset} to {bad.next_offset - 1} are {bad.reason}"

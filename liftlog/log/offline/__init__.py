@@ -1,7 +1,6 @@
 """A log's files without a daemon or beside a running one: blocking, and only on request.
 
     files       the streams of a directory, their small files, how much of a segment counts
-    findings    one form for what is wrong and for what repair does about it
     verify      judges a stream: what is damaged, what was lost before, what is only unfinished
     dump        everything that is whole, and every gap
 
@@ -9,12 +8,11 @@ These only read: a running daemon may append, roll and delete meanwhile. The oth
 daemon uses the log:
 
     repair      all of it in order; the active segment is left to recovery itself
-    rebuild     a manifest from the segments' own headers, as far as they prove it
+    rebuild     manifest and indexes from the segments, as far as they prove them
     pretending  a file system that only pretends to change files: what repair would do
     keeping     one that keeps a copy of what it changes: then repair does it
-    indexes     which indexes are missing or wrong, and rebuilding them
 
 The daemon does none of this by itself: it recovers the end of a log and quarantines what it finds,
 but it does not read everything, and it leaves a stream without a manifest alone. What it shares
-with these tools stands beside this package: `log/walk.py` and `log/damage.py`.
+with these tools is in `log/walk.py`.
 """

@@ -16,20 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import CorruptMetadata
-from liftlog.log.clock import SystemClock
-from liftlog.log.damage import find_new_damage, merged
-from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.data_dir import KnownStates, read_known_states
+from liftlog.log.environment import LogConfig, LogEnvironment, SystemClock
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, find_manifest
 from liftlog.log.offline.files import StreamDirectory, give_to_owner
-from liftlog.log.offline.findings import DAMAGE, MANIFEST, QUARANTINE, RECOVERY, TAIL, Finding
 from liftlog.log.offline.keeping import KeepingFileSystem
 from liftlog.log.offline.pretending import PretendingFileSystem
 from liftlog.log.offline.rebuild import Rebuilt, rebuild_manifest
-from liftlog.log.offline.verify import verify_stream
+from liftlog.log.offline.verify import (
+    DAMAGE,
+    MANIFEST,
+    QUARANTINE,
+    RECOVERY,
+    TAIL,
+    Finding,
+    verify_stream,
+)
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
-from liftlog.log.shared_states import KnownStates, read_known_states
+from liftlog.log.walk import find_new_damage, merged
 
 KEPT_NAME = "repaired"
 """Directory, in a data directory, of the copies of what repair changed."""

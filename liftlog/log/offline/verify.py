@@ -2,6 +2,8 @@
 
 Damage is what a reader was promised and does not get. Bytes after the last whole batch that were
 never acked are not damage: a running daemon is writing them, or the next start cuts them off.
+
+A `Finding` has the same form for what verify finds and for what repair does about it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from liftlog.log.damage import is_covered
 from liftlog.log.filesystem import OsFile
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
 from liftlog.log.offline.files import (
@@ -22,9 +23,39 @@ from liftlog.log.offline.files import (
     segment_bytes,
     segments_on_disk,
 )
-from liftlog.log.offline.findings import DAMAGE, KNOWN, NOTE, Finding
 from liftlog.log.recovery import ActiveState, Damage, judge_tail, resync_behind
-from liftlog.log.walk import Missing
+from liftlog.log.walk import Missing, is_covered
+
+DAMAGE = "damage"
+KNOWN = "known"
+NOTE = "note"
+
+MANIFEST = "manifest"
+QUARANTINE = "quarantine"
+TAIL = "tail"
+RECOVERY = "recovery"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or one step of a repair, and where.
+
+    `kind` of what verify finds: damage; known (a daemon found and quarantined it before); note
+    (harmless). `kind` of a step: manifest (written again), quarantine (a range that readers are
+    told of), tail (bytes that are cut off), recovery (what recovery did besides).
+
+    The offsets are [first_offset, next_offset), None where it is not about offsets.
+    """
+
+    kind: str
+    text: str
+    segment: str = ""
+    position: int | None = None
+    first_offset: int | None = None
+    next_offset: int | None = None
+
+    def to_object(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 Blocking, on the injectable file system, without locks and without the `Log`: made to run in a
 worker process that reads sealed files and writes new ones. Read `job.py` first (what goes in, what
-comes out), then `compact.py`; `swap.py` applies an outcome.
+comes out, how that is applied), then `compact.py`.
 """
 
 from liftlog.log.rewrite.compact import compact
@@ -15,11 +15,14 @@ from liftlog.log.rewrite.job import (
     ScrubJob,
     ScrubResult,
     Swap,
+    apply_compaction,
+    apply_rebatch,
+    leftover_files,
+    remove_files,
 )
 from liftlog.log.rewrite.rebatch import needs_rebatch, rebatch
 from liftlog.log.rewrite.scrub import scrub
-from liftlog.log.rewrite.source import SourceDamaged
-from liftlog.log.rewrite.swap import apply_compaction, apply_rebatch, leftover_files, remove_files
+from liftlog.log.rewrite.segments import SourceDamaged
 
 __all__ = [
     "CompactJob",

@@ -25,7 +25,7 @@ from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import SegmentEntry
-from liftlog.log.rewrite.chunks import Chunk, chunks_of
+from liftlog.log.rewrite.batches import BatchMerger, Chunk, chunks_of
 from liftlog.log.rewrite.job import (
     CompactJob,
     CompactResult,
@@ -35,11 +35,9 @@ from liftlog.log.rewrite.job import (
     Throttle,
     no_progress,
     no_throttle,
+    remove_files,
 )
-from liftlog.log.rewrite.merger import BatchMerger
-from liftlog.log.rewrite.source import blaming, read_windows
-from liftlog.log.rewrite.swap import remove_files
-from liftlog.log.rewrite.writer import SegmentWriter
+from liftlog.log.rewrite.segments import SegmentWriter, blaming, read_windows
 from liftlog.records.column_set import KeyedRecords, concat_binary
 from liftlog.records.decode import RecordBatch
 

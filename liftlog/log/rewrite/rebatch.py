@@ -13,7 +13,7 @@ from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.index import ENTRY_SIZE, index_path, read_index
 from liftlog.log.manifest import SegmentEntry
-from liftlog.log.rewrite.chunks import chunks_of
+from liftlog.log.rewrite.batches import BatchMerger, chunks_of
 from liftlog.log.rewrite.job import (
     OnProgress,
     Progress,
@@ -23,11 +23,9 @@ from liftlog.log.rewrite.job import (
     Throttle,
     no_progress,
     no_throttle,
+    remove_files,
 )
-from liftlog.log.rewrite.merger import BatchMerger
-from liftlog.log.rewrite.source import blaming, read_windows
-from liftlog.log.rewrite.swap import remove_files
-from liftlog.log.rewrite.writer import SegmentWriter
+from liftlog.log.rewrite.segments import SegmentWriter, blaming, read_windows
 from liftlog.log.unreadable import read_zeroed
 from liftlog.records.codecs import raw_length
 from liftlog.records.format import HEADER_SIZE

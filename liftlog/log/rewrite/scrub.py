@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from liftlog.log.damage import damage_in_walk, is_covered
 from liftlog.log.filesystem import Buffer, File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, read_index
 from liftlog.log.rewrite.job import (
@@ -21,8 +20,8 @@ from liftlog.log.rewrite.job import (
     no_throttle,
     path_of,
 )
-from liftlog.log.rewrite.source import WINDOW_BYTES
-from liftlog.log.walk import Found, Missing, walk
+from liftlog.log.rewrite.segments import WINDOW_BYTES
+from liftlog.log.walk import Found, Missing, damage_in_walk, is_covered, walk
 
 
 def scrub(

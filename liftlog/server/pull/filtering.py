@@ -21,7 +21,7 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log, LogSlice
-from liftlog.log.rewrite.chunks import Chunk, chunks_of
+from liftlog.log.rewrite.batches import Chunk, chunks_of
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns, Offsets, concat
 from liftlog.records.columns import encode_columns

@@ -19,7 +19,7 @@ from typing import Any
 from support.processes import status_bytes
 
 from liftlog.log import DataDir, EncodedBatch, LogConfig, LogEnvironment, OsFileSystem
-from liftlog.log.clock import SystemClock
+from liftlog.log.environment import SystemClock
 from liftlog.records.decode import iter_batches
 from liftlog.records.encode import encode_batch
 from liftlog.spark.columns import DEFAULT

@@ -21,7 +21,7 @@ from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn
 from compaction.planning import CompactionPolicy, plan_compaction
 from liftlog.log import DataDir, EncodedBatch, Log, LogConfig, LogEnvironment, OsFileSystem
-from liftlog.log.clock import SystemClock
+from liftlog.log.environment import SystemClock
 from liftlog.log.rewrite import CompactJob, apply_compaction, compact
 from liftlog.records.encode import encode_batch
 

@@ -22,13 +22,12 @@ from liftlog.errors import (
 from liftlog.log import LogConfig, OsFileSystem
 from liftlog.log.backup import Backup, create_backup, read_backup, restore_backup, verify_backup
 from liftlog.log.checkpoint_file import read_checkpoint_file
-from liftlog.log.data_dir import RESTORING_NAME, refuse_unfit
+from liftlog.log.data_dir import CLEAN_NAME, RESTORING_NAME, refuse_unfit
 from liftlog.log.filesystem import ReadOnlyFileSystem
 from liftlog.log.manifest import read_manifest
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
 from liftlog.log.rewrite import ScrubJob, scrub
-from liftlog.log.shared_states import CLEAN_NAME
 
 NOW_SECONDS = 1_800_000_000
 KEEPS: list[Keep] = ["none", "some", "all", "last"]

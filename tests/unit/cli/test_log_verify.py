@@ -11,8 +11,7 @@ from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, f
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.log.offline.files import ReadOnlyFileSystem, find_streams
-from liftlog.log.offline.findings import DAMAGE, KNOWN, NOTE, Finding
-from liftlog.log.offline.verify import verify_stream
+from liftlog.log.offline.verify import DAMAGE, KNOWN, NOTE, Finding, verify_stream
 from liftlog.records.format import HEADER_SIZE
 
 BATCHES = 6

@@ -10,7 +10,7 @@ from support.rewriting import add, compact_once, keyed, row, stored
 from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import StorageError
-from liftlog.log import Log, counting
+from liftlog.log import Log, measuring
 from liftlog.log.manifest import QuarantinedRange
 
 
@@ -38,21 +38,21 @@ def test_every_record_is_found() -> None:
 
 
 def test_what_was_counted_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "_STEP_BYTES", 1024)
+    monkeypatch.setattr(measuring, "_STEP_BYTES", 1024)
     fs = SimFileSystem()
     log = with_holes(fs, size=500)
     segment = log.segments[0]
     offsets = sorted(stored(log))
     last = segment.record_count - 1
     walked: list[int] = []
-    original = counting.walk_batches
+    original = measuring.walk_batches
 
     def walk(file: object, start: object, end: object, **more: object) -> object:
         for found in original(file, start, end, **more):  # type: ignore[arg-type]
             walked.append(found[0])
             yield found
 
-    monkeypatch.setattr(counting, "walk_batches", walk)
+    monkeypatch.setattr(measuring, "walk_batches", walk)
     assert log.offset_of_record(segment, last) == offsets[last]
     assert walked[0] == 0
     assert len(walked) > 2

@@ -17,9 +17,8 @@ from support.small_disks import small_disk
 from liftlog.errors import CorruptMetadata, DataDirLocked, UnsupportedFormat
 from liftlog.log import DataDir, Log, OsFileSystem
 from liftlog.log.checkpoint_file import write_checkpoint_file
-from liftlog.log.data_dir import make_durable_directory
+from liftlog.log.data_dir import CLEAN_NAME, make_durable_directory
 from liftlog.log.lock import exclusive
-from liftlog.log.shared_states import CLEAN_NAME
 
 
 @pytest.fixture

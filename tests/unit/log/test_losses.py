@@ -38,9 +38,9 @@ from liftlog.errors import (
     SyncFailed,
 )
 from liftlog.log import Log
-from liftlog.log.damage import is_covered
 from liftlog.log.index import index_path
 from liftlog.log.slot import SLOT_NAME
+from liftlog.log.walk import is_covered
 from liftlog.records import iter_batches, parse_header
 from liftlog.records.header import verify_body
 

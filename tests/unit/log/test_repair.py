@@ -13,12 +13,12 @@ from support.simfs import MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log import ActiveState, Log
+from liftlog.log.data_dir import KnownStates
 from liftlog.log.manifest import read_manifest
-from liftlog.log.offline.findings import QUARANTINE, TAIL, Finding
 from liftlog.log.offline.keeping import KeepingFileSystem
 from liftlog.log.offline.rebuild import rebuild_manifest
 from liftlog.log.offline.repair import Repair
-from liftlog.log.shared_states import KnownStates
+from liftlog.log.offline.verify import QUARANTINE, TAIL, Finding
 from liftlog.records import parse_header
 from liftlog.records.format import HEADER_SIZE
 

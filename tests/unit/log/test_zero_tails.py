@@ -16,14 +16,14 @@ from support.values import ZERO_TAILS, zero_tailed
 
 from liftlog.log import OsFileSystem
 from liftlog.log.backup import create_backup, restore_backup
+from liftlog.log.data_dir import read_known_states
 from liftlog.log.manifest import read_manifest
 from liftlog.log.offline.dump import DumpedBatch, dump_stream
 from liftlog.log.offline.files import StreamDirectory, find_streams
-from liftlog.log.offline.indexes import find_stale_indexes, rebuild_index
+from liftlog.log.offline.rebuild import find_stale_indexes, rebuild_index
 from liftlog.log.offline.repair import Repair
 from liftlog.log.offline.verify import verify_stream
 from liftlog.log.rewrite import ScrubJob, scrub
-from liftlog.log.shared_states import read_known_states
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.options import parse_options
 from liftlog.spark.transport import Losses, ScanRange

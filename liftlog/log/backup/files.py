@@ -1,0 +1,187 @@
+"""What a backup consists of, and how its files are copied and checked.
+
+    <backup>/backup              its manifest, a checkpoint file; written last, so without it there
+                                 is no backup
+    <backup>/streams/<stream>/   manifest, segments and indexes, as in a data directory; the active
+                                 segment is empty: what it held is sealed here
+
+No daemon opens a directory that holds a file `backup`. Bytes that the disk of the source cannot
+read are zeros in the backup, and reported as lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from liftlog.errors import CorruptMetadata
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.data_dir import BACKUP_NAME
+from liftlog.log.filesystem import FileSystem, write_all
+from liftlog.log.index import read_index
+from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.unreadable import add_hole, read_around, words
+from liftlog.log.walk import damage_in_walk, walk
+from liftlog.names import is_stream_name
+
+KIND = "backup"
+_FILE_NAME = re.compile(r"manifest|\d{20}(\.\d{1,20})?\.(log|index)", re.ASCII)
+
+_PIECE_BYTES = 4 * 1024 * 1024
+
+Copied = Callable[[int], None]
+"""Called with the number of bytes that were just read."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUpFile:
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUpStream:
+    """Records [log_start_offset, end_offset). `damaged`: what the source lacked, in words."""
+
+    name: str
+    incarnation: str
+    leader_epoch: int
+    log_start_offset: int
+    end_offset: int
+    files: tuple[BackedUpFile, ...]
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    created_ns: int
+    version: str
+    """Of the liftlog that made it."""
+    streams: tuple[BackedUpStream, ...] = field(default=())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(stream.size_bytes for stream in self.streams)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def write(self, fs: FileSystem, directory: Path) -> None:
+        """Make `directory` a backup; durable on return. Raises OSError."""
+        write_checkpoint_file(fs, directory / BACKUP_NAME, KIND, self.to_dict())
+
+
+_BACKUP = TypeAdapter(Backup)
+
+
+def read_backup(fs: FileSystem, directory: Path) -> Backup:
+    """Raises CorruptMetadata when there is none, or none that is whole; UnsupportedFormat."""
+    content = read_checkpoint_file(fs, directory / BACKUP_NAME, KIND)
+    if content is None:
+        raise CorruptMetadata(
+            f"{directory} is not a backup, or one that was not finished",
+            hint="`liftlog backup create` writes the file `backup` last",
+        )
+    try:
+        found = _BACKUP.validate_python(content)
+    except ValidationError as error:
+        raise CorruptMetadata(f"the manifest of the backup lacks something: {error}") from error
+    _check_names(found)
+    return found
+
+
+def _check_names(found: Backup) -> None:
+    """They become paths: a forged manifest must not lead anywhere else."""
+    for stream in found.streams:
+        if not is_stream_name(stream.name, may_be_system=True):
+            raise CorruptMetadata(f"{stream.name!r} is not the name of a stream")
+        for file in stream.files:
+            if not _FILE_NAME.fullmatch(file.name):
+                raise CorruptMetadata(f"{file.name!r} is not the name of a stream's file")
+
+
+def copy_file(
+    source: tuple[FileSystem, Path],
+    target: tuple[FileSystem, Path],
+    size_bytes: int | None = None,
+    copied: Copied = lambda size: None,
+    holes: list[range] | None = None,
+) -> BackedUpFile:
+    """Copy the first `size_bytes` (fewer if there are no more; None: all); fdatasynced on return.
+
+    Pages that the source's disk does not give are zeros in the copy, if `holes` is there to be told
+    of them; else they are an error like any other. Raises OSError.
+    """
+    file = source[0].open(source[1], writable=False)
+    try:
+        new = target[0].open(target[1], create=True)
+        try:
+            digest, position = hashlib.sha256(), 0
+            end = file.size() if size_bytes is None else size_bytes
+            while position < end:
+                length = min(_PIECE_BYTES, end - position)
+                if holes is None:
+                    piece = file.pread(length, position)
+                else:
+                    piece, found = read_around(file, length, position)
+                    for hole in found:
+                        add_hole(holes, hole.start, hole.stop)
+                if not piece:
+                    break
+                digest.update(piece)
+                write_all(new, [piece], position)
+                position += len(piece)
+                copied(len(piece))
+            new.fdatasync()
+        finally:
+            new.close()
+    finally:
+        file.close()
+    return BackedUpFile(target[1].name, position, digest.hexdigest())
+
+
+def describe_file(fs: FileSystem, path: Path, copied: Copied = lambda size: None) -> BackedUpFile:
+    """Size and checksum of what lies at `path`. Raises OSError."""
+    file = fs.open(path, writable=False)
+    try:
+        digest, position = hashlib.sha256(), 0
+        while piece := file.pread(_PIECE_BYTES, position):
+            digest.update(piece)
+            position += len(piece)
+            copied(len(piece))
+    finally:
+        file.close()
+    return BackedUpFile(path.name, position, digest.hexdigest())
+
+
+def lost_in_holes(
+    fs: FileSystem, path: Path, entry: SegmentEntry, holes: Sequence[range]
+) -> tuple[QuarantinedRange, ...]:
+    """The offsets of the copy at `path` that its holes cost. Raises OSError."""
+    if not holes:
+        return ()
+    file = fs.open(path, writable=False)
+    try:
+        size = min(file.size(), entry.size_bytes)
+        index = read_index(fs, path, entry.base_offset)
+        found = damage_in_walk(walk(file, entry.base_offset, size, size, index), entry)
+    finally:
+        file.close()
+    lost = []
+    for bad in found:
+        for hole in holes:
+            if bad.position < hole.stop and hole.start < bad.end_position:
+                lost.append(replace(bad, reason=f"{words(hole)}, when the backup was made"))
+                break
+    return tuple(lost)
