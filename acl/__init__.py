@@ -9,6 +9,7 @@ Pure: text in, values out. Nothing here opens a file or a socket.
     rules      what an ACL says: principals, roles, bindings, stream patterns
     reading    from the text of an ACL file to rules, or to a list of what is wrong
     policy     `Policy`: authenticate a client, decide what it may do
+    errors     `AclError`
 
 `import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).
 """

@@ -13,12 +13,12 @@ One stream's log; `log` is what others see of it. Read its parts in this order:
     measuring            bytes between offsets; the n-th record of a segment
     manifest, leases, slot   what else lies in a stream's directory
 
-What a crash may leave, and what is made of it:
+What a crash can leave, and how it is recovered:
 
     opening      a log after a clean stop and after any other
     inventory    which files are there
     recovery     what of the active segment is good; whether a bad tail was acked
-    resync       where good batches go on behind damage
+    resync       where good batches continue after damage
     walk         the batches and gaps of a segment; what of it is damaged and not yet known
 
     data_dir, lock     all streams of a data directory; the checkpoint files that they share

@@ -2,16 +2,16 @@
 
 daemon       puts the rooms together, runs, stops cleanly
 http_port    the HTTP port from the daemon's settings
-metrics      what is counted, and how Prometheus is told
+metrics      what is counted, exported to Prometheus
 life         signals, reload, systemd, embedded NATS, logs, health
 web          the web page
 http         probes, the HTTP API
 pull         the pull API's server
-streams      all streams: made, found, changed, held, tidied
+streams      all streams: opened, created, changed; retention, leases
 cleaning     compaction, re-batching and scrubbing, in a process of their own
 checkpoints  the positions of consumers, in the stream `_offsets`
 commits      one stream: from runs of messages to committed groups
 ingest       from the NATS connection to runs of messages
-access       who asks, and whether they may
+access       who a client is, and what it may do
 vitals       disk, event loop, clock, child processes: measured and guarded
 """

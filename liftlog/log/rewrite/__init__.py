@@ -1,8 +1,14 @@
 """Rewriting sealed segments: key compaction and re-batching; and verifying them.
 
-Blocking, on the injectable file system, without locks and without the `Log`: made to run in a
-worker process that reads sealed files and writes new ones. Read `job.py` first (what goes in, what
-comes out, how that is applied), then `compact.py`.
+    job        what a job gets and what it returns, plain values; applying an outcome to the log
+    compact    keeps the newest record of each key
+    rebatch    joins small batches
+    scrub      verifies a segment
+    batches    what is handled in one step; the records that stay, in new batches
+    segments   reads sealed segments, every checksum verified; writes new ones
+
+Blocking, on the injectable file system and without locks: made to run in a worker process that
+reads sealed files and writes new ones. Only applying an outcome uses the `Log`.
 """
 
 from liftlog.log.rewrite.compact import compact
