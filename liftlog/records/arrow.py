@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from liftlog.errors import CorruptBatch, InvalidArgument, MissingDependency
 from liftlog.records.format import KEYS, MAX_BATCH_RECORDS, SUBJECT_IDS, TOMBSTONES
 from liftlog.records.header import BatchHeader
-from liftlog.records.layout import Binary, Layout
+from liftlog.records.layout import Binary, Layout, size_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,7 +128,8 @@ class _Arrays:
         if has_bitmap:
             bitmap = pa.py_buffer(view[column.bitmap : column.bitmap + (count + 7) // 8])
         ends = pa.py_buffer(view[column.ends : column.ends + 4 * (count + 1)])
-        data = pa.py_buffer(view[column.data : column.data + column.size])
+        size = size_of(view, column, count)
+        data = pa.py_buffer(view[column.data : column.data + size])
         return pa.Array.from_buffers(kind, count, [bitmap, ends, data])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatc
     """
     names = tuple(columns)
     schema = _schema_of(names)
-    found = [batch for batch in batches if len(batch)]
+    sizes = list(map(len, batches))
+    found = list(compress(batches, sizes))
     if not found:
         return pa.RecordBatch.from_arrays([pa.array([], one.type) for one in schema], schema=schema)
     try:
@@ -45,8 +46,8 @@ def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatc
         arrays = [_MAKERS[name](records) for name in names]
     except pa.ArrowException as error:
         raise CorruptBatch(f"the columns of a batch contradict each other: {error}") from error
-    places = _places(found)
-    if places is not None:
+    if sum(sizes) != len(records):  # some batches were trimmed
+        places = _places(found)
         arrays = [_cut(made, places) for made in arrays]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -66,16 +67,14 @@ def subject_names(batch: RecordBatch) -> list[str]:
     return batch._subject_names()
 
 
-def _places(found: Sequence[Batches]) -> NDArray[np.intp] | None:
-    """Where the records lie among those of the whole batches; None when no batch was trimmed."""
+def _places(found: Sequence[Batches]) -> NDArray[np.intp]:
+    """Where the records lie among those of the whole batches."""
     extents = [
         (some._lo, some._hi, some.header.record_count)
         if isinstance(some, RecordBatch)
         else (0, len(some), len(some))
         for some in found
     ]
-    if all(end - first == count for first, end, count in extents):
-        return None
     before = accumulate([count for _, _, count in extents], initial=0)
     pairs = zip(extents, before, strict=False)
     return np.concatenate([np.arange(at + first, at + end) for (first, end, _), at in pairs])

@@ -96,8 +96,9 @@ def _flags(view: memoryview, position: int, count: int) -> Flags:
 def _subject_entries(batch: RecordBatch) -> tuple[tuple[bytes, bool], ...]:
     view, layout = batch.raw, batch._layout
     column, count = layout.dictionary, layout.entries
-    raw = view[column.data : column.data + column.size].tobytes()
-    names = [raw[a:b] for a, b in pairwise(ends_of(view, column, count))]
+    ends = ends_of(view, column, count)
+    raw = view[column.data : column.data + ends[-1]].tobytes()
+    names = [raw[a:b] for a, b in pairwise(ends)]
     if not batch.header.attributes & ESCAPED_SUBJECTS:
         return tuple([(name, False) for name in names])
     return tuple(zip(names, bitmap_of(view, column.bitmap, count), strict=True))
@@ -110,7 +111,7 @@ def _binary_column(
     if not np.all(ends[1:] >= ends[:-1]):
         raise CorruptBatch("the offsets of a column run backwards")
     valid = _flags(view, found.bitmap, count) if has_bitmap else None
-    return BinaryColumn(ends, np.frombuffer(view, np.uint8, found.size, found.data), valid)
+    return BinaryColumn(ends, np.frombuffer(view, np.uint8, int(ends[-1]), found.data), valid)
 
 
 # --- columns to bytes ---

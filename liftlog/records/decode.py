@@ -32,6 +32,7 @@ from liftlog.records.format import (
 from liftlog.records.header import BatchHeader, Buffer, parse_header
 from liftlog.records.layout import (
     FEW,
+    FEW_ENDS,
     Binary,
     Layout,
     ascending,
@@ -39,6 +40,7 @@ from liftlog.records.layout import (
     ends_of,
     find_layout,
     numbers,
+    size_of,
 )
 from liftlog.records.message_headers import MessageHeaders
 from liftlog.records.subjects import unescape_subject
@@ -169,7 +171,7 @@ class RecordBatch:
         data = column.data
         try:
             if layout.entries == 1:
-                return [str(view[data : data + column.size], "utf-8")]
+                return [str(view[data : data + size_of(view, column, 1)], "utf-8")]
             ends = ends_of(view, column, layout.entries)
             return [str(view[data + a : data + b], "utf-8") for a, b in pairwise(ends)]
         except UnicodeDecodeError as error:
@@ -258,9 +260,11 @@ class RecordBatch:
     @property
     def _layout(self) -> Layout[int]:
         """Where the columns lie in `raw`. Raises CorruptBatch."""
-        if self._located is None:
-            self._located = find_layout(self._view, self.header)
-        return self._located
+        return self._located or self._locate()
+
+    def _locate(self) -> Layout[int]:
+        found = self._located = find_layout(self._view, self.header)
+        return found
 
     def _all_offsets(self) -> Sequence[int]:
         header = self.header
@@ -289,22 +293,25 @@ class RecordBatch:
         return bitmap_of(self._view, self._layout.dictionary.bitmap, entries)
 
     def _binary(self, column: Binary[int]) -> list[bytes]:
-        all_count, count = self.header.record_count, self._hi - self._lo
-        view, data = self._view, column.data
-        if count == all_count == 1:
-            return [view[data : data + column.size].tobytes()]
-        if all_count > FEW and count == all_count:
+        view, data, count = self._view, column.data, self.header.record_count
+        if self._hi - self._lo != count:
+            ends = ends_of(view, column, count)[self._lo : self._hi + 1]
+            first = ends[0]
+            if first:
+                data += first
+                ends = [end - first for end in ends]
+        elif count == 1:
+            _, size = FEW_ENDS[1].unpack_from(view, column.ends)
+            return [view[data : data + size].tobytes()]
+        elif count <= FEW:
+            ends = ends_of(view, column, count)
+        else:
             raw_ends = numbers(view, column.ends, count + 1, "i")
             if cut := self._equal_cut(raw_ends):
                 return list(cut.unpack_from(view, data))
             ends = ascending(raw_ends.tolist())
-        else:
-            ends = ends_of(view, column, all_count)[self._lo : self._hi + 1]
         # One copy of the column makes every slice a plain bytes slice, which is the fastest.
-        first = ends[0]
-        raw = view[data + first : data + ends[-1]].tobytes()
-        if first:
-            ends = [end - first for end in ends]
+        raw = view[data : data + ends[-1]].tobytes()
         return [raw[a:b] for a, b in pairwise(ends)]
 
     def _equal_cut(self, ends: memoryview[int]) -> struct.Struct | None:

@@ -241,18 +241,21 @@ class ManyBatches:
         stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
         ends = np.empty(int(counts.sum()) + 1, np.int32)
         ends[0] = 0
+        sizes = np.zeros(len(counts), np.int64)
         if present is None:
             ends[1:] = stops
+            sizes[:] = stops[np.cumsum(counts) - 1]
         else:
             ends[:] = 0
             ends[1:][np.repeat(present, counts)] = stops
+            sizes[present] = stops[np.cumsum(counts[present]) - 1]
         if len(counts) > 1:
-            before = np.cumsum(column.size) - column.size
+            before = np.cumsum(sizes) - sizes
             ends[1:] += np.repeat(before.astype(np.int32), counts)
         # The first and the last of each batch were checked, so this is all that is left.
         if (ends[1:] < ends[:-1]).any():
             raise CorruptBatch("the offsets of a column run backwards")
-        data = self._octets.stretches(np.uint8, column.data, column.size, None)
+        data = self._octets.stretches(np.uint8, column.data, sizes, None)
         return BinaryColumn(ends, data, None)
 
     def _bits(self, begin: Numbers, counts: Numbers, present: Flags | None) -> Flags:

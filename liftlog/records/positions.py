@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from liftlog.errors import CorruptBatch
 from liftlog.records.column_set import Flags
 from liftlog.records.decode import RecordBatch
 from liftlog.records.format import HEADER_SIZE
+from liftlog.records.header import BatchHeader
 from liftlog.records.layout import PROBLEMS, Binary, Layout, walk
 from liftlog.records.small_batches import Numbers, SmallBatches, heads_at
 
@@ -37,8 +39,8 @@ _CUT_FROM_ITEMS = 24
 class Positions:
     """Of each batch what its header says, and where its columns begin.
 
-    A column that only some of the batches have is there: its sizes are 0 and its positions say
-    nothing where a batch lacks it.
+    A column that only some of the batches have is there; where a batch lacks it, the positions mean
+    nothing.
     """
 
     attributes: Numbers
@@ -130,43 +132,47 @@ class _Apart:
 
 
 def _positions_one_by_one(batches: Sequence[RecordBatch]) -> Positions:
-    headers = [batch.header for batch in batches]
-    layouts = [batch._layout for batch in batches]
-
-    def numbers(given: list[int]) -> Numbers:
-        return np.array(given, np.int64)
-
-    def columns(name: str) -> Binary[Numbers] | None:
-        given = [getattr(layout, name) or _NOTHING for layout in layouts]
-        return Binary(*np.array(given, np.int64).T) if any(map(any, given)) else None
-
+    rows = [_row_of(batch.header, batch._layout) for batch in batches]
     try:
-        base_offsets = numbers([header.base_offset for header in headers])
+        columns = np.array(rows, np.int64).T
     except OverflowError as error:
         raise CorruptBatch("offsets beyond 63 bits") from error
-    dictionary, values = columns("dictionary"), columns("values")
-    assert dictionary is not None
-    assert values is not None
-    return Positions(
-        attributes=numbers([header.attributes for header in headers]),
-        counts=numbers([header.record_count for header in headers]),
-        base_offsets=base_offsets,
-        last_deltas=numbers([header.last_offset_delta for header in headers]),
-        base_ns=numbers([header.base_timestamp_ns for header in headers]),
-        layout=Layout(
-            numbers([layout.offset_deltas for layout in layouts]),
-            numbers([layout.time_deltas for layout in layouts]),
-            numbers([layout.entries for layout in layouts]),
-            dictionary,
-            numbers([layout.ids for layout in layouts]),
-            columns("keys"),
-            columns("headers"),
-            values,
-        ),
+    attributes, counts, base_offsets, last_deltas, base_ns = columns[:5]
+    offset_deltas, time_deltas, entries, ids, *binary = columns[5:]
+    dictionary, keys, headers, values = [Binary(*binary[i : i + 3]) for i in range(0, 12, 3)]
+    layout = Layout(
+        offset_deltas,
+        time_deltas,
+        entries,
+        dictionary,
+        ids,
+        keys if keys.data.any() else None,
+        headers if headers.data.any() else None,
+        values,
+    )
+    return Positions(attributes, counts, base_offsets, last_deltas, base_ns, layout)
+
+
+def _row_of(header: BatchHeader, layout: Layout[int]) -> tuple[int, ...]:
+    """What Positions holds of one batch."""
+    return (
+        header.attributes,
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp_ns,
+        layout.offset_deltas,
+        layout.time_deltas,
+        layout.entries,
+        layout.ids,
+        *layout.dictionary,
+        *(layout.keys or _NOTHING),
+        *(layout.headers or _NOTHING),
+        *layout.values,
     )
 
 
-_NOTHING = Binary(0, 0, 0, 0)
+_NOTHING = Binary(0, 0, 0)
 
 
 # --- small batches ---
@@ -177,25 +183,20 @@ class _Joined:
         self._raw = b"".join([some.raw for some in found])
         begin: list[Numbers] = []
         lengths: list[Numbers] = []
-        singles: list[tuple[int, int]] = []
         at = 0
-
-        def add_singles() -> None:
-            if singles:
-                both = np.array(singles, np.int64)
-                begin.append(both[:, 0])
-                lengths.append(both[:, 1])
-                singles.clear()
-
-        for some in found:
-            if isinstance(some, RecordBatch):
-                singles.append((at, len(some.raw)))
-            else:
-                add_singles()
+        for kind, run in groupby(found, type):
+            if kind is RecordBatch:
+                sizes = np.array([len(one.raw) for one in run], np.int64)
+                stops = at + np.cumsum(sizes)
+                begin.append(stops - sizes)
+                lengths.append(sizes)
+                at = int(stops[-1])
+                continue
+            for some in run:
+                assert isinstance(some, SmallBatches)
                 begin.append(some.starts + at)
                 lengths.append(some.lengths)
-            at += len(some.raw)
-        add_singles()
+                at += some.size_bytes
         self._begin = np.concatenate(begin)
         self._limits = self._begin + np.concatenate(lengths)
 
@@ -243,7 +244,7 @@ class _Joined:
             found: list[Binary[Numbers] | None] = [getattr(part, name) for part in parts]
             if not any(found):
                 return None
-            return Binary(*[gathered([one and one[i] for one in found]) for i in range(4)])
+            return Binary(*[gathered([one and one[i] for one in found]) for i in range(3)])
 
         dictionary, values = column("dictionary"), column("values")
         assert dictionary is not None

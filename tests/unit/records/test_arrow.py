@@ -16,6 +16,7 @@ from liftlog.client.buffers import BufferPool
 from liftlog.errors import CorruptBatch, InvalidArgument
 from liftlog.records import RecordBatch, decode_batch, encode_batch
 from liftlog.records.format import KEYS, TOMBSTONES
+from liftlog.records.layout import size_of
 
 VALUES: list[bytes | None] = [b"one", None, b"", b"\xff" * 100, None] * 13
 KEY_COLUMN: list[bytes | None] = [b"k%d" % i if i % 3 else None for i in range(65)]
@@ -47,11 +48,12 @@ def test_a_binary_array_over_the_bytes_of_the_batch(tombstones: bool) -> None:
         start = column.data - bitmap_size - (size + 7 & ~7)
         assert start % 8 == 0
         assert column.data % 8 == 0
+        data_size = size_of(batch.raw, column, 65)
         bitmap = whole.slice(column.data - 16, 9) if has_bitmap else None
         array = pa.Array.from_buffers(
             pa.binary(),
             65,
-            [bitmap, whole.slice(start, size), whole.slice(column.data, column.size)],
+            [bitmap, whole.slice(start, size), whole.slice(column.data, data_size)],
         )
         array.validate(full=True)
         assert array.to_pylist() == expected

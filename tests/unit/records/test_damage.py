@@ -11,7 +11,14 @@ import pytest
 from crc32c import crc32c
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
-from liftlog.records import RecordBatch, decode_batch, encode_batch, iter_batches, parse_header
+from liftlog.records import (
+    RecordBatch,
+    decode_batch,
+    encode_batch,
+    iter_batches,
+    layout,
+    parse_header,
+)
 from liftlog.records.arrow_rows import rows_of
 from liftlog.records.columns import decode_columns
 from liftlog.records.format import HEADER_SIZE, OFFSET_DELTAS, SUBJECT_IDS
@@ -184,6 +191,31 @@ def test_offsets_that_lie_raise_corrupt_batch_and_cost_nothing(full: bool) -> No
         tracemalloc.stop()
     assert refused > 100
     assert peak < 1_000_000
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_layout_that_is_known_hides_no_damage(full: bool) -> None:
+    good = _batch(full=full)
+
+    def outcome(data: bytes) -> object:
+        try:
+            return decode_batch(data).values()
+        except CorruptBatch as error:
+            return str(error)
+
+    for data in [*_mutations(good), *(_shorter(good, size) for size in range(64, len(good), 8))]:
+        layout._known.clear()
+        expected = outcome(data)
+        layout._known.clear()
+        decode_batch(good).values()
+        assert bool(layout._known) != full
+        assert outcome(data) == expected
+
+
+def _shorter(good: bytes, size: int) -> bytes:
+    data = bytearray(good[:size])
+    data[4:8] = struct.pack("<I", size)
+    return _sealed(data)
 
 
 @pytest.mark.parametrize("seed", range(4))
