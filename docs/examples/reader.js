@@ -441,7 +441,7 @@ class Connection {
         fetch.head = head;
         if (fetch === current) goOn(head);
       });
-      fetch.answer.catch(() => {}); // it is awaited later, or nobody wants it any more
+      fetch.answer.catch(() => {}); // it is awaited later, or no longer wanted
       fetch.id = this.lastId;
       return fetch;
     };
@@ -665,7 +665,7 @@ async function main() {
 module.exports = { Connection, RequestError, CorruptBatch, decodeBatches, pack, unpack, crc32c };
 
 if (require.main === module) {
-  process.stdout.on('error', () => process.exit()); // nobody reads on, as with `| head`
+  process.stdout.on('error', () => process.exit()); // the reader has stopped, as with `| head`
   main().catch((error) => {
     console.error(`reader.js: ${error.message}`);
     process.exitCode = 1;
