@@ -60,12 +60,16 @@ test-cluster: setup ## Run jobs and the export on a real Spark cluster on this m
 test-install: setup ## Install both wheels into fresh environments and try them (needs a package index)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/install $(ARGS)
 
-torture: setup ## Kill the daemon and cut its power 50 times in each durability mode (20 minutes; ROUNDS=n)
+torture: setup ## All places of a crash; kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
 	  tests/crash/test_kill.py tests/crash/test_checkpoints.py tests/crash/test_power_cuts.py \
 	  tests/crash/test_storage_faults.py tests/crash/test_backups.py tests/crash/test_unreadable.py \
 	  tests/crash/test_misplaced_pages.py tests/crash/test_misplaced_writes.py \
 	  tests/crash/test_full_disks.py tests/crash/test_lost_updates.py \
+	  tests/crash/test_corruption_matrix.py tests/unit/log/test_crash_points.py \
+	  tests/unit/log/test_rewrite_crashes.py tests/unit/log/test_unreadable_pages.py \
+	  tests/unit/spark/test_export_crashes.py tests/unit/spark/test_export_merging.py \
+	  tests/integration/test_outages.py \
 	  tests/integration/test_pull_fuzz.py tests/integration/test_starvation.py \
 	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
 	  tests/integration/test_bad_input.py $(ARGS)

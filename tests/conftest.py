@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,13 @@ from hypothesis import HealthCheck, settings
 # that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Daemons and commands are started hundreds of times. Where Python may not write bytecode beside the
+# sources, each start would compile all of them again: it gets another place.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "pycache")
+    )
 
 # What a helper asserts is told as in a test: with the values.
 pytest.register_assert_rewrite("support")

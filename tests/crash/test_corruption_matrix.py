@@ -3,6 +3,8 @@
 Whatever a byte says, no wrong record is delivered, each reader learns which offsets are gone, and
 no offset that was acked is handed out again. Where a byte only changed its value, the damage
 costs the one batch that it lies in.
+
+`make test` damages a sample of the bytes, `make torture` every one of them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from support.logs import BASE_NS, DIRECTORY, FakeClock, create, environment
+from support.rounds import one_in
 from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, UnsupportedFormat
@@ -89,9 +92,12 @@ def stored() -> Stored:
     return Stored(fs.power_cut("all"), values, sealed, active, end, state)
 
 
-def damaged_disks(stored: Stored, path: Path, damage: str) -> Iterator[tuple[int, SimFileSystem]]:
+def damaged_disks(
+    stored: Stored, path: Path, damage: str, stop: str = ""
+) -> Iterator[tuple[int, SimFileSystem]]:
     raw = stored.fs.read(path)
-    for position in range(len(raw)):
+    # Not one in four: of each four the log goes on once.
+    for position in one_in(5, range(len(raw)), f"{path.name} {damage} {stop}"):
         bad = DAMAGE[damage](raw, position)
         if bad != raw:
             disk = stored.fs.power_cut("all")
@@ -175,7 +181,7 @@ def reopen(disk: SimFileSystem, clean: ActiveState | None, boot: str = "boot-1")
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("stop", ["clean", "killed"])
 def test_a_sealed_segment(stored: Stored, stop: str, damage: str) -> None:
-    for position, disk in damaged_disks(stored, stored.sealed, damage):
+    for position, disk in damaged_disks(stored, stored.sealed, damage, stop):
         log = reopen(disk, stored.clean if stop == "clean" else None)
         gone = check(stored, disk, log, f"{damage} at {position}", go_on=position % 4 == 0)
         assert_small(stored, stored.sealed, position, damage, gone)
@@ -184,7 +190,7 @@ def test_a_sealed_segment(stored: Stored, stop: str, damage: str) -> None:
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("stop", ["clean", "killed", "power cut"])
 def test_the_active_segment(stored: Stored, stop: str, damage: str) -> None:
-    for position, disk in damaged_disks(stored, stored.active, damage):
+    for position, disk in damaged_disks(stored, stored.active, damage, stop):
         clean = stored.clean if stop == "clean" else None
         log = reopen(disk, clean, "boot-2" if stop == "power cut" else "boot-1")
         gone = check(stored, disk, log, f"{damage} at {position}", go_on=position % 4 == 0)
@@ -215,8 +221,9 @@ def test_the_manifest(stored: Stored, damage: str) -> None:
         for position, disk in damaged_disks(stored, DIRECTORY / name, damage):
             log = reopen(disk, stored.clean)
             assert check(stored, disk, log, f"{damage} at {position} of {name}") == []
-    refused = 0
+    refused = looked = 0
     for position, disk in damaged_disks(stored, DIRECTORY / "manifest", damage):
+        looked += 1
         disk.replace(DIRECTORY / "manifest.copy", disk.read(DIRECTORY / "manifest"))
         before = {name: disk.read(DIRECTORY / name) for name in disk.list_directory(DIRECTORY)}
         try:
@@ -228,7 +235,7 @@ def test_the_manifest(stored: Stored, damage: str) -> None:
         else:  # one blank more between two words of its first line says the same
             assert damage == "doubled"
             assert check(stored, disk, log, f"{damage} at {position}") == []
-    assert refused > 300
+    assert refused > 0.9 * looked
 
 
 def test_undamaged(stored: Stored) -> None:

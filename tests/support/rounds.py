@@ -1,8 +1,14 @@
-"""How long the tests of crashes go on: a few rounds in `make test`, many in `make torture`."""
+"""How long the tests of crashes go on: a few rounds and a sample of all places in `make test`, many
+rounds and every place in `make torture`."""
 
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def rounds(few: int) -> int:
@@ -12,4 +18,17 @@ def rounds(few: int) -> int:
 
 def modes(first: str, *others: str) -> list[str]:
     """The first mode always, the others where there is time for it."""
-    return [first, *others] if rounds(0) else [first]
+    return [first, *others] if is_torture() else [first]
+
+
+def one_in(count: int, places: Sequence[T], what: str) -> Sequence[T]:
+    """Every `count`-th of the places, or all of them where there is time for it. Which one is the
+    first depends on `what`, so that tests that differ in that look at different places."""
+    if is_torture():
+        return places
+    return places[zlib.crc32(what.encode()) % count :: count]
+
+
+def is_torture() -> bool:
+    """Whether there is time for everything."""
+    return bool(rounds(0)) or os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"

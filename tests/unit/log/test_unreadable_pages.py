@@ -15,6 +15,7 @@ import pytest
 from support import simfs
 from support.crash_scenarios import SCENARIOS, Scenario, World, start
 from support.logs import BASE_NS, DIRECTORY, Promises, check, create, encode, reopen
+from support.rounds import one_in
 from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
@@ -283,7 +284,7 @@ def test_the_machine_stops_at_any_operation_of_the_recovery_or_of_a_quarantine(
     run(disk)
     kept = {o: v for o, v in one.promises.acked.items() if o not in hit}
     assert disk.operations > 3
-    for stop_at in range(disk.operations):
+    for stop_at in one_in(3, range(disk.operations), f"{place} {boot}"):
         for keep in KEEPS:
             image, _ = lost()
             image.stop_at = stop_at

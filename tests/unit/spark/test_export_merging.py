@@ -13,6 +13,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.local_engine import LocalEngine, rows_of
+from support.rounds import is_torture
 from support.values import binary
 
 from liftlog.errors import StorageError
@@ -105,7 +106,9 @@ RUNS = st.lists(st.tuples(RANGES, st.sampled_from([5, 40, LARGE]), st.floats(0, 
 
 
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=100 if is_torture() else 15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(runs=RUNS, portion=st.sampled_from([1, LARGE]))
 def test_runs_with_any_number_of_buckets(tmp_path_factory: Any, runs: Any, portion: int) -> None:
