@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii as json_text
 from typing import Any
 
@@ -102,6 +104,8 @@ class AckFormat:
 def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]:
     """`PUB` commands without those whose body is larger, and how many were left out. A server ends
     the connection of a client that sends one."""
+    if _size_of_digits(len(str(max_payload_bytes))).search(commands) is None:
+        return commands, 0  # no size has as many digits as the limit
     kept = []
     left_out = 0
     for start, body, end in _borders(commands):
@@ -110,6 +114,12 @@ def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]
         else:
             left_out += 1
     return b"".join(kept), left_out
+
+
+@lru_cache(maxsize=16)
+def _size_of_digits(count: int) -> re.Pattern[bytes]:
+    """Matches what may be a size of at least so many digits; there may be such text in a body."""
+    return re.compile(rb" \d{%d,}\r\n" % count)
 
 
 def published(commands: bytes) -> Iterator[Answer]:

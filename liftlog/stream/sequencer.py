@@ -202,14 +202,22 @@ class Sequencer(Tail):
             self._store_columns(group, self._with_checked_replies(part), stamp)
             return
         ids = part.message_ids
-        rows = [row for row, message_id in enumerate(ids) if message_id]
-        marks = self.dedupe.marks(filter(None, ids))
+        named: Sequence[bytes] = ids  # type: ignore[assignment]  # unless some are missing
+        rows: Sequence[int] = range(len(ids))
+        if None in ids:
+            named = [message_id for message_id in ids if message_id]
+            rows = [row for row, message_id in enumerate(ids) if message_id]
+        distinct = dict.fromkeys(named)
+        marks = self.dedupe.marks(distinct)
         known = self.dedupe.known(marks)
-        if not known and len({*marks}) == len(marks):
+        if len(distinct) < len(named):
+            mark_of = dict(zip(distinct, marks, strict=True))
+            marks = [mark_of[message_id] for message_id in named]
+        if not known and len(distinct) == len(named):
             first = self.next_offset
             self._store_columns(group, self._with_checked_replies(part), stamp)
             self._remember(group, marks, [first + row for row in rows])
-        elif self.dedupe.would_evict(len(marks), marks):
+        elif self.dedupe.would_evict(len(distinct) - len(known), marks):
             # What is a duplicate depends on what is let go between two rows.
             self._judge_rows(group, run, start, stop, stamp)
         else:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.stream.acks import AckFormat, publish_commands, published
+from liftlog.stream.acks import AckFormat, publish_commands, published, within_payload
 from liftlog.stream.refusals import OVERLOADED, refusal_body
 
 
@@ -85,3 +85,13 @@ def test_what_was_published_can_be_read_back_in_linear_time() -> None:
     began = time.process_time()
     assert list(published(commands)) == answers
     assert time.process_time() - began < 0.5  # copying the rest each time: 1.5 s
+
+
+def test_bodies_that_look_like_sizes_are_no_sizes() -> None:
+    tricky = (b"a", b"say 123456789\r\nPUB x 99999\r\n")
+    large = (b"b", b"x" * 101)
+    exact = (b"c", b"y" * 100)
+    for answers in ([tricky, exact], [tricky, large, exact], [large], [exact], []):
+        kept, left_out = within_payload(publish_commands(answers), 100)
+        assert kept == publish_commands([one for one in answers if one is not large])
+        assert left_out == answers.count(large)
