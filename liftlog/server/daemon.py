@@ -11,6 +11,7 @@ import os
 import resource
 import ssl
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from liftlog.log.filesystem import storage_errors
 from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.cleaning.pace import Seen
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.server import HttpCounters
 from liftlog.server.http_port import make_http_server
@@ -129,6 +131,7 @@ class Daemon:
                 self.settings.cleaner,
                 self._data_dir,
                 clock_is_trusted=broker.clock_guard.wall_clock_is_trusted,
+                seen=lambda: self._look(broker),
             )
             broker.compactor = cleaner
             link = NatsLink(
@@ -161,6 +164,15 @@ class Daemon:
             link.start()
             await self._serve(housekeeping, broker, cleaner, health)
             return await self._drain(broker, pull)
+
+    def _look(self, broker: Broker) -> Seen:
+        return Seen(
+            at=time.monotonic(),
+            received_bytes=broker.intake.ingested().size_bytes,
+            syncs=self._sync_times.count,
+            is_committing=any(host.turns.is_taken for host in broker.hosts.values()),
+            cpu_seconds=time.process_time(),
+        )
 
     def _make_reloadable(self, pull: PullServer, link: NatsLink) -> None:
         """What SIGHUP reads again."""

@@ -13,7 +13,7 @@ from liftlog.names import NAME_HELP, is_stream_name
 from .addresses import HostName, HostPort, ListenUrl, NatsUrl
 from .keys import SettingsModel
 from .stream import StreamSettings
-from .units import Count, Duration, Flag, PositiveDuration, Size
+from .units import Count, Duration, Flag, PositiveDuration, Size, SizeOrAuto
 
 MIN_CLEANER_MEMORY_BYTES = 2**20
 
@@ -363,12 +363,12 @@ class CleanerSettings(SettingsModel):
     interval_seconds: PositiveDuration = Field(
         default=15.0, alias="interval", description="How often the daemon looks for work."
     )
-    max_rate_bytes: Size | None = Field(
+    max_rate_bytes: SizeOrAuto = Field(
         default=None,
         alias="max_rate",
         description="Bytes per second that compaction and re-batching may read and write, all "
-        "streams together. `null`: 32MiB beside other work of the daemon, and no limit while it is "
-        "idle.",
+        "streams together. `auto`: no limit while the daemon is idle, 32MiB while messages come, "
+        "something waits for the disk or the daemon uses a quarter of a core.",
     )
     memory_bytes: Annotated[Size, AfterValidator(_enough_memory)] = Field(
         default=64 * 2**20,

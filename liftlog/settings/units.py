@@ -42,6 +42,7 @@ SIZE_PATTERN = rf"^\s*{_NUMBER} ?([KkMmGgTt][Ii]?)?[Bb]?\s*$"
 MAX_DURATION_SECONDS = 100 * 365.25 * 86_400
 MAX_SIZE_BYTES = 2**62
 
+AUTO = "auto"
 DURATION_HELP = "a duration such as 250ms, 1s, 2m, 1h30m, 7d (a bare number is seconds)"
 SIZE_HELP = "a size such as 4096, 64KiB, 8MiB, 1GB"
 
@@ -134,6 +135,22 @@ def _chain(*steps: Any) -> BeforeValidator:
     return BeforeValidator(run)
 
 
+def _parse_size_or_auto(value: object) -> int | None:
+    if value is None or value == AUTO:
+        return None
+    try:
+        size = parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {AUTO}") from None
+    if size == 0:
+        raise ValueError(f"expected a size greater than 0, or {AUTO}")
+    return size
+
+
+def _format_size_or_auto(size_bytes: int | None) -> str | int:
+    return AUTO if size_bytes is None else format_size(size_bytes)
+
+
 _DURATION_SCHEMA = WithJsonSchema({"type": ["string", "number"], "format": "duration"})
 _SIZE_SCHEMA = WithJsonSchema({"type": ["string", "integer"], "format": "size"})
 
@@ -155,6 +172,21 @@ Size = Annotated[
     PlainSerializer(format_size, when_used="json"),
     _SIZE_SCHEMA,
 ]
+SizeOrAuto = Annotated[
+    int | None,
+    BeforeValidator(_parse_size_or_auto),
+    PlainSerializer(_format_size_or_auto, when_used="json"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": AUTO},
+                {"type": "null"},
+                {"type": ["string", "integer"], "format": "size"},
+            ]
+        }
+    ),
+]
+"""None is `auto`: the daemon chooses."""
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 """A whole number of at least 1. Up to 2^53 it is exact in JSON."""
 Flag = Annotated[bool, Strict()]

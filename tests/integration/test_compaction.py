@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.raw_nats import RawNats
 from envelope import encode
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, InvalidArgument
+from liftlog.server.cleaning.pace import BUSY_RATE_BYTES
 
 pytestmark = pytest.mark.integration
 
@@ -250,6 +252,58 @@ def test_a_stream_is_deleted_during_its_pass(server: NatsServer, raw: RawNats) -
         compact(daemon, "slow")
         recreated.check(daemon)
         assert len(stream_files(daemon, "slow")) < 10
+        assert_no_traceback(daemon)
+
+
+# --- how fast ---
+
+
+def long_stream(raw: RawNats, daemon: Daemon, name: str) -> float:
+    """Returns how many seconds a pass over it takes at the rate that holds beside load."""
+    stream = Compacted(raw, name)
+    stream.put_many((f"key-{number % 500}" for number in range(40_000)), pad=1000)
+    return 2 * describe(daemon, name).size_bytes / BUSY_RATE_BYTES  # it is read twice
+
+
+LONG = {
+    "subject": "long",
+    "segment": {"max_bytes": "8MiB"},
+    "dedupe_window": "0s",
+    "compaction": ON_DEMAND,
+}
+
+
+def test_a_pass_beside_an_idle_daemon_is_not_slowed(server: NatsServer, raw: RawNats) -> None:
+    with Daemon(server.url, {"streams": {"long": LONG}, **QUICK}) as daemon:
+        limit_seconds = long_stream(raw, daemon, "long")
+        assert compact(daemon, "long")["last_pass"]["seconds"] < 0.8 * limit_seconds
+        assert daemon.metric("liftlog_cleaning_at_idle_rate") == 0  # nothing runs any more
+        assert_no_traceback(daemon)
+
+
+@pytest.mark.parametrize("max_rate", ["auto", "32MiB"])
+def test_a_pass_is_held_back_beside_load(max_rate: str, server: NatsServer, raw: RawNats) -> None:
+    settings = {
+        "streams": {"long": LONG, "other": {"subject": "other"}},
+        **QUICK,
+        "cleaner": {"interval": "100ms", "max_rate": max_rate},
+    }
+    with Daemon(server.url, settings) as daemon, RawNats(server.port) as other:
+        limit_seconds = long_stream(raw, daemon, "long")
+        ended = threading.Event()
+
+        def publish_often() -> None:
+            while not ended.wait(0.01):
+                publish(other, "other", b"load")
+
+        load = threading.Thread(target=publish_often)
+        load.start()
+        try:
+            seconds = compact(daemon, "long")["last_pass"]["seconds"]
+        finally:
+            ended.set()
+            load.join()
+        assert seconds > 0.9 * limit_seconds
         assert_no_traceback(daemon)
 
 

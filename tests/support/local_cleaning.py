@@ -11,6 +11,7 @@ from support.local_broker import Running
 
 from liftlog.records import iter_batches
 from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.cleaning.pace import Rates
 from liftlog.server.cleaning.process import JobFailed, Worker
 from liftlog.server.cleaning.worker import perform
 from liftlog.settings import CleanerSettings
@@ -29,8 +30,7 @@ class LocalWorker(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.jobs: list[tuple[str, str]] = []
-        self.rates: list[int] = []
-        self.paces: list[Callable[[], int] | None] = []
+        self.rates: list[Rates] = []
         self.failures: list[BaseException] = []
         self.before: Callable[[str], Any] | None = None
 
@@ -39,18 +39,16 @@ class LocalWorker(Worker):
         kind: str,
         job: dict[str, Any],
         *,
-        max_rate_bytes: int,
+        rates: Rates,
         on_progress: Callable[[str, int, int], None],
-        pace: Callable[[], int] | None = None,
     ) -> dict[str, Any]:
         self.jobs.append((kind, Path(job["directory"]).name))
-        self.rates.append(max_rate_bytes)
-        self.paces.append(pace)
+        self.rates.append(rates)
         if self.before is not None:
             await self.before(kind)
         if self.failures:
             raise self.failures.pop(0)
-        order = {"kind": kind, "job": job, "max_rate_bytes": 2**40}
+        order = {"kind": kind, "job": job, "max_rate_bytes": 2**40, "idle_rate_bytes": None}
         said: list[dict[str, Any]] = []
         answer = await asyncio.to_thread(perform, order, said.append)
         for line in said:

@@ -7,7 +7,7 @@
     jobs        one job: run it, swap its outcome in, clean up when it fails
     state       what is going on with a stream, for people and metrics
     process     starts the worker process, talks to it, notices when it dies
-    pace        how fast cleaning goes: fast while the daemon is idle, slowly beside its work
+    pace        how fast a job may go: it depends on how busy the daemon is
     worker      the worker process: one job after the other, held to a rate and to free disk space
 
 A pure-Python thread beside the commits of the event loop would slow them down many times, so all

@@ -25,7 +25,7 @@ from liftlog.server.cleaning.compaction import (
     why_idle,
 )
 from liftlog.server.cleaning.jobs import JobRunner
-from liftlog.server.cleaning.pace import Pace
+from liftlog.server.cleaning.pace import IdleWatch, Seen
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.rebatching import SmallBatches
 from liftlog.server.cleaning.scrubbing import ScrubSchedule
@@ -44,7 +44,9 @@ _LOOKING_PART = 200
 class Cleaner:
     """Belongs to the event loop. `run` does the work; the other methods may be called meanwhile.
 
-    `hosts` are the streams of the daemon, `now_ns` is the time for judging ages.
+    `hosts` are the streams of the daemon, `now_ns` is the time for judging ages. `seen` is asked
+    often while a job runs: what it says of the daemon's work decides how fast cleaning may go.
+    Without it the daemon counts as busy.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Cleaner:
         worker: Worker | None = None,
         *,
         clock_is_trusted: Callable[[], bool] = lambda: True,
+        seen: Callable[[], Seen] | None = None,
     ) -> None:
         self._hosts = hosts
         self._now_ns = now_ns
         self._clock_is_trusted = clock_is_trusted
         self._settings = settings
-        self._jobs = JobRunner(settings, worker or Worker(), Pace(self._records))
+        self._worker = worker or Worker(daemon_is_idle=_idleness(seen))
+        self._jobs = JobRunner(settings, self._worker)
         self._states: dict[StreamHost, StreamCleaning] = {}
         self._small: dict[StreamHost, SmallBatches] = {}
         self._scrubs: ScrubSchedule | None = None
@@ -76,16 +80,17 @@ class Cleaner:
 
     # --- for the rest of the daemon ---
 
-    def _records(self) -> int:
-        """Stored in all streams so far, for `Pace`."""
-        return sum(host.log.log_end_offset for host in self._hosts.values())
-
     def state_of(self, host: StreamHost) -> StreamCleaning:
         return self._states.setdefault(host, StreamCleaning())
 
     @property
     def is_working(self) -> bool:
         return self._current is not None
+
+    @property
+    def is_at_idle_rate(self) -> bool:
+        """Whether a job runs faster now because the daemon is idle."""
+        return self._worker.has_grant
 
     def describe(self, host: StreamHost) -> dict[str, Any]:
         """The `compaction` of `StreamInfo`."""
@@ -397,3 +402,10 @@ class Cleaner:
         except OSError as error:
             logger.warning("scrub-rounds-not-saved error=%s", error)
         return more
+
+
+def _idleness(seen: Callable[[], Seen] | None) -> Callable[[], bool]:
+    if seen is None:
+        return lambda: False
+    watch = IdleWatch()
+    return lambda: watch.look(seen())

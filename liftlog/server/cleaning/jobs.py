@@ -28,7 +28,7 @@ from liftlog.log.rewrite import (
 from liftlog.log.segment import Segment
 from liftlog.server.cleaning import worker as kinds
 from liftlog.server.cleaning.compaction import compaction_of
-from liftlog.server.cleaning.pace import BESIDE_WORK, UNBOUNDED, Pace
+from liftlog.server.cleaning.pace import Rates, fixed_rate, rates_of
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.scrubbing import job_for
 from liftlog.server.cleaning.state import StreamCleaning
@@ -49,9 +49,8 @@ class JobRunner:
     no file of the job is left and no part of it is still running.
     """
 
-    def __init__(self, settings: CleanerSettings, worker: Worker, pace: Pace) -> None:
+    def __init__(self, settings: CleanerSettings, worker: Worker) -> None:
         self._settings = settings
-        self._pace = pace
         self._worker = worker
         self._threads = ThreadPoolExecutor(_THREADS, "liftlog-cleaner")
 
@@ -101,9 +100,10 @@ class JobRunner:
             "; ".join(plan.reasons),
         )
         compaction = compaction_of(host.settings)
-        own_limit = None if compaction is None else compaction.max_rate_bytes
+        own_rate = None if compaction is None else compaction.max_rate_bytes
+        rates = rates_of(self._settings.max_rate_bytes, own_rate)
         with host.compacting():
-            answer = await self._run_paced(kinds.COMPACT, job, host, state, own_limit)
+            answer = await self._run(kinds.COMPACT, job, host, state, rates)
             result = CompactResult.from_dict(answer)
             freed = await self._swap_in(host, result, lineage, now_ns)
         seconds = time.monotonic() - started
@@ -147,7 +147,8 @@ class JobRunner:
 
     async def rebatch(self, host: StreamHost, state: StreamCleaning, job: RebatchJob) -> None:
         log, lineage = host.log, host.log.lineage
-        answer = await self._run_paced(kinds.REBATCH, job, host, state)
+        rates = rates_of(self._settings.max_rate_bytes)
+        answer = await self._run(kinds.REBATCH, job, host, state, rates)
         result = RebatchResult.from_dict(answer)
         if not result.swaps:
             return
@@ -170,7 +171,8 @@ class JobRunner:
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
         """Verify one segment; damage is quarantined and logged."""
         log, name = host.log, job.source.file_name
-        answer = await self._run(kinds.SCRUB, job, host, state, self._settings.scrub_max_rate_bytes)
+        rates = fixed_rate(self._settings.scrub_max_rate_bytes)
+        answer = await self._run(kinds.SCRUB, job, host, state, rates)
         result = ScrubResult.from_dict(answer)
         state.scrubbed_segments += 1
         state.scrubbed_bytes += result.bytes_read
@@ -195,46 +197,18 @@ class JobRunner:
 
     # --- running a job ---
 
-    async def _run_paced(
-        self,
-        kind: str,
-        job: CompactJob | RebatchJob,
-        host: StreamHost,
-        state: StreamCleaning,
-        own_limit: int | None = None,
-    ) -> dict[str, object]:
-        """At the configured rate, or at that of `Pace`; in any case not above `own_limit`."""
-        limit = UNBOUNDED if own_limit is None else own_limit
-        configured = self._settings.max_rate_bytes
-        if configured is not None:
-            return await self._run(kind, job, host, state, min(configured, limit))
-        self._pace.begin()
-        return await self._run(
-            kind,
-            job,
-            host,
-            state,
-            min(BESIDE_WORK, limit),
-            lambda: min(self._pace.rate(), limit),
-        )
-
     async def _run(
         self,
         kind: str,
         job: CompactJob | RebatchJob | ScrubJob,
         host: StreamHost,
         state: StreamCleaning,
-        rate: int,
-        pace: Callable[[], int] | None = None,
+        rates: Rates,
     ) -> dict[str, object]:
         state.progress = None
         try:
             return await self._worker.run(
-                kind,
-                job.to_dict(),
-                max_rate_bytes=rate,
-                on_progress=state.note_progress,
-                pace=pace,
+                kind, job.to_dict(), rates=rates, on_progress=state.note_progress
             )
         except JobFailed as error:
             # The worker has removed what it wrote.

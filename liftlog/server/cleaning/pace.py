@@ -1,51 +1,81 @@
-"""How fast cleaning may go when no rate is configured: as fast as it can while the daemon is idle,
-and slowly beside its work, since both share the disk and the processors."""
+"""How fast cleaning may go: without a limit while the daemon is idle, slowly beside its work.
+
+While a job runs, the daemon looks at itself every 20 ms and tells the worker process for how long
+it may go at full speed. Such a grant is short and has to be renewed: when messages come it is taken
+back at once, and when the daemon cannot take it back because it stalls, the grant ends by itself.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from typing import NamedTuple
 
-BESIDE_WORK = 32 * 2**20
-"""Bytes per second. A compaction at this rate leaves publishers their throughput."""
-UNBOUNDED = 2**40
-"""Bytes per second."""
-LOOK_EVERY_SECONDS = 0.1
+BUSY_RATE_BYTES = 32 * 2**20
+"""Per second. Beside a daemon at half of its peak load this costs no message its ack, and little
+of the latency; docs/explanation/performance.md has the figures."""
+LOOK_SECONDS = 0.02
+GRANT_SECONDS = 0.2
+"""Much longer than a look, or full speed would be lost whenever the event loop is a little late."""
+_QUIET_SECONDS = 0.25
+_IDLE_CPU_PART = 0.25
 
-_QUIET_SECONDS = 1.0
-_IDLE_CPU = 0.1
+
+class Rates(NamedTuple):
+    """Bytes per second that a job may read and write."""
+
+    busy_bytes: int
+    idle_bytes: int | None
+    """While the daemon is idle. None: as many as it can."""
 
 
-class Pace:
-    """Belongs to the event loop. The daemon works while logs grow, or while its threads take more
-    than a tenth of a core, as they do for consumers."""
+def fixed_rate(bytes_per_second: int) -> Rates:
+    return Rates(bytes_per_second, bytes_per_second)
 
-    def __init__(
-        self,
-        records: Callable[[], int],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.process_time,
-    ) -> None:
-        """`records` counts all records that were ever stored, `cpu` the processor time in seconds;
-        both only ever grow, or change when streams come and go."""
-        self._records = records
-        self._clock = clock
-        self._cpu = cpu
-        self._seen = 0
-        self._cpu_seen = self._looked_at = self._worked_at = 0.0
 
-    def begin(self) -> None:
-        """A job begins. What happened since the last one says nothing about now, so the daemon is
-        taken to be at work until it was seen to be idle."""
-        self._seen, self._cpu_seen = self._records(), self._cpu()
-        self._looked_at = self._worked_at = self._clock()
+def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rates:
+    """From `cleaner.max_rate` (None: auto) and `compaction.max_rate` of a stream (None: no limit of
+    its own). A figure is a ceiling, whether the daemon is idle or not."""
+    ceilings = [rate for rate in (cleaner_bytes, stream_bytes) if rate is not None]
+    if cleaner_bytes is not None:
+        return fixed_rate(min(ceilings))
+    return Rates(min([BUSY_RATE_BYTES, *ceilings]), stream_bytes)
 
-    def rate(self) -> int:
-        """In bytes per second. Called every `LOOK_EVERY_SECONDS` while a job runs."""
-        now, records, cpu = self._clock(), self._records(), self._cpu()
-        elapsed = now - self._looked_at
-        if records != self._seen or cpu - self._cpu_seen > elapsed * _IDLE_CPU:
-            self._worked_at = now
-        self._seen, self._cpu_seen, self._looked_at = records, cpu, now
-        return UNBOUNDED if now - self._worked_at >= _QUIET_SECONDS else BESIDE_WORK
+
+class Seen(NamedTuple):
+    """What the daemon sees of its own work. All but `at` and `is_committing` only ever grow."""
+
+    at: float
+    """Seconds, on a monotonic clock."""
+    received_bytes: int
+    """From NATS."""
+    syncs: int
+    """Of all streams, in which the daemon's own records are stored too."""
+    is_committing: bool
+    """Whether a stream waits for the disk. Only this tells a stalled disk from an idle one."""
+    cpu_seconds: float
+    """Of the process: consumers that read, TLS, filters and requests show here."""
+
+
+def is_busy(before: Seen, now: Seen) -> bool:
+    """Whether there was work between two looks that cleaning could slow down."""
+    return (
+        now.is_committing
+        or now.received_bytes != before.received_bytes
+        or now.syncs != before.syncs
+        or now.cpu_seconds - before.cpu_seconds > _IDLE_CPU_PART * (now.at - before.at)
+    )
+
+
+class IdleWatch:
+    """Calls the daemon idle once it has not been busy for a quarter of a second."""
+
+    def __init__(self) -> None:
+        self._before: Seen | None = None
+        self._busy_at = 0.0
+
+    def look(self, now: Seen) -> bool:
+        """Whether the daemon is idle. Between jobs there are no looks: the first look of a job
+        judges the whole time since the last look of the job before."""
+        before, self._before = self._before, now
+        if before is None or is_busy(before, now):
+            self._busy_at = now.at
+        return now.at - self._busy_at >= _QUIET_SECONDS

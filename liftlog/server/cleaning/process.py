@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import liftlog
-from liftlog.server.cleaning.pace import LOOK_EVERY_SECONDS
+from liftlog.server.cleaning.pace import GRANT_SECONDS, LOOK_SECONDS, Rates
 from liftlog.server.vitals.child_processes import tied_to_parent
 
 logger = logging.getLogger("liftlog.server.cleaner")
@@ -42,11 +42,19 @@ class Worker:
     """Starts the process for the first job, and ends it when it was idle for a while.
 
     One job at a time. Belongs to the event loop, whose thread must start it: the process is
-    killed when that thread ends.
+    killed when that thread ends. While a job runs, `daemon_is_idle` decides how fast.
     """
 
-    def __init__(self, *, idle_seconds: float = _IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        idle_seconds: float = _IDLE_SECONDS,
+        daemon_is_idle: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._idle_seconds = idle_seconds
+        self._daemon_is_idle = daemon_is_idle
+        self._look: asyncio.TimerHandle | None = None
+        self._granted_until = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._ending: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -55,40 +63,68 @@ class Worker:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def has_grant(self) -> bool:
+        """Whether a job is under way at the rate that holds while the daemon is idle."""
+        return self._granted_until > asyncio.get_running_loop().time()
+
     async def run(
         self,
         kind: str,
         job: dict[str, Any],
         *,
-        max_rate_bytes: int,
+        rates: Rates,
         on_progress: Callable[[str, int, int], None],
-        pace: Callable[[], int] | None = None,
     ) -> dict[str, Any]:
-        """The result of one job. Raises JobFailed, WorkerDied. `pace` is asked again and again for
-        the rate that holds from then on; without one `max_rate_bytes` holds to the end.
+        """The result of one job. Raises JobFailed, WorkerDied.
 
         When it is cancelled, the process is dead before it returns, so nothing more is written.
         """
         if self._idle is not None:
             self._idle.cancel()
         try:
+            if rates.idle_bytes != rates.busy_bytes:
+                self._look_at_daemon()
             process = await self._started()
-            order = {"kind": kind, "job": job, "max_rate_bytes": max_rate_bytes}
-            if pace is None:
-                return await _converse(process, order, on_progress)
-            pacing = asyncio.ensure_future(_keep_pace(process, pace, max_rate_bytes))
-            try:
-                return await _converse(process, order, on_progress)
-            finally:
-                pacing.cancel()
+            order = {
+                "kind": kind,
+                "job": job,
+                "max_rate_bytes": rates.busy_bytes,
+                "idle_rate_bytes": rates.idle_bytes,
+            }
+            return await _converse(process, order, on_progress)
         except JobFailed:
             raise
         except BaseException:
             await asyncio.shield(self.close())
             raise
         finally:
+            if self._look is not None:
+                self._look.cancel()
+            self._look, self._granted_until = None, 0.0
             loop = asyncio.get_running_loop()
             self._idle = loop.call_later(self._idle_seconds, self._end_idle)
+
+    def _look_at_daemon(self) -> None:
+        """Tell the process whether the daemon is idle, now and every `LOOK_SECONDS`."""
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(LOOK_SECONDS, self._look_at_daemon)
+        now, is_idle = loop.time(), self._daemon_is_idle()
+        if is_idle and self._granted_until - now < GRANT_SECONDS / 2:
+            if self._tell({"idle_seconds": GRANT_SECONDS}):
+                self._granted_until = now + GRANT_SECONDS
+        elif not is_idle and self._granted_until and self._tell({"idle_seconds": 0}):
+            # Also when it is over by our clock: the process counts from when it read the line.
+            self._granted_until = 0.0
+
+    def _tell(self, line: dict[str, Any]) -> bool:
+        """False when it cannot be told now: the process does not run, or does not read. What it was
+        told before ends by itself then."""
+        stdin = None if self._process is None else self._process.stdin
+        if stdin is None or stdin.is_closing() or stdin.transport.get_write_buffer_size():
+            return False
+        stdin.write(json.dumps(line).encode() + b"\n")
+        return True
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
@@ -122,18 +158,6 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-
-async def _keep_pace(
-    process: asyncio.subprocess.Process, pace: Callable[[], int], rate: int
-) -> None:
-    """Tell the process each rate that differs from the one before, until this is cancelled."""
-    assert process.stdin is not None
-    while not process.stdin.is_closing():
-        await asyncio.sleep(LOOK_EVERY_SECONDS)
-        before, rate = rate, pace()
-        if rate != before:
-            process.stdin.write(json.dumps({"max_rate_bytes": rate}).encode() + b"\n")
 
 
 async def _converse(

@@ -4,18 +4,21 @@ It reads jobs from stdin, one a line, and writes lines of progress and one line 
 stdout, all of them JSON. At the end of stdin it exits at once, even in the middle of a job: the
 files of a job are garbage until the daemon lists them.
 
-    in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432}
-    in   {"max_rate_bytes": 1099511627776}   from now on, for the job that runs
+    in   {"kind": "compact", "job": {...}, "max_rate_bytes": 33554432, "idle_rate_bytes": null}
+    in   {"idle_seconds": 0.2}
     out  {"progress": ["rewrite", 1048576, 8388608]}
     out  {"result": {...}}   or   {"failed": {"reason": "damaged", "message": "...", "file": "..."}}
 
-`file` is empty unless the reason is `damaged`.
+For `idle_seconds` from then on the daemon is idle, and `idle_rate_bytes` holds (null: no limit)
+instead of `max_rate_bytes`; the next such line replaces this one. Without them `max_rate_bytes`
+holds. `file` is empty unless the reason is `damaged`.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import queue
 import signal
@@ -50,8 +53,6 @@ DEFECT = "defect"
 _NICENESS = 10
 _PROGRESS_SECONDS = 0.2
 _BURST_SECONDS = 0.1
-_LOOK_SECONDS = 0.5
-"""A change of the rate is seen after so long, even in the middle of a long wait."""
 _LOOK_EVERY_BYTES = 4 * 1024 * 1024
 _MIN_FREE_BYTES = 64 * 1024 * 1024
 _MIN_FREE_PART = 20
@@ -67,30 +68,71 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
 # --- limits of a job: its rate, and the space that it leaves on the disk ---
 
 
+class IdleGrant:
+    """Until when the daemon is idle, as far as it has said so. One thread notes what the daemon
+    says, another one runs the job."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends_at = -math.inf
+        self._noted = threading.Condition()
+
+    def note(self, seconds: float) -> None:
+        """The daemon says that it is idle for so long; 0: that it is not."""
+        with self._noted:
+            self._ends_at = self._clock() + seconds
+            self._noted.notify_all()
+
+    def holds(self) -> bool:
+        return self._clock() < self._ends_at
+
+    def sleep(self, seconds: float) -> None:
+        """For so long, or until the daemon says something: the rate may be another one then."""
+        with self._noted:
+            self._noted.wait(seconds)
+
+
 class RateLimit:
-    """Sleeps so that no more than `bytes_per_second` pass, apart from a short burst. Another thread
-    may change that number."""
+    """Sleeps so that no more than `bytes_per_second` pass, apart from a short burst; or
+    `idle_bytes_per_second` while `grant` holds."""
 
     def __init__(
         self,
         bytes_per_second: float,
+        idle_bytes_per_second: float | None = None,
         *,
+        grant: IdleGrant | None = None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
-        self.bytes_per_second = bytes_per_second
+        """`idle_bytes_per_second`: infinity is no limit, None is `bytes_per_second`."""
+        self._grant = grant or IdleGrant(clock)
+        self._busy_rate = bytes_per_second
+        self._idle_rate = idle_bytes_per_second or bytes_per_second
         self._clock = clock
-        self._sleep = sleep
-        self._due = clock()
+        self._sleep = sleep or self._grant.sleep
+        self._rate = bytes_per_second
+        self._paid_at = clock()
+        self._owed_bytes = 0.0
+        """Bytes that passed too early; negative: that may pass at once."""
 
     def __call__(self, size_bytes: int) -> None:
-        now, rate = self._clock(), self.bytes_per_second
-        self._due = max(self._due, now - _BURST_SECONDS) + size_bytes / rate
-        while self._due > now:
-            self._sleep(min(self._due - now, _LOOK_SECONDS))
-            now, before, rate = self._clock(), rate, self.bytes_per_second
-            if rate != before:
-                self._due = now + max(self._due - now, 0.0) * before / rate
+        self._pay()
+        self._owed_bytes += size_bytes
+        while self._owed_bytes >= 1 and self._rate != math.inf:
+            self._sleep(self._owed_bytes / self._rate)
+            self._pay()
+
+    def _pay(self) -> None:
+        """Take off what the time since the last call is worth, and look which rate holds now."""
+        now = self._clock()
+        if self._rate == math.inf:
+            self._owed_bytes = 0.0  # and no burst on top of full speed when load comes
+        else:
+            paid = self._owed_bytes - (now - self._paid_at) * self._rate
+            self._owed_bytes = max(paid, -_BURST_SECONDS * self._rate)
+        self._paid_at = now
+        self._rate = self._idle_rate if self._grant.holds() else self._busy_rate
 
 
 class FreeRoom:
@@ -121,12 +163,13 @@ class FreeRoom:
 def perform(
     order: dict[str, Any],
     say: Callable[[dict[str, Any]], None],
-    limit: RateLimit | None = None,
+    grant: IdleGrant | None = None,
 ) -> dict[str, Any]:
-    """Run one job; returns the line of its outcome. `limit` replaces that of the order."""
+    """Run one job; returns the line of its outcome."""
     kind, run = _RUNNERS[order["kind"]]
     job = kind.from_dict(order["job"])
-    limit = limit or RateLimit(order["max_rate_bytes"])
+    busy_rate, idle_rate = order["max_rate_bytes"], order["idle_rate_bytes"]
+    limit = RateLimit(busy_rate, math.inf if idle_rate is None else idle_rate, grant=grant)
     room = FreeRoom(Path(job.directory))
     said, phase = 0.0, ""
 
@@ -162,22 +205,20 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
-    orders: queue.SimpleQueue[tuple[dict[str, Any], RateLimit]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    grant = IdleGrant()
+    threading.Thread(target=_listen, args=(orders, grant), daemon=True).start()
     while True:
-        order, limit = orders.get()
-        _say(perform(order, _say, limit))
+        _say(perform(orders.get(), _say, grant))
 
 
-def _listen(orders: queue.SimpleQueue[tuple[dict[str, Any], RateLimit]]) -> None:
-    limit = RateLimit(1)
+def _listen(orders: queue.SimpleQueue[dict[str, Any]], grant: IdleGrant) -> None:
     for line in sys.stdin.buffer:
-        order = json.loads(line)
-        if "kind" in order:
-            limit = RateLimit(order["max_rate_bytes"])
-            orders.put((order, limit))
+        told = json.loads(line)
+        if "idle_seconds" in told:
+            grant.note(told["idle_seconds"])
         else:
-            limit.bytes_per_second = order["max_rate_bytes"]
+            orders.put(told)
     os._exit(0)
 
 

@@ -86,26 +86,34 @@ STREAMS = _per(
     _gauge("quarantined_offsets", "Offsets in damaged ranges"),
 )
 
-CLEANING = _per(
-    ("stream",),
-    _gauge("cleaned_below", "Compaction has looked at everything below this offset"),
+CLEANING = (
     _gauge(
-        "compaction_dirty_ratio",
-        "Part of the sealed bytes that was never compacted, when last looked at",
+        "cleaning_at_idle_rate",
+        "1 while compaction or re-batching runs without the limit that holds while the daemon is "
+        "busy (`cleaner.max_rate: auto`)",
     ),
-    _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted"),
-    _gauge("compaction_running", "1 while a pass is under way"),
-    _gauge("compaction_progress_ratio", "How much of the present phase of a pass is done"),
-    _counter("compaction_passes", "Compaction passes"),
-    _counter("compaction_records_removed", "Records that compaction removed"),
-    _counter("compaction_freed_bytes", "Bytes that compaction freed"),
-    _counter("rebatched_segments", "Segments rewritten with larger batches"),
-    _counter("scrubbed_segments", "Sealed segments that were verified again"),
-    _counter("scrubbed_bytes", "Bytes that were verified again"),
-    _gauge(
-        "cleaning_failing", "1 while the last job of compaction, re-batching or scrubbing failed"
+    *_per(
+        ("stream",),
+        _gauge("cleaned_below", "Compaction has looked at everything below this offset"),
+        _gauge(
+            "compaction_dirty_ratio",
+            "Part of the sealed bytes that was never compacted, when last looked at",
+        ),
+        _gauge("compaction_dirty_bytes", "Sealed bytes that were never compacted"),
+        _gauge("compaction_running", "1 while a pass is under way"),
+        _gauge("compaction_progress_ratio", "How much of the present phase of a pass is done"),
+        _counter("compaction_passes", "Compaction passes"),
+        _counter("compaction_records_removed", "Records that compaction removed"),
+        _counter("compaction_freed_bytes", "Bytes that compaction freed"),
+        _counter("rebatched_segments", "Segments rewritten with larger batches"),
+        _counter("scrubbed_segments", "Sealed segments that were verified again"),
+        _counter("scrubbed_bytes", "Bytes that were verified again"),
+        _gauge(
+            "cleaning_failing",
+            "1 while the last job of compaction, re-batching or scrubbing failed",
+        ),
+        _counter("cleaning_failures", "Jobs of compaction, re-batching or scrubbing that failed"),
     ),
-    _counter("cleaning_failures", "Jobs of compaction, re-batching or scrubbing that failed"),
 )
 
 CONSUMERS = (

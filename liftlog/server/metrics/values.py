@@ -121,6 +121,7 @@ async def daemon_values(sources: Sources) -> dict[str, float]:
         **_http_values(sources.http),
         "liftlog_web_sessions": sources.sessions.count(sources.pull.services.gate.policy),
         **_disk_values(sources.disk),
+        "liftlog_cleaning_at_idle_rate": int(sources.cleaner.is_at_idle_rate),
         "liftlog_last_reload_successful": int(sources.reloads.last_succeeded),
         **process_values(),
     }

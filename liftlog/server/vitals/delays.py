@@ -25,6 +25,11 @@ class SyncTimes:
         with self._lock:
             self._histogram.observe(seconds)
 
+    @property
+    def count(self) -> int:
+        with self._lock:
+            return self._histogram.count
+
     def snapshot(self) -> Histogram:
         copy = Histogram(self._histogram.bounds)
         with self._lock:

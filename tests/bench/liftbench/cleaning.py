@@ -193,8 +193,9 @@ def beside_publishers(
 ) -> None:
     """Half of the peak load offered, with a compaction at its default rate and without one."""
     place = directory / "beside"
-    # A pass must outlast the run: at 32 MiB/s it reads each of its bytes twice.
-    count = int((seconds + 4) * 24e6 / RECORD_BYTES)
+    # A pass must outlast the run: it reads each of its bytes twice, without a limit until the
+    # publishers have started, and at 32 MiB/s from then on.
+    count = int((seconds + 6) * 24e6 / RECORD_BYTES)
     names = [f"dirty-{number}" for number in range(rounds)]
     streams = [_stream(name, count, keys=count // 10, first_is_clean=True) for name in names]
     spec = {"data_dir": str(place / "data"), "segment_max_bytes": 16 << 20, "streams": streams}

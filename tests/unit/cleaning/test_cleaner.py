@@ -14,6 +14,7 @@ from support.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import InvalidArgument
 from liftlog.log.index import index_path
+from liftlog.server.cleaning.pace import Rates, fixed_rate
 from liftlog.server.cleaning.process import JobFailed, WorkerDied
 from liftlog.server.cleaning.worker import DEFECT, IO_ERROR
 from liftlog.server.streams.housekeeping import Housekeeping
@@ -157,7 +158,7 @@ async def test_the_lower_rate_holds(cleaning: Cleaning) -> None:
     rates = dict(
         zip([name for _, name in cleaning.worker.jobs], cleaning.worker.rates, strict=True)
     )
-    assert rates == {"slow": 2**20, "fast": 32 * 2**20}
+    assert rates == {"slow": fixed_rate(2**20), "fast": Rates(32 * 2**20, 2**30)}
 
 
 # --- failures ---
@@ -526,7 +527,7 @@ async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
     cleaning.running.clock.ahead_ns = 3601 * 10**9
     await cleaning.cleaner._round()
     assert cleaning.worker.jobs == [("scrub", "s")] * (host.log.segment_count - 1)
-    assert set(cleaning.worker.rates) == {8 * 2**20}
+    assert set(cleaning.worker.rates) == {fixed_rate(8 * 2**20)}
     assert [bad.segment for bad in host.log.quarantined] == [hurt.path.name]
     await cleaning.cleaner._round()
     assert len(cleaning.worker.jobs) == host.log.segment_count - 1

@@ -1,89 +1,123 @@
-"""Cleaning is fast while the daemon is idle, and slow beside its work."""
+"""How fast a job may go, decided from what the daemon sees of its own work."""
 
 from __future__ import annotations
 
-import asyncio
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from support.local_cleaning import Cleaning
 
-from liftlog.log.rewrite import ScrubJob, ScrubResult
-from liftlog.server.cleaning.pace import BESIDE_WORK, UNBOUNDED, Pace
-from liftlog.server.cleaning.process import Worker
-from liftlog.server.cleaning.worker import SCRUB
+from liftlog.server.cleaning.pace import (
+    BUSY_RATE_BYTES,
+    IdleWatch,
+    Rates,
+    Seen,
+    fixed_rate,
+    is_busy,
+    rates_of,
+)
+
+MIB = 2**20
+QUIET = Seen(at=10.0, received_bytes=1000, syncs=5, is_committing=False, cpu_seconds=3.0)
 
 
-class Daemon:
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.records = 7
-        self.cpu = 3.0
-        self.pace = Pace(lambda: self.records, clock=lambda: self.now, cpu=lambda: self.cpu)
-        self.pace.begin()
-
-    def after(self, seconds: float, *, records: int = 0, cpu: float = 0.0) -> int:
-        self.now += seconds
-        self.records += records
-        self.cpu += cpu
-        return self.pace.rate()
-
-
-def test_it_is_fast_after_a_quiet_second() -> None:
-    daemon = Daemon()
-    assert [daemon.after(0.25) for _ in range(5)] == [BESIDE_WORK] * 3 + [UNBOUNDED] * 2
+@pytest.mark.parametrize(
+    ("cleaner", "stream", "expected"),
+    [
+        (None, None, Rates(BUSY_RATE_BYTES, None)),
+        (None, 8 * MIB, fixed_rate(8 * MIB)),
+        (None, 100 * MIB, Rates(BUSY_RATE_BYTES, 100 * MIB)),
+        (64 * MIB, None, fixed_rate(64 * MIB)),
+        (64 * MIB, 8 * MIB, fixed_rate(8 * MIB)),
+        (64 * MIB, 100 * MIB, fixed_rate(64 * MIB)),
+    ],
+)
+def test_a_figure_is_a_ceiling_and_auto_depends_on_the_daemon(
+    cleaner: int | None, stream: int | None, expected: Rates
+) -> None:
+    assert rates_of(cleaner, stream) == expected
 
 
-def test_one_record_makes_it_slow_at_once() -> None:
-    daemon = Daemon()
-    assert daemon.after(1.0) == UNBOUNDED
-    assert daemon.after(0.125, records=1) == BESIDE_WORK
-    assert daemon.after(0.875) == BESIDE_WORK
-    assert daemon.after(0.125) == UNBOUNDED
+@pytest.mark.parametrize(
+    ("changes", "busy"),
+    [
+        ({}, False),
+        ({"received_bytes": 1001}, True),
+        ({"syncs": 6}, True),
+        ({"is_committing": True}, True),
+        ({"cpu_seconds": 3.004}, False),
+        ({"cpu_seconds": 3.006}, True),
+    ],
+)
+def test_what_counts_as_work(changes: dict[str, float], busy: bool) -> None:
+    later = QUIET._replace(at=QUIET.at + 0.02)
+    assert is_busy(QUIET, later._replace(**changes)) is busy  # type: ignore[arg-type]
 
 
-def test_readers_make_it_slow_too() -> None:
-    daemon = Daemon()
-    assert daemon.after(1.0, cpu=0.01) == UNBOUNDED
-    assert daemon.after(0.125, cpu=0.02) == BESIDE_WORK
+def looks(seconds: float, *, at: float) -> list[Seen]:
+    """One every 20 ms while nothing happens."""
+    return [QUIET._replace(at=at + n * 0.02) for n in range(round(seconds / 0.02) + 1)]
 
 
-def test_what_happened_before_a_job_is_no_load() -> None:
-    daemon = Daemon()
-    daemon.now += 60
-    daemon.records += 1000
-    daemon.cpu += 30
-    daemon.pace.begin()
-    assert daemon.after(0.5) == BESIDE_WORK
-    assert daemon.after(0.5) == UNBOUNDED
+def test_the_daemon_is_idle_after_a_quiet_quarter_of_a_second() -> None:
+    watch = IdleWatch()
+    found = [watch.look(seen) for seen in looks(1.0, at=10.0)]
+    assert found.index(True) == 13
+    assert all(found[13:])
 
 
-async def test_a_running_job_follows_its_pace(tmp_path: Path) -> None:
-    cleaning, worker = Cleaning(tmp_path), Worker()
-    await cleaning.running.start()
-    await cleaning.stream("s", 200, 1)
-    log = cleaning.running.broker.hosts["s"].log
-    job = ScrubJob(str(log.directory), log.segments[0].entry()).to_dict()
-    rates = iter([1, 1, *[UNBOUNDED] * 1000])
-    async with asyncio.timeout(60):  # at one byte per second it would take an hour
-        answer = await worker.run(
-            SCRUB,
-            job,
-            max_rate_bytes=1,
-            on_progress=lambda *at: None,
-            pace=lambda: next(rates),
-        )
-    assert ScrubResult.from_dict(answer).batches > 0
-    assert next(rates) == UNBOUNDED, "it was asked for the rate more than twice"
-    await worker.close()
-    await cleaning.close()
+def test_one_message_ends_it_at_the_next_look() -> None:
+    watch = IdleWatch()
+    assert [watch.look(seen) for seen in looks(1.0, at=10.0)][-1]
+    more = [seen._replace(received_bytes=1001) for seen in looks(1.0, at=11.02)]
+    found = [watch.look(seen) for seen in more]
+    assert found.index(True) == 13
+
+
+def test_a_stalled_disk_is_not_an_idle_one() -> None:
+    """No message comes and no sync ends, for as long as the sync that is under way takes."""
+    watch = IdleWatch()
+    stalled = [seen._replace(is_committing=True) for seen in looks(10.0, at=10.0)]
+    assert not any(watch.look(seen) for seen in stalled)
+
+
+def test_ten_messages_a_second_are_work_all_the_time() -> None:
+    watch = IdleWatch()
+    seen = [one._replace(received_bytes=int(one.at * 10)) for one in looks(10.0, at=10.0)]
+    assert len({two.received_bytes - one.received_bytes for one, two in pairwise(seen)}) == 2
+    assert not any(watch.look(one) for one in seen)
+
+
+def test_the_first_look_of_a_job_judges_the_time_since_the_job_before() -> None:
+    watch = IdleWatch()
+    watch.look(QUIET)
+    assert watch.look(QUIET._replace(at=100.0, cpu_seconds=4.0))
+    assert not watch.look(QUIET._replace(at=200.0, cpu_seconds=4.0, syncs=6))
+
+
+def test_what_happened_before_a_job_does_not_slow_it_down_for_longer() -> None:
+    watch = IdleWatch()
+    watch.look(QUIET)
+    later = QUIET._replace(at=70.0, received_bytes=10**6, syncs=1000, cpu_seconds=33.0)
+    found = [watch.look(later._replace(at=70.0 + n * 0.125)) for n in range(4)]
+    assert found == [False, False, True, True]
+
+
+def test_consumers_that_read_count_as_work() -> None:
+    watch = IdleWatch()
+    reading = [seen._replace(cpu_seconds=seen.at * 0.3) for seen in looks(5.0, at=10.0)]
+    assert not any(watch.look(seen) for seen in reading)
 
 
 async def test_only_a_configured_rate_is_fixed(tmp_path: Path) -> None:
-    for settings, expected in (({}, BESIDE_WORK), ({"max_rate": "1GiB"}, 2**30)):
-        cleaning = Cleaning(tmp_path / str(expected), **settings)
+    for settings, expected in (
+        ({}, Rates(BUSY_RATE_BYTES, None)),
+        ({"max_rate": "1GiB"}, fixed_rate(2**30)),
+    ):
+        cleaning = Cleaning(tmp_path / str(expected.busy_bytes), **settings)
         await cleaning.running.start()
         await cleaning.stream("s", 100, 3)
         await cleaning.cleaner._round()
         assert cleaning.worker.rates == [expected]
-        assert [pace is None for pace in cleaning.worker.paces] == [bool(settings)]
         await cleaning.close()

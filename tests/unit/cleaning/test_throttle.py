@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from liftlog.server.cleaning.worker import FreeRoom, RateLimit
+from liftlog.server.cleaning.worker import FreeRoom, IdleGrant, RateLimit
 
 
 class Time:
@@ -49,6 +51,53 @@ def test_slow_work_is_not_held_up() -> None:
         time.now += 1
         limit(50)
     assert time.slept == 0.0
+
+
+def test_a_grant_lifts_the_limit_and_ends_by_itself() -> None:
+    """As when the daemon stalls, and neither renews it nor takes it back."""
+    time = Time()
+    grant = IdleGrant(time.clock)
+    limit = RateLimit(1000, math.inf, grant=grant, clock=time.clock, sleep=time.sleep)
+    grant.note(0.2)
+    for _ in range(10):
+        limit(1_000_000)
+        time.now += 0.01
+    assert time.slept == 0.0
+    time.now += 0.2
+    limit(1000)
+    assert time.slept == pytest.approx(1.0)
+
+
+def test_there_is_no_burst_when_a_grant_is_taken_back() -> None:
+    time = Time()
+    grant = IdleGrant(time.clock)
+    limit = RateLimit(1000, 5000, grant=grant, clock=time.clock, sleep=time.sleep)
+    grant.note(3600)
+    limit(10_000)
+    assert time.slept == pytest.approx(2.0)  # the first wait was for the rate of a busy daemon
+    grant.note(0)
+    limit(1000)
+    assert time.slept == pytest.approx(3.0)
+
+
+def test_a_job_that_sleeps_goes_on_as_soon_as_the_daemon_is_idle() -> None:
+    grant = IdleGrant()
+    limit = RateLimit(1, math.inf, grant=grant)
+    job = threading.Thread(target=limit, args=(10**9,))
+    job.start()
+    assert job.is_alive()
+    grant.note(3600)
+    job.join(30)
+    assert not job.is_alive()
+
+
+def test_what_a_fixed_rate_is_told_changes_nothing() -> None:
+    time = Time()
+    grant = IdleGrant(time.clock)
+    limit = RateLimit(1000, grant=grant, clock=time.clock, sleep=time.sleep)
+    grant.note(3600)
+    limit(5000)
+    assert time.slept == pytest.approx(5.0)
 
 
 class Room(NamedTuple):

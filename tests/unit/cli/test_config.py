@@ -170,6 +170,9 @@ def test_the_schema_takes_what_the_daemon_takes() -> None:
         "pull: {unix_mode: 0600, tls: {min_version: 1.2}, linger: 1h30m}",
         "streams: {a: {subject: x, acks: on, compaction: {}, retention: {max_bytes: 1.5 GB}}}",
         "drain_timeout: 5",
+        "cleaner: {max_rate: 64MiB}",
+        "cleaner: {max_rate: auto}",
+        "cleaner: {max_rate: null}",
     ):
         given = yaml.safe_load(text)
         assert valid(given), text
@@ -182,6 +185,7 @@ def test_the_schema_takes_what_the_daemon_takes() -> None:
         "nmae: x",
         "drain_timeout: soon",
         "drain_timeout: [1]",
+        "cleaner: {max_rate: fast}",
         "pull: {max_connections: many}",
         "pull: {max_frame_bytes: 1 potato}",
         "streams: {a: {}}",

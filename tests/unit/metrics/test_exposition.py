@@ -71,7 +71,7 @@ def exposition_of(running: Running) -> Exposition:
     reloads = Reloads()
     health = Health(broker, link, disk, reloads, lambda: 0.0)
     health.phase = Phase.SERVING
-    cleaner: Any = SimpleNamespace(state_of=lambda host: cleaning)
+    cleaner: Any = SimpleNamespace(state_of=lambda host: cleaning, is_at_idle_rate=False)
     watch = LoopWatch()
     return Exposition(
         Sources(

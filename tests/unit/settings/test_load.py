@@ -80,6 +80,34 @@ def test_environment_wins_over_file_and_set_over_both(tmp_path: Path) -> None:
     assert settings.logging.level == "error"
 
 
+@pytest.mark.parametrize(
+    ("text", "rate_bytes", "shown"),
+    [
+        ("", None, "auto"),
+        ("cleaner: {max_rate: auto}", None, "auto"),
+        ("cleaner: {max_rate: null}", None, "auto"),
+        ("cleaner: {max_rate: 64MiB}", 64 * 2**20, "64MiB"),
+        ("cleaner: {max_rate: 1000}", 1000, 1000),
+    ],
+)
+def test_a_rate_is_a_size_or_auto(
+    tmp_path: Path, text: str, rate_bytes: int | None, shown: str | int
+) -> None:
+    settings = load(text, tmp_path)
+    assert settings.cleaner.max_rate_bytes == rate_bytes
+    assert settings.to_yaml_dict()["cleaner"]["max_rate"] == shown
+    again = load("", tmp_path, LIFTLOG_CLEANER__MAX_RATE=str(shown))
+    assert again.cleaner == settings.cleaner
+
+
+@pytest.mark.parametrize("rate", ["0", "fast", "true"])
+def test_what_is_neither_is_refused_with_both(tmp_path: Path, rate: str) -> None:
+    found = refused(f"cleaner: {{max_rate: {rate}}}", tmp_path)
+    assert list(found) == ["cleaner.max_rate"]
+    assert "size" in found["cleaner.max_rate"]
+    assert found["cleaner.max_rate"].endswith(", or auto")
+
+
 def test_values_of_the_environment_are_yaml_except_text() -> None:
     settings = load_settings(
         None,
