@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Reader:
-    """What both tell about where they stand."""
+    """The position and state that both readers report."""
 
     _ahead: ReadAhead
 
@@ -31,22 +31,22 @@ class _Reader:
 
     @property
     def position(self) -> int | None:
-        """The offset behind all that was handed out or passed over; None before that is known."""
+        """The offset after all records returned or skipped; None until that is known."""
         return self._ahead.position
 
     @property
     def incarnation(self) -> str | None:
-        """The incarnation of the stream that is read: store it with a position."""
+        """The incarnation of the stream: store it with a position."""
         return self._ahead.incarnation
 
     @property
     def epoch(self) -> int | None:
-        """The stream's leader epoch when it was last heard of: store it with a position."""
+        """The stream's leader epoch in the newest answer: store it with a position."""
         return self._ahead.epoch
 
 
 class BatchReader(_Reader):
-    """Async iterator over record batches. Leaving the loop early cancels what is under way.
+    """Async iterator over record batches. Leaving the loop early cancels pending requests.
 
     `anext` may be cancelled and called again, and called again after it raised ConnectionLost.
     """
@@ -66,8 +66,8 @@ class BatchReader(_Reader):
         return batch
 
     async def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """The next batch, or None when it does not come so soon; raises StopAsyncIteration at the
-        end. Connecting again is not counted."""
+        """The next batch, or None if none arrives within `seconds`, not counting the time spent
+        reconnecting. Raises StopAsyncIteration at the end."""
         ahead = self._ahead
         loop = asyncio.get_running_loop()
         deadline = None if seconds is None else loop.time() + seconds
@@ -101,13 +101,13 @@ class BatchReader(_Reader):
         self._ahead.stop()
 
     def __del__(self) -> None:
-        # Nothing to await here: giving up only sends a frame, if the connection still lives.
+        # This cannot await; stopping only sends a frame if the connection is still open.
         if self._session.usable:
             self._ahead.stop()
 
 
 class SyncBatchReader(_Reader):
-    """Iterator over record batches. Leaving the loop early cancels what is under way."""
+    """Iterator over record batches. Leaving the loop early cancels pending requests."""
 
     def __init__(self, session: SyncSession, ahead: ReadAhead) -> None:
         self._session = session
@@ -124,8 +124,8 @@ class SyncBatchReader(_Reader):
         return batch
 
     def next_within(self, seconds: float | None) -> RecordBatch | None:
-        """The next batch, or None when it does not come so soon; raises StopIteration at the end.
-        Connecting again is not counted."""
+        """The next batch, or None if none arrives within `seconds`, not counting the time spent
+        reconnecting. Raises StopIteration at the end."""
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -162,7 +162,7 @@ def together(reader: SyncBatchReader) -> Iterator[Batches]: ...
 
 
 def together(reader: Any) -> Any:
-    """The same reader, which from now on hands out small batches together: for callers that make
-    records or rows of them."""
+    """The same reader, which from now on returns adjacent small batches together: for callers that
+    convert them to records or rows."""
     reader._take = reader._ahead.next_some
     return reader

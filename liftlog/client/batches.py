@@ -1,4 +1,4 @@
-"""The body of an answer -> checked batches that hold only what was asked for."""
+"""Turns the body of an answer into checked batches that hold only the requested records."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 
 _LOOK_BYTES = 8 * 1024
-"""Fewer bytes hold too few small batches to be worth a look at all of them at once."""
+"""Fewer bytes hold too few small batches to be worth decoding together."""
 
 _RARELY_BYTES = 64 * 1024
-"""How far apart such looks are where they found nothing."""
+"""The longest distance between attempts to find small batches where none were found."""
 
 
 class DamagedHeader(Exception):
-    """The batch of `offset` cannot be told from what follows: its header is damaged, and with it
-    the word on how far it reaches; or another batch stands in its place. The answer ends at
-    `next_offset`. For this package's own use."""
+    """Where the batch of `offset` ends is unknown: its header is damaged, or another batch is in
+    its place. The answer ends at `next_offset`. Internal to this package."""
 
     def __init__(self, offset: int, position: int, next_offset: int) -> None:
         super().__init__(offset, position, next_offset)
@@ -41,13 +40,13 @@ class DamagedHeader(Exception):
 
 
 class ArrivingBatches:
-    """The batches of a body that may still be on its way.
+    """The batches of a body that may still be arriving.
 
-    Every checksum is verified before its batch is handed out, and that it continues the one before:
-    the batches of an answer tile the offsets that its header names. Records below the asked offset
-    and the log start, and at or above `stop_offset`, are dropped, and batches left without
-    records are skipped. A batch is looked at as soon as it is whole: its bytes have just been
-    copied then and are still in the processor's cache.
+    Before a batch is returned, its checksums are verified, and that it continues the previous one:
+    the batches of an answer tile the offsets that its header states. Records below the requested
+    offset or the log start, and at or above `stop_offset`, are dropped, and batches left without
+    records are skipped. A batch is decoded as soon as it is whole: its bytes have just been copied
+    and are still in the processor's cache.
     """
 
     __slots__ = ("_body", "_first_wanted", "_header", "_look_at", "_look_step", "_pending",
@@ -64,18 +63,18 @@ class ArrivingBatches:
         self._place = Place(header.first_offset, header.next_offset)
         self._position = 0
         self._pending: list[RecordBatch] = []
-        """Checked and not handed out yet, the next one last."""
-        self._reached = self.next_offset  # by what was handed out, while others are pending
-        # Where small batches are looked for again. That needs numpy: to import it takes a tenth of
-        # a second, so that is left to the program; one that works with arrays has done it.
+        """Checked but not returned yet; the next one is last."""
+        self._reached = self.next_offset  # by the batches returned, while others are pending
+        # Where to look for small batches next. That needs numpy, whose import takes a tenth of a
+        # second: it is used only if the program has imported it.
         self._look_at = 0 if "numpy" in sys.modules else sys.maxsize
         self._look_step = 1
         self.needed_bytes = 0
-        """How many bytes of the body must be here before `next` has more to say."""
+        """How many bytes of the body must have arrived before `next` can return more."""
 
     @property
     def next_offset(self) -> int:
-        """What follows the batches that were handed out."""
+        """The offset that follows the batches returned so far."""
         if self._pending:
             return self._reached
         return max(self._place.offset, self._first_wanted)
@@ -85,7 +84,7 @@ class ArrivingBatches:
         return self._position >= len(self._body) and not self._pending
 
     def next_some(self, arrived_bytes: int) -> Batches | None:
-        """As `next`, with small batches that lie one behind the other in one step."""
+        """Like `next`, but returns adjacent small batches together."""
         if not self._pending:
             some = self._take_small_batches(arrived_bytes)
             if some is not None:
@@ -93,11 +92,11 @@ class ArrivingBatches:
         return self.next(arrived_bytes)
 
     def next(self, arrived_bytes: int) -> RecordBatch | None:
-        """The next batch, or None: exhausted, or the bytes of the next one are not here.
+        """The next batch, or None if there are no more or its bytes have not arrived.
 
-        Raises CorruptRange for a batch whose body fails its check (the next call goes on behind
-        it), DamagedHeader for one whose header does or that belongs somewhere else (this answer is
-        over then). What came before has been handed out.
+        Raises CorruptRange for a batch whose body fails its check (the next call continues after
+        it), and DamagedHeader for one whose header does or that is misplaced (this answer is then
+        exhausted). All batches before it have been returned.
         """
         pending = self._pending
         if not pending and self._position >= self._look_at:
@@ -130,7 +129,7 @@ class ArrivingBatches:
                 self._position = position + bad.length
                 place.pass_by(bad)
                 if bad.next_offset <= reached:
-                    continue  # all of it lies below what was asked for
+                    continue  # all of it is below the requested offset
                 raise corrupt_range(self._stream, reached, bad.next_offset) from error
             self._position = position + batch.header.length
             header, stop = batch.header, self._stop
@@ -144,7 +143,7 @@ class ArrivingBatches:
         return None
 
     def _take_small_batches(self, arrived_bytes: int) -> SmallBatches | None:
-        """Those that are next and as they should be; None: look at the next one by itself."""
+        """The next small batches without a fault; None: decode the next batch by itself."""
         position = self._position
         if position < self._look_at or arrived_bytes - position < _LOOK_BYTES:
             return None
@@ -168,7 +167,7 @@ class ArrivingBatches:
             raise DamagedHeader(reached, len(self._body), end)
 
     def _is_whole(self, position: int, arrived_bytes: int) -> bool:
-        """Whether the batch at `position` has arrived; what it says of itself is not checked yet,
+        """Whether the batch at `position` has arrived. Its length is not checked yet,
         so the worst that a wrong length can do is to wait for the rest of the body."""
         needed = position + HEADER_SIZE
         if needed <= arrived_bytes:
@@ -214,10 +213,10 @@ def corrupt_range(stream: str, first_offset: int, next_offset: int) -> CorruptRa
 
 
 def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
-    """The records of the first one, and what waits behind it. Raises CorruptBatch.
+    """The records of the first item, and the items that follow it. Raises CorruptBatch.
 
-    Small batches that came together are taken apart where one of them is corrupt: the records in
-    front of that one come first.
+    Small batches that were held together are separated if one of them is corrupt, so that the
+    records before it are returned first.
     """
     some, *rest = waiting
     if isinstance(some, RecordBatch):
@@ -231,7 +230,7 @@ def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
 
 
 class FetchAnswer:
-    """One answer of the low-level `fetch`: where the log stands, and the batches."""
+    """One answer of the low-level `fetch`: the state of the log, and the batches."""
 
     __slots__ = ("_body", "_stream", "header")
 

@@ -65,7 +65,7 @@ class Requester(Protocol):
 
 
 class ReadAhead:
-    """State of one read. `on_ready` runs when `next_batch` may have something new to say."""
+    """State of one read. `on_ready` runs when the result of `next_batch` may have changed."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ReadAhead:
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
         self.interruption: LiftlogError | None = None
-        """Why nothing more comes until `resume`; everything before it was handed out."""
+        """Why no more batches come until `resume`; all before it have been returned."""
         self.answer_count = 0
         self._requester = requester
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
@@ -103,12 +103,12 @@ class ReadAhead:
         self._reset_callback = reset_callback
         self._reset: tuple[LiftlogError, int | None] | None = None  # asked, not answered yet
         self._suspect: int | None = None
-        """Here a damaged header was seen; what does the daemon say?"""
+        """The offset of a damaged header, while the daemon is asked about it."""
         self._stop_offset = until if type(until) is int else None
         self._largest_fetch_bytes = max(fetch_bytes, SMALLEST_FETCH_BYTES)
         self._fetch_bytes = min(FIRST_FETCH_BYTES, self._largest_fetch_bytes)
         self._read_ahead_bytes = read_ahead_bytes
-        self._asked: Exchange | None = None  # the fetch whose header has not come
+        self._asked: Exchange | None = None  # the fetch whose header has not arrived
         self._open: set[Exchange] = set()
         self._last: FetchHeader | None = None  # newest header
         self._ahead_bytes = 0
@@ -121,7 +121,7 @@ class ReadAhead:
 
     @property
     def finished(self) -> bool:
-        """Everything was handed out and nothing more will come."""
+        """All batches have been returned and no more will come."""
         return self._over and not self._open and not self._ready and self._current is None
 
     @property
@@ -131,7 +131,7 @@ class ReadAhead:
 
     @property
     def position(self) -> int | None:
-        """Everything below was handed out or passed over; None while that is not known."""
+        """Every record below it was returned or skipped; None until it is known."""
         first = self._ready[0] if self._ready else None
         if self._current is not None:
             position: Any = self._current.next_offset
@@ -145,16 +145,16 @@ class ReadAhead:
 
     @property
     def incarnation(self) -> str | None:
-        """That of the stream that `position` is in."""
+        """The incarnation of the stream to which `position` belongs."""
         return self._next.get("incarnation")
 
     @property
     def epoch(self) -> int | None:
-        """The leader epoch of the stream when it was last heard of."""
+        """The leader epoch of the stream in the newest answer."""
         return self._next.get("epoch")
 
     def next_some(self) -> Batches | None:
-        """As `next_batch`, with small batches that lie one behind the other in one step."""
+        """Like `next_batch`, but returns adjacent small batches together."""
         take: Callable[[ArrivingBatches, int], Any] = ArrivingBatches.next_some
         found: Batches | None = self._taken(take)
         return found
@@ -226,16 +226,16 @@ class ReadAhead:
         return None
 
     def abandon(self, error: LiftlogError) -> None:
-        """The connection was lost, and this read was not told: its caller was interrupted by an
-        exception from a signal handler."""
+        """Record that the connection was lost, if this read was not notified because an exception
+        from a signal handler interrupted its caller."""
         if self.position is not None:
             self._next = {**self._next, "start": self.position}
         self.interruption = error
 
     def resume(self) -> None:
-        """Read on behind what was handed out; there is a connection again."""
+        """Continue after the last batch returned, on a new connection."""
         self.interruption = None
-        self._suspect = None  # what was asked about a damaged header has no answer
+        self._suspect = None  # the question about a damaged header was not answered
         self._begin(self._next)
 
     # --- damage ---
@@ -295,11 +295,11 @@ class ReadAhead:
         )
         self._ask_if_room()
 
-    # --- the place to go on is gone ---
+    # --- the start offset no longer exists ---
 
     def _may_reset(self, error: LiftlogError) -> bool:
-        # The answer to the first fetch after a reset says where it led; a second error before that
-        # is no place to go on.
+        # The answer to the first fetch after a reset gives the new position. An error before that
+        # answer must not cause another reset.
         return self._on_reset != "error" and isinstance(error, RESETTABLE) and self._reset is None
 
     def _begin_elsewhere(self, error: LiftlogError) -> None:
@@ -374,8 +374,8 @@ class ReadAhead:
         """Send the fetch of what follows."""
         fields = dict(self._next)
         position = fields.get("start")
-        # With an end in sight the first answer is wanted for what it says about the log. And a
-        # start such as `latest` is to become an offset at once, before a connection can be lost.
+        # A read with an end needs the first answer for the state of the log. And a start such as
+        # `latest` must become an offset at once, before the connection can be lost.
         unknown = self._until is not None or type(position) is not int
         at_once = (self._last is None and unknown) or self._reset is not None
         wait_ms = 0 if at_once else POLL_MS

@@ -14,10 +14,10 @@ from liftlog.records.header import BatchHeader, parse_header, verify_body
 
 
 def find_good_batch(body: memoryview, position: int, offset: int, end_offset: int) -> int | None:
-    """The offset of the first good batch behind `position`, where that of `offset` is damaged.
+    """The offset of the first good batch after `position`, where the batch of `offset` is damaged.
 
-    `end_offset` is where the answer ends; it is the result when nothing good lies before it. None
-    when nothing can be proven.
+    `end_offset` is where the answer ends; it is the result when there is no good batch before it.
+    None when nothing can be proven.
     """
     raw = body.tobytes()
     at = raw.find(MAGIC, position + ALIGNMENT)

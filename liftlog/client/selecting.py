@@ -31,8 +31,7 @@ class Filter:
     header: str | Sequence[str] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `Fetch`. Raises InvalidArgument; what is not a pattern or a name is
-        left to the daemon to say."""
+        """The fields of a `Fetch`. Raises InvalidArgument; the daemon checks patterns and names."""
         given = {
             "filter_subjects": _entries("subject", self.subject, str),
             "filter_keys": _entries("key", self.key, bytes),
@@ -42,7 +41,7 @@ class Filter:
 
 
 def selection_fields(selected: Filter | None, columns: Sequence[Column] | None) -> dict[str, Any]:
-    """The fields of a `Fetch` that say what to answer. Raises InvalidArgument."""
+    """The fields of a `Fetch` that select records and columns. Raises InvalidArgument."""
     fields = {} if selected is None else selected.fields()
     if columns is not None:
         unknown = [repr(name) for name in columns if name not in COLUMNS]

@@ -42,24 +42,24 @@ from liftlog.records.header import BatchHeader
 _SIZES = struct.Struct("<II")
 _DATA_POSITION = HEADER_SIZE + _SIZES.size
 _MIN_BODY_BYTES = 128
-"""Smaller bodies are left as they are: there is nothing in them that pays for another header."""
+"""Smaller bodies are not compressed: the saving would not pay for the extra header."""
 
 _LZ4_MAX_RATIO = 255
 _ZSTD_LEVEL = 1
-"""Twice as fast as the usual 3, and hardly larger for messages that resemble each other."""
+"""Twice as fast as the default, 3, and hardly larger output for similar messages."""
 _ZSTD_WINDOW_BYTES = MAX_RAW_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """`compress` and `decompress` are thread-safe, and others run meanwhile."""
+    """`compress` and `decompress` are thread-safe, and other threads run meanwhile."""
 
     name: str
     number: int
     compress: Callable[[memoryview], bytes]
     decompress: Callable[[memoryview, int], bytes]
-    """The bytes and how many they become; raises ValueError if they do not become so many. Never
-    allocates more than that."""
+    """Takes the compressed bytes and the size of the result. Raises ValueError if the result has
+    another size; never allocates more than that size."""
 
 
 def codec_named(name: str) -> Codec | None:
@@ -83,7 +83,7 @@ def _codec(number: int) -> Codec:
 
 
 def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | memoryview:
-    """The same batch with its body compressed; itself when that makes it no smaller."""
+    """The same batch with its body compressed, or `batch` itself if that is not smaller."""
     with memoryview(batch) as view:
         body = view[HEADER_SIZE:]
         if not _MIN_BODY_BYTES <= len(body) <= MAX_RAW_BODY_BYTES:
@@ -105,7 +105,7 @@ def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | m
 
 
 def raw_length(batch: bytes, header: BatchHeader) -> int:
-    """How long the batch is without compression, as its first 72 bytes say; nothing is checked."""
+    """The length of the batch without compression, from its first 72 bytes; not verified."""
     if not header.attributes & CODEC_MASK or len(batch) < _DATA_POSITION:
         return header.length
     length: int = _SIZES.unpack_from(batch, HEADER_SIZE)[0]
@@ -113,10 +113,10 @@ def raw_length(batch: bytes, header: BatchHeader) -> int:
 
 
 def inflate(view: memoryview, header: BatchHeader) -> memoryview:
-    """A verified batch with its columns as they were before they were compressed.
+    """A verified batch with its columns decompressed.
 
-    The first 64 bytes stay those of the compressed one. Raises CorruptBatch when the body is not
-    what it says, and UnsupportedFormat when the codec's package is not installed.
+    The header stays that of the compressed batch. Raises CorruptBatch when the body cannot be
+    decompressed to its stated size, UnsupportedFormat when the codec's package is not installed.
     """
     codec = _codec(header.attributes & CODEC_MASK)
     if len(view) < _DATA_POSITION:
@@ -155,7 +155,7 @@ def _lz4(name: str, number: int) -> Codec:
 def _zstd(name: str, number: int) -> Codec:
     import zstandard
 
-    # Neither object may be used by two threads at once.
+    # Two threads must not use either object at the same time.
     own = threading.local()
 
     def compress(body: memoryview) -> bytes:
@@ -172,7 +172,7 @@ def _zstd(name: str, number: int) -> Codec:
                 max_window_size=_ZSTD_WINDOW_BYTES
             )
         try:
-            # What the frame says would be allocated, whatever is asked for here.
+            # zstandard allocates the size that the frame states, not the size requested here.
             if zstandard.frame_content_size(packed) != size:
                 raise ValueError("the frame is for another number of bytes")
             body: bytes = decompressor.decompress(packed, allow_extra_data=False)

@@ -1,9 +1,9 @@
-"""A record batch as numpy columns, for those who work on whole batches: compaction, exports.
+"""A record batch as numpy columns, for code that works on whole batches: compaction, exports.
 
-`decode_columns` gives views into the batch; nothing is copied but what has to be widened.
-`encode_columns` is its inverse. No step runs per record in Python. This needs numpy, as do
-column_set.py, many.py, positions.py, selection.py and the two for Arrow; nothing else in the
-package imports them before it is asked to, so a client does not need it.
+`decode_columns` returns views into the batch and copies only what has to be widened.
+`encode_columns` is its inverse. No step runs per record in Python. This module needs numpy, as do
+column_set.py, many.py, positions.py, small_batches.py, selection.py and the two for Arrow; the rest
+of the package imports them only on demand, so a client does not need numpy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HEADER_PLACE = bytes(HEADER_SIZE)
 
 
 def decode_columns(batch: RecordBatch) -> Columns:
-    """All records of a verified batch (trimming it does not matter here).
+    """All records of a verified batch, including trimmed ones.
 
     The arrays are views into the batch's buffer where they can be, so they must not be written
     to. Raises CorruptBatch when the columns contradict the header or each other.
@@ -74,7 +74,7 @@ def decode_columns(batch: RecordBatch) -> Columns:
 
 
 def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
-    """The keys of a verified batch, for half the price of all columns; None if it has none."""
+    """The keys of a verified batch, at half the cost of all columns; None if it has none."""
     view, header = batch.raw, batch.header
     count = header.record_count
     if not header.attributes & KEYS or not count:
@@ -120,11 +120,11 @@ def _binary_column(
 def encode_columns(
     columns: Columns, *, base_offset: int, last_offset: int, leader_epoch: int, commit_group: int
 ) -> bytearray:
-    """One batch that stands for [base_offset, last_offset] and holds these records.
+    """One batch that covers [base_offset, last_offset] and holds these records.
 
-    Columns that say nothing (no key, no header, no tombstone, no hole, equal stamps) are left
+    Columns without information (no key, no header, no tombstone, no hole, equal stamps) are left
     out, and so are subjects that no record has. Raises ValueError when the records do not fit
-    one batch; `can_share_batch` tells for stamps.
+    one batch; for stamps, check `can_share_batch` first.
     """
     count = len(columns)
     if count > MAX_BATCH_RECORDS:
@@ -169,8 +169,8 @@ def encode_columns(
 
 
 def can_share_batch(some: tuple[int, int], others: tuple[int, int]) -> bool:
-    """Whether records of two batches fit into one with no stamp changed; of both the oldest and
-    the newest stamp is given.
+    """Whether records of two batches fit into one without changing a stamp. Each argument is the
+    oldest and the newest stamp of one batch.
 
     A batch stores microseconds since its oldest stamp, in 32 bits.
     """
@@ -186,7 +186,7 @@ def _append_offsets(parts: list[Any], offsets: Offsets, base_offset: int, last_o
     if first < base_offset or last > last_offset or not np.all(offsets[1:] > offsets[:-1]):
         raise ValueError("the offsets do not ascend inside the batch")
     if first == base_offset and last - first == count - 1:
-        return 0  # at most the end of the range is empty, and the header says so
+        return 0  # only the end of the range can be empty, and the header says so
     _append_numbers(parts, (offsets - base_offset).astype(np.uint32))
     return OFFSET_DELTAS
 

@@ -1,7 +1,7 @@
 """One record batch as a lazy view over its bytes.
 
-Nothing is copied until it is asked for, and a column that is not asked for is only stepped
-over. Methods that return lists return one entry per record of the (possibly trimmed) batch.
+Data is copied only when it is requested; other columns are skipped. Methods that return lists
+return one entry per record of the (possibly trimmed) batch.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RecordBatch:
     def __init__(self, view: memoryview, header: BatchHeader, stored: memoryview) -> None:
         self.header = header
         self.stored = stored
-        """The bytes of the batch in its file, whatever was trimmed; not a copy."""
+        """The bytes of the whole batch in its file, even if it was trimmed; not a copy."""
         self._view = view  # exactly this batch, its columns not compressed
         self._lo = 0
         self._hi = header.record_count
@@ -109,7 +109,7 @@ class RecordBatch:
 
     @property
     def raw(self) -> memoryview:
-        """Header and columns of the whole batch, whatever was trimmed: `stored` itself, or a
+        """Header and columns of the whole batch, even if it was trimmed: `stored` itself, or a
         longer copy when the batch is compressed."""
         return self._view
 
@@ -145,19 +145,19 @@ class RecordBatch:
         return [base + 1000 * delta for delta in deltas[self._lo : self._hi].tolist()]
 
     def subjects(self) -> list[str]:
-        """What was not UTF-8 on NATS is escaped, see `escaped_subjects`."""
+        """Subjects that were not UTF-8 on NATS are escaped, see `escaped_subjects`."""
         return self._by_subject_id(self._subject_names())
 
     def raw_subjects(self) -> list[bytes]:
-        """The very bytes that they were on NATS. Two of them can have one name in `subjects`: the
-        one escaped, the other a text that looks like it."""
+        """The exact bytes received from NATS. Two different subjects can look the same in
+        `subjects`: one is escaped, the other is text that looks like the escape."""
         names = self._subject_names()
         pairs = zip(names, self._escape_flags(len(names)), strict=True)
         raw = [unescape_subject(name) if escaped else name.encode() for name, escaped in pairs]
         return self._by_subject_id(raw)
 
     def escaped_subjects(self) -> set[str]:
-        """The subjects that were not UTF-8 on NATS; such bytes are written as `\\xNN` in them."""
+        """The subjects that were not UTF-8 on NATS; each invalid byte is written as `\\xNN`."""
         if not self.header.attributes & ESCAPED_SUBJECTS:
             return set()
         names = self._subject_names()
@@ -165,7 +165,7 @@ class RecordBatch:
         return {name for name, escaped in pairs if escaped}
 
     def _subject_names(self) -> list[str]:
-        """Each subject of the batch once, those of trimmed records too."""
+        """Each subject of the batch once, including those of trimmed records."""
         layout, view = self._layout, self._view
         column = layout.dictionary
         data = column.data
@@ -198,8 +198,8 @@ class RecordBatch:
         """The value column itself: its bytes, and the `len + 1` places in them
         between which the values lie.
 
-        Value i lies at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For those who
-        work on columns: no object is made per value.
+        Value i lies at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For code that
+        works on columns: no object is created per value.
         """
         column, count = self._layout.values, self.header.record_count
         raw_ends = numbers(self._view, column.ends, count + 1, "i")
@@ -213,8 +213,8 @@ class RecordBatch:
     def value_views(self) -> list[memoryview | None]:
         """The payloads as views into the batch, without a copy; None for a tombstone.
 
-        The better choice for values beyond half a KiB: copies of that size are allocated and given
-        back to the system one by one, which costs more than checking and cutting them.
+        Faster for values larger than 512 bytes: copies of that size are allocated and freed one by
+        one, which costs more than slicing views.
         """
         data, ends = self.value_column()
         views = [data[a:b] for a, b in pairwise(ends)]
@@ -224,7 +224,7 @@ class RecordBatch:
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
-        """One object per record: the convenient way, and the slowest."""
+        """One object per record: convenient, but the slowest way to read."""
         headers: Iterable[MessageHeaders]
         if self.header.attributes & HEADERS:
             headers = map(MessageHeaders, self.headers())
@@ -239,7 +239,7 @@ class RecordBatch:
             headers,
             strict=True,
         )
-        # As `Record._make` does, without a call of Python for each.
+        # Like `Record._make`, without a Python call per record.
         return list(map(_new_tuple, repeat(Record), fields))
 
     def __iter__(self) -> Iterator[Record]:
@@ -278,7 +278,7 @@ class RecordBatch:
         return [header.base_offset + delta for delta in deltas]
 
     def _by_subject_id(self, entries: list[Entry]) -> list[Entry]:
-        """Of each record the entry of its subject."""
+        """The entry of each record's subject."""
         if not self.header.attributes & SUBJECT_IDS:
             return entries[:1] * len(self)
         ids = numbers(self._view, self._layout.ids, self.header.record_count, "H")
@@ -310,12 +310,12 @@ class RecordBatch:
             if cut := self._equal_cut(raw_ends):
                 return list(cut.unpack_from(view, data))
             ends = ascending(raw_ends.tolist())
-        # One copy of the column makes every slice a plain bytes slice, which is the fastest.
+        # After one copy of the column every slice is a plain bytes slice, which is the fastest.
         raw = view[data : data + ends[-1]].tobytes()
         return [raw[a:b] for a, b in pairwise(ends)]
 
     def _equal_cut(self, ends: memoryview[int]) -> struct.Struct | None:
-        """What cuts a whole column if all its items are of one length, which is not 0."""
+        """A struct that cuts the whole column if all items have the same length, which is not 0."""
         count = len(ends) - 1
         if not count:
             return None
@@ -331,14 +331,14 @@ class RecordBatch:
         return [item if flag else None for item, flag in pairs]
 
     def _flags(self, column: Binary[int]) -> list[bool]:
-        """Of each record whether the column has something for it."""
+        """Whether each record has an item in the column."""
         flags = bitmap_of(self._view, column.bitmap, self.header.record_count)
         return flags[self._lo : self._hi]
 
 
 @lru_cache(maxsize=32)
 def _equal_cuts(length: int, count: int) -> tuple[bytes, struct.Struct]:
-    """The offsets of `count` items that are all `length` bytes long, and what cuts them.
+    """The offsets of `count` items of `length` bytes each, and a struct that cuts them.
 
     Publishers often send messages of one size; one unpacking is then 3 to 5 times as fast as
     slicing item by item.
@@ -350,9 +350,9 @@ def _equal_cuts(length: int, count: int) -> tuple[bytes, struct.Struct]:
 def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBatch:
     """The batch at `pos` of `buf`, without copying it unless it is compressed.
 
-    Raises CorruptBatch when the bytes are short, a checksum does not match or a compressed body is
-    not what it says, and UnsupportedFormat when a newer liftlog wrote them or the package of their
-    codec is not installed. `verify=False` skips the body checksum.
+    Raises CorruptBatch when bytes are missing, a checksum does not match or a compressed body
+    cannot be decompressed to its stated size, and UnsupportedFormat when a newer liftlog wrote the
+    batch or the package of its codec is not installed. `verify=False` skips the body checksum.
     """
     whole = buf if type(buf) is memoryview else memoryview(buf)
     header = parse_header(whole, pos)
@@ -374,7 +374,7 @@ def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBat
 
 
 def iter_batches(buf: Buffer, *, verify: bool = True) -> Iterator[RecordBatch]:
-    """The batches of a run of whole batches, as a fetch answers it."""
+    """The batches of a buffer of whole batches, such as the body of a fetch answer."""
     pos, end = 0, len(buf)
     while pos < end:
         batch = decode_batch(buf, pos, verify=verify)

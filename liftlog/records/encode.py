@@ -61,9 +61,9 @@ def encode_batch(
 
     `subjects` are the bytes that NATS delivered. `headers` holds one raw header block per
     record, b"" for none. `offsets` (ascending) is for a batch with holes, as compaction leaves
-    them (it encodes its own by `columns.encode_columns`); `last_offset` says where the batch ends,
-    if not with its last record. `has_tombstones` must be true when
-    any value is None: looking for None would cost a pass over every batch.
+    them (which itself uses `columns.encode_columns`); `last_offset` is where the batch ends,
+    if not with its last record. `has_tombstones` must be true when any value is None: looking for
+    None would cost a pass over every batch.
 
     Stamps keep their microseconds relative to the first one, and none is stored as older than
     it. Raises ValueError when the columns do not fit together.
@@ -183,7 +183,7 @@ def fill_header(
 
 
 def extend_batch(batch: bytearray, last_offset: int) -> None:
-    """Let a batch stand for the offsets up to `last_offset` as well, which hold no records."""
+    """Extend a batch to cover the offsets up to `last_offset`, which hold no records."""
     base_offset: int = HEADER.unpack_from(batch)[2]
     LAST_OFFSET_DELTA.pack_into(batch, LAST_OFFSET_DELTA_POSITION, last_offset - base_offset)
     with memoryview(batch) as view:

@@ -1,9 +1,9 @@
 """Where the columns of a batch lie. Every length and offset in the bytes is checked here.
 
-A correct checksum proves only that the bytes are the writer's, not that the writer was sane: a
-replica, a plug-in or an attacker may have computed it. So no position is used before it was
-compared with the end of the batch, and whatever does not fit raises CorruptBatch. Nothing is
-allocated that is larger than what the batch itself holds.
+A correct checksum proves only that the bytes are what the writer wrote, not that the writer was
+correct: a replica, a plug-in or an attacker may have computed it. So every position is compared
+with the end of the batch before it is used, and a position that does not fit raises CorruptBatch.
+No allocation is larger than what the batch itself holds.
 
 `walk` is the only code that knows the order of the columns. It works on numbers and on numpy arrays
 of numbers alike: `find_layout` walks one batch, positions.py many batches in the same steps.
@@ -38,7 +38,7 @@ N = TypeVar("N", int, "NDArray[np.int64]")
 
 FEW = 16
 FEW_ENDS = tuple(struct.Struct(f"<{n + 1}i") for n in range(FEW + 1))
-"""Read the offsets of a few items in one step; a memoryview cast costs three."""
+"""Read the offsets of a few items in one step; a memoryview cast takes three."""
 
 
 class Binary(NamedTuple, Generic[N]):
@@ -56,7 +56,7 @@ class Binary(NamedTuple, Generic[N]):
 class Layout(NamedTuple, Generic[N]):
     """Where the columns begin, in bytes. None: the batch has no such column.
 
-    The positions of other columns that the batch lacks say nothing: its attributes tell.
+    The positions of other absent columns mean nothing: check the attributes.
     """
 
     offset_deltas: N
@@ -90,9 +90,9 @@ _new: Any = tuple.__new__  # NamedTuple's own __new__ takes three times as long
 
 
 def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], N, Any, Any, Any]:
-    """The columns of a batch of `count` records from `at` on, behind its header.
+    """Find the columns of a batch of `count` records; `at` is the end of its header.
 
-    Returns the layout, where its last column ends, and for each of PROBLEMS whether it was met
+    Returns the layout, where its last column ends, and for each of PROBLEMS whether it occurred
     (not 0). A caller may trust the layout only if there was no problem and the columns end where
     the batch ends: then each step went forward, so no column reaches past the end. IndexError
     means that one does.

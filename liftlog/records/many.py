@@ -167,7 +167,7 @@ class ManyBatches:
         return names, first
 
     def escaped(self) -> Flags:
-        """Of each entry of the dictionaries, whether it was escaped."""
+        """Whether each entry of the dictionaries is escaped."""
         if not self._some & ESCAPED_SUBJECTS:
             return np.zeros(int(self._layout.entries.sum()), np.bool_)
         present = self._present(ESCAPED_SUBJECTS)
@@ -179,7 +179,7 @@ class ManyBatches:
         return found
 
     def keys(self) -> BinaryColumn:
-        """Null where there is none."""
+        """Null for records without a key."""
         at = self._layout.keys
         if at is None:
             return self._nothing(np.zeros(self._total, np.bool_))
@@ -191,7 +191,7 @@ class ManyBatches:
         return BinaryColumn(column.ends, column.data, valid)
 
     def headers(self) -> BinaryColumn:
-        """Empty where there are none."""
+        """Empty for records without headers."""
         at = self._layout.headers
         if at is None:
             return self._nothing(None)
@@ -211,7 +211,7 @@ class ManyBatches:
     # --- pieces ---
 
     def _present(self, bit: int) -> Flags | None:
-        """Which batches have it; None: all."""
+        """Which batches have this attribute; None: all."""
         if self._all & bit:
             return None
         present: Flags = self._at.attributes & bit != 0
@@ -237,7 +237,7 @@ class ManyBatches:
         self, column: Binary[Numbers], counts: Numbers, present: Flags | None
     ) -> BinaryColumn:
         """The items of a binary column, `counts[i]` in each batch; empty where it is lacking."""
-        # What one batch begins with, 0, is where the one before it ended: ends are all it takes.
+        # The first offset of each batch, 0, is where the previous one ended, so the ends suffice.
         stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
         ends = np.empty(int(counts.sum()) + 1, np.int32)
         ends[0] = 0
@@ -252,14 +252,14 @@ class ManyBatches:
         if len(counts) > 1:
             before = np.cumsum(sizes) - sizes
             ends[1:] += np.repeat(before.astype(np.int32), counts)
-        # The first and the last of each batch were checked, so this is all that is left.
+        # The first and the last of each batch were checked; this checks the others.
         if (ends[1:] < ends[:-1]).any():
             raise CorruptBatch("the offsets of a column run backwards")
         data = self._octets.stretches(np.uint8, column.data, sizes, None)
         return BinaryColumn(ends, data, None)
 
     def _bits(self, begin: Numbers, counts: Numbers, present: Flags | None) -> Flags:
-        """Bitmaps of so many bits in each batch, of those that are present."""
+        """The bits of bitmaps with `counts[i]` bits in each batch that is present."""
         sizes = (counts + 7) // 8
         octets = self._octets.stretches(np.uint8, begin, sizes, present)
         bits: Flags = np.unpackbits(octets, bitorder="little").view(np.bool_)

@@ -1,11 +1,11 @@
-"""Whether a batch stands where it belongs.
+"""Whether a batch is where it belongs.
 
 A disk that loses a write or puts it in the wrong place leaves whole batches, with correct
-checksums, where others were acked. Only their headers tell: the batches of a log tile its offsets
-without gaps, and leader epochs never decrease. Every walk over batches makes this comparison, and
-a batch that fails it is damage like any other.
+checksums, in the place of acked ones. Only their headers show it: the batches of a log tile its
+offsets without gaps, and leader epochs never decrease. Every walk over batches makes this
+comparison, and a batch that fails it is damage like any other.
 
-What it cannot notice is a batch of another stream that has the same offsets, in an epoch that fits.
+A batch of another stream with the same offsets, in an epoch that fits, goes undetected.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Epochs = Sequence[tuple[int, int]]
 class Place:
     """Where the next batch of a walk belongs: at `offset`, in leader epoch `epoch` or a later one.
 
-    `end_offset` is the offset that no batch of the walk may pass. `epochs` are those that the
-    manifest lists: from the first offset of each on, no batch is of an older one.
+    No batch of the walk may reach past `end_offset`. `epochs` are those that the manifest lists:
+    from the first offset of each on, no batch has an older epoch.
     """
 
     __slots__ = ("_end", "_epoch_end", "_epochs", "epoch", "offset")
@@ -39,17 +39,17 @@ class Place:
 
     @property
     def sure_epoch(self) -> int:
-        """The epoch that is listed for `offset`; without a list that of the batch before."""
+        """The epoch that is listed for `offset`; without a list, that of the previous batch."""
         return self._listed_epoch() if self._epochs else self.epoch
 
     def go_on_at(self, offset: int) -> None:
-        """The walk continues behind damage. What was read before it proves nothing any more."""
+        """Continue the walk after damage. The batches read before it no longer prove anything."""
         self.offset = offset
         self.epoch = self._listed_epoch() if self._epochs else 0
 
     @property
     def sure_until(self) -> int:
-        """Below this offset the walk may go on, and no later epoch is listed."""
+        """Below this offset the walk may continue, and no later epoch is listed."""
         return min(self._end, self._epoch_end)
 
     def holds(self, header: BatchHeader) -> bool:
@@ -61,18 +61,18 @@ class Place:
         )
 
     def pass_by(self, header: BatchHeader) -> None:
-        """That batch was here; the next one follows it."""
+        """Step over this batch; the next one follows it."""
         self.go_on_behind(header.base_offset + header.last_offset_delta + 1, header.leader_epoch)
 
     def go_on_behind(self, offset: int, epoch: int) -> None:
-        """Batches that belong here were found up to `offset`; the last one is of that epoch."""
+        """Step over batches that belong here: they end at `offset`, the last one has `epoch`."""
         self.offset = offset
         self.epoch = epoch
         if offset >= self._epoch_end:
             self.epoch = max(epoch, self._listed_epoch())
 
     def accept(self, header: BatchHeader) -> bool:
-        """`holds`, and then `pass_by`, in one call: this runs once per batch of every read."""
+        """`holds` and `pass_by` in one call: this runs once per batch of every read."""
         base_offset, epoch = header.base_offset, header.leader_epoch
         following = base_offset + header.last_offset_delta + 1
         if base_offset != self.offset or epoch < self.epoch or following > self._end:
@@ -89,12 +89,12 @@ class Place:
             raise CorruptBatch(self.problem(header))
 
     def check_end(self) -> None:
-        """Raises CorruptBatch unless the walk has reached the end that it was given."""
+        """Raises CorruptBatch unless the walk has reached its end offset."""
         if self.offset != self._end:
             raise CorruptBatch(f"the batches end at offset {self.offset}, not at {self._end}")
 
     def problem(self, header: BatchHeader) -> str:
-        """What to say of a batch that does not belong here."""
+        """Describes a batch that does not belong here."""
         found = f"a batch of offsets {header.base_offset} to {header.last_offset}"
         if header.base_offset != self.offset or header.leader_epoch < self.epoch:
             due = f"where offset {self.offset}, epoch {self.epoch} is due"

@@ -1,7 +1,7 @@
 """Where the columns of many batches lie, found for all of them at once.
 
-Decoding batches one by one costs some fifty steps each, whatever they hold. Small batches are
-joined, so that each step is one operation of numpy for all of them; large ones are left where they
+Decoding batches one by one takes about fifty steps for each, regardless of its size. Small batches
+are joined, so that each step is one numpy operation for all of them; large ones stay where they
 are, since copying them would cost more. Either way every length is checked before it is used: see
 layout.py.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from liftlog.records.small_batches import Numbers, SmallBatches, heads_at
 
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
 Batches: TypeAlias = RecordBatch | SmallBatches
-"""What a walk over batches brings in one step: one of them, or many small ones."""
+"""What a walk over batches yields in one step: one batch, or many small ones."""
 
 _JOIN_BELOW_BYTES = 16 * 1024
 """Batches below this mean size are joined."""
@@ -37,10 +37,9 @@ _CUT_FROM_ITEMS = 24
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Of each batch what its header says, and where its columns begin.
+    """For each batch, the fields of its header and where its columns begin.
 
-    A column that only some of the batches have is there; where a batch lacks it, the positions mean
-    nothing.
+    A column is present if any batch has it; for a batch that lacks it, its positions mean nothing.
     """
 
     attributes: Numbers
@@ -51,24 +50,13 @@ class Positions:
     layout: Layout[Numbers]
 
 
-class Octets(Protocol):
-    """The bytes of all batches, wherever they are."""
-
-    def stretches(
-        self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
-    ) -> NDArray[Any]:
-        """Of each batch, or of those that are `present`, `sizes[i]` items from the octet `begin[i]`
-        on, one stretch after the other. A copy."""
-        ...
-
-
 def count_batches(found: Sequence[Batches]) -> int:
     together = [some.batch_count - 1 for some in found if isinstance(some, SmallBatches)]
     return len(found) + sum(together)
 
 
 def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
-    """The same batches, none of them held together."""
+    """The same batches, each by itself."""
     batches: list[RecordBatch] = []
     for some in found:
         if isinstance(some, RecordBatch):
@@ -78,20 +66,21 @@ def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
     return batches
 
 
-def locate(found: Sequence[Batches]) -> tuple[Positions, Octets]:
-    """Of verified batches with a record or more each, less than 2 GiB in all.
+def locate(found: Sequence[Batches]) -> tuple[Positions, _Apart | _Joined]:
+    """The positions and the bytes of verified batches with at least one record each, less than
+    2 GiB in all.
 
     Raises CorruptBatch when columns reach past the end of their batch, or offsets beyond 63 bits.
     """
     total = sum([len(some.raw) for some in found])
-    octets: Octets
+    octets: _Apart | _Joined
     if total < _JOIN_BELOW_BYTES * count_batches(found):
         octets = joined = _Joined(found)
         positions = joined.positions()
     else:
         batches = one_by_one(found)
         octets, positions = _Apart(batches), _positions_one_by_one(batches)
-    # What passes 63 bits has become negative.
+    # An offset beyond 63 bits has become negative.
     offsets = positions.base_offsets
     if min(offsets.min(), (offsets + positions.last_deltas).min()) < 0:
         raise CorruptBatch("offsets beyond 63 bits")
@@ -99,7 +88,7 @@ def locate(found: Sequence[Batches]) -> tuple[Positions, Octets]:
 
 
 def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
-    """`sizes[i]` items from `first[i]` on, one stretch after the other; a copy."""
+    """A copy of `sizes[i]` items from `first[i]` on, one stretch after another."""
     total = int(sizes.sum())
     if total >= _CUT_FROM_ITEMS * len(sizes):
         pairs = zip(first.tolist(), (first + sizes).tolist(), strict=True)
@@ -113,6 +102,8 @@ def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
 
 
 class _Apart:
+    """Batches left where they are."""
+
     def __init__(self, batches: Sequence[RecordBatch]) -> None:
         self._octets = [np.frombuffer(batch.raw, np.uint8) for batch in batches]
         self._items: dict[type[np.generic], list[NDArray[Any]]] = {np.uint8: list(self._octets)}
@@ -120,6 +111,8 @@ class _Apart:
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
+        """A copy of `sizes[i]` items from byte `begin[i]` of each batch on, or of those that are
+        `present`, one stretch after another."""
         items = self._items.get(kind)
         if items is None:
             items = self._items[kind] = [octets.view(kind) for octets in self._octets]
@@ -179,6 +172,8 @@ _NOTHING = Binary(0, 0, 0)
 
 
 class _Joined:
+    """Batches copied into one buffer."""
+
     def __init__(self, found: Sequence[Batches]) -> None:
         self._raw = b"".join([some.raw for some in found])
         begin: list[Numbers] = []
@@ -203,6 +198,7 @@ class _Joined:
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
+        """As in `_Apart`; `begin` counts from the start of the buffer."""
         items = np.frombuffer(self._raw, kind)
         first = begin // np.dtype(kind).itemsize
         if present is not None:
@@ -223,7 +219,7 @@ class _Joined:
         )
 
     def _layout(self, attributes: Numbers, counts: Numbers) -> Layout[Numbers]:
-        """Batches of one kind have the same columns, so those of each kind are walked together."""
+        """Walks batches with the same attributes, and so the same columns, together."""
         kinds = np.unique(attributes).tolist()
         if len(kinds) == 1:
             return self._walk(kinds[0], counts, self._begin, self._limits)

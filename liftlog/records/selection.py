@@ -1,7 +1,7 @@
 """Which records of a batch are selected, and which of their columns.
 
-Works on numpy columns (column_set.py): no step runs per record in Python, whatever the records
-hold. numpy is imported here, so a client does not import this module.
+Works on numpy columns (column_set.py): no step runs per record in Python. This module imports
+numpy, so a client does not import it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_SUBJECT = ((b"", False),)
 
 
 class WantedHeader(NamedTuple):
-    """A header line: its name in lower case, and its value unless any will do."""
+    """A header line: its name in lower case, and its value, or None for any value."""
 
     name: bytes
     value: bytes | None
@@ -38,10 +38,10 @@ class WantedHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """All conditions that are not None must hold; of subjects and keys any may match.
+    """All conditions that are not None must hold; any of the subjects and of the keys may match.
 
-    Make it with `parse_selection`, which checks what it was given. `readable` is a second
-    condition on subjects, which comes from the permissions of the reader and not from its request.
+    Created by `parse_selection`, which checks its arguments. `readable` is a second condition on
+    subjects, which comes from the permissions of the reader and not from its request.
     """
 
     subjects: tuple[str, ...] | None = None
@@ -51,7 +51,7 @@ class Selection:
     readable: tuple[str, ...] | None = None
 
     def matching(self, records: Columns) -> Flags | None:
-        """True for every record that is wanted; None: all of them are."""
+        """True for each wanted record; None if all records are wanted."""
         found: Flags | None = None
         if self.readable is not None:
             found = _subjects_match(records, self.readable)
@@ -65,15 +65,16 @@ class Selection:
         return found
 
     def of(self, records: Columns) -> Columns:
-        """The wanted records, and of them the wanted columns."""
+        """The wanted columns of the wanted records."""
         mask = self.matching(records)
         projected = self.project(records)
         return projected if mask is None else projected.take(mask)
 
     def project(self, records: Columns) -> Columns:
-        """The same records without the columns that were not asked for.
+        """The same records without the columns that were not requested.
 
-        Offsets always stay. Of the values tombstones do: nothing may look deleted that is not.
+        Offsets always stay, and so do the marks of tombstones: no record may look deleted that is
+        not.
         """
         left_out = ALL_COLUMNS - self.columns
         changes: dict[str, Any] = {}
@@ -102,9 +103,9 @@ def parse_selection(
     columns: Sequence[str] | None = None,
     readable: tuple[str, ...] | None = None,
 ) -> Selection:
-    """Raises InvalidArgument for what is no pattern, header or column, and for empty lists.
+    """Raises InvalidArgument for an invalid pattern, header or column, and for an empty list.
 
-    `readable` are valid patterns; none at all match nothing.
+    `readable` holds valid patterns; an empty tuple matches nothing.
     """
     for name, given in (("subjects", subjects), ("keys", keys), ("headers", headers)):
         if given is not None and not given:
@@ -157,13 +158,13 @@ def _and(one: Flags | None, other: Flags) -> Flags:
     return other if one is None else one & other
 
 
-def _nobody(records: Columns) -> Flags:
+def _none_of(records: Columns) -> Flags:
     return np.zeros(len(records), np.bool_)
 
 
 @lru_cache(maxsize=64)
 def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
-    """What `acl.subjects.matches` says for any of these patterns, asked of thousands of names."""
+    """Equivalent to `acl.subjects.matches` for any of these patterns, but fast for many names."""
     tokens = {"*": r"[^.]+", ">": r"[^.]+(?:\.[^.]+)*"}
     ways = [
         r"\.".join([tokens.get(token) or re.escape(token) for token in pattern.split(".")])
@@ -174,8 +175,8 @@ def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
 
 def _subjects_match(records: Columns, wanted: tuple[str, ...]) -> Flags:
     if not wanted:
-        return _nobody(records)  # the empty expression would reach the empty subject
-    # Entries that were escaped are matched as they are shown: as the text that they are.
+        return _none_of(records)  # an empty expression would match the empty subject
+    # Escaped entries are matched by their escaped text, as readers see them.
     names = [raw.decode("utf-8", "replace") for raw, _ in records.subjects]
     reaches = _regex_of(wanted).fullmatch
     matched = [reaches(name) is not None for name in names]
@@ -186,7 +187,7 @@ def _subjects_match(records: Columns, wanted: tuple[str, ...]) -> Flags:
 
 
 def _keys_match(records: Columns, wanted: Sequence[bytes]) -> Flags:
-    found = _nobody(records)
+    found = _none_of(records)
     keys = records.keys
     if keys is None:
         return found
@@ -205,18 +206,18 @@ def _keys_match(records: Columns, wanted: Sequence[bytes]) -> Flags:
 
 
 def _is_one_of(items: BinaryColumn, length: int, wanted: list[bytes]) -> Flags:
-    """Whether each of these items, all of one length as the wanted ones are, is wanted."""
+    """Which of these items are wanted; all items and all wanted keys have this length."""
     if not length:
         return np.ones(len(items), np.bool_)
-    # As numpy's text of fixed length: it drops zeros at the end, which changes nothing between
-    # items of one length.
+    # numpy's fixed-length text drops trailing zeros; that cannot make two different items of the
+    # same length equal.
     kind = f"S{length}"
     rows = np.ascontiguousarray(items.content()).view(kind)
     return np.isin(rows, np.array(wanted, kind))
 
 
 def _header_matches(records: Columns, wanted: WantedHeader) -> Flags:
-    found = _nobody(records)
+    found = _none_of(records)
     headers = records.headers
     if headers is None or not headers.size_bytes:
         return found
@@ -231,15 +232,15 @@ def _header_matches(records: Columns, wanted: WantedHeader) -> Flags:
 
 
 def _lines_named(data: Bytes, ends: Offsets, name: bytes) -> tuple[Offsets, NDArray[np.intp]]:
-    """Where the values of the header lines with that name begin, and whose they are.
+    """Where the values of the header lines with that name begin, and the record of each line.
 
-    A block is its lines with CR LF between them, the first of which is no header.
+    A block consists of lines separated by CR LF; the first line is not a header.
     """
     breaks = np.flatnonzero(data[:-1] == _CR)
     breaks = breaks[data[breaks + 1] == _LF]
     owners = np.searchsorted(ends, breaks, "right")
     starts = breaks + 2
-    # A name with its colon must fit into the block that it begins in.
+    # A name and its colon must fit into the block in which the line begins.
     fits = starts + len(name) < ends[owners]
     starts, owners = starts[fits], owners[fits]
     for place, letter in enumerate(name):
@@ -252,12 +253,12 @@ def _lines_named(data: Bytes, ends: Offsets, name: bytes) -> tuple[Offsets, NDAr
 
 
 def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flags:
-    """Whether `value`, with or without blanks around it, is all that the line holds from there."""
+    """Whether the rest of each line is `value`, ignoring blanks around it."""
     solid = np.flatnonzero((data != _BLANKS[0]) & (data != _BLANKS[1]))
     begins = _at_or_behind(solid, starts, ends)
     right: Flags = begins + len(value) <= ends
     for place, octet in enumerate(value):
-        # Where it does not fit it is wrong already; the index is only kept inside the array.
+        # Where the value does not fit, `right` is False already; `minimum` keeps the index valid.
         right &= data[np.minimum(begins + place, len(data) - 1)] == octet
         if not right.any():
             return right
@@ -270,7 +271,7 @@ def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flag
 
 
 def _at_or_behind(solid: NDArray[np.intp], positions: Offsets, ends: Offsets) -> Offsets:
-    """The first position from there on that holds no blank; the end of the block if none does."""
+    """The first position at or after each that is not blank, or else the end of the block."""
     places = np.searchsorted(solid, positions)
     found: Offsets = np.minimum(np.append(solid, np.iinfo(np.int64).max)[places], ends)
     return found

@@ -1,11 +1,11 @@
-"""Small batches that lie one behind the other, checked and held together. Needs numpy.
+"""Runs of adjacent small batches, checked and held together. Needs numpy.
 
 A publisher that waits for each ack leaves batches of one record. To parse and check them one by one
 takes some microseconds each, many times as long as their bytes deserve. Here only finding where
 each begins takes a step per batch, and each checksum a call; all other checks are one comparison of
 columns for thousands of headers.
 
-This walk judges nothing: it stops in front of the first batch that is not perfectly ordinary
+This walk reports no errors: it stops before the first batch that is not perfectly ordinary
 (large, compressed, cut, damaged, misplaced, of a newer format). The walk by single batches
 (`decode_batch`, `Place`) examines that one and reports what is wrong, so both ways find the same.
 """
@@ -48,7 +48,7 @@ HEAD = np.dtype(
 """The header as numpy reads it: the fields of format.HEADER, by their names in BatchHeader."""
 
 FEWEST_BATCHES = 32
-"""A look at fewer costs more than decoding them one by one."""
+"""For fewer batches, decoding them one by one is cheaper."""
 _MOST_BATCHES = 4096
 _LARGEST_BYTES = 4096
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -59,10 +59,10 @@ _new_tuple: Any = tuple.__new__
 
 
 class SmallBatches:
-    """Verified batches of one walk, not compressed, each with a record or more; immutable.
+    """Verified, uncompressed batches of one walk, each with at least one record; immutable.
 
-    `starts` are their positions in `raw`, `heads` their headers. Between them batches without
-    records may lie.
+    `starts` are their positions in `raw`, `heads` their headers. Batches without records may lie
+    between them.
     """
 
     __slots__ = ("_len", "heads", "lengths", "raw", "starts")
@@ -100,7 +100,7 @@ class SmallBatches:
 
 
 def heads_at(raw: memoryview | bytes, starts: Numbers) -> Heads:
-    """The headers at these positions, which are multiples of 8; a copy, one behind the other."""
+    """A contiguous copy of the headers at these positions, which are multiples of 8."""
     longs = np.frombuffer(raw, np.uint64, len(raw) // 8)
     found: Heads = longs[(starts >> 3)[:, None] + np.arange(HEADER_SIZE // 8)].view(HEAD)[:, 0]
     return found
@@ -109,11 +109,11 @@ def heads_at(raw: memoryview | bytes, starts: Numbers) -> Heads:
 def take_small_batches(
     body: memoryview, position: int, place: Place, first_offset: int, stop_offset: int | None
 ) -> tuple[SmallBatches, int] | None:
-    """The small batches that begin at `position`, and the position behind them.
+    """The small batches that begin at `position`, and the position that follows them.
 
-    Only those that are whole, pass every check, are due at `place` one after the other, and hold
-    nothing outside [first_offset, stop_offset). `place` moves behind them. None: there are too few
-    to be worth it, or the first one is not such a batch.
+    Takes only batches that are whole, pass every check, continue each other from `place`, and hold
+    no offset outside [first_offset, stop_offset). `place` moves past them. Returns None if there
+    are too few to be worth it or the first one does not qualify.
     """
     starts = _find_starts(body[position:])
     if len(starts) < FEWEST_BATCHES:
@@ -123,8 +123,8 @@ def take_small_batches(
     count = _count_ordinary(heads, place, first_offset, stop_offset)
     raw = body[position:]
     count = _count_undamaged(raw, starts[:count], heads[:count])
-    # Those without records are passed over, but for the last ones: a read stands in front of them
-    # until it is asked for more.
+    # Batches without records are skipped, except at the end: a read stops before those until it is
+    # asked for more.
     with_records = np.flatnonzero(heads["record_count"][:count])
     if not len(with_records):
         return None
@@ -138,7 +138,7 @@ def take_small_batches(
 
 
 def _find_starts(body: memoryview) -> list[int]:
-    """Where small batches begin, by the lengths that they state; only whole ones."""
+    """Where whole small batches begin, according to the lengths in their headers."""
     words = body[: len(body) & ~7].cast("I")
     length_at, attributes_at = LENGTH_POSITION >> 2, ATTRIBUTES_POSITION >> 2
     at, last = 0, len(words) - (HEADER_SIZE >> 2)
@@ -157,7 +157,7 @@ def _find_starts(body: memoryview) -> list[int]:
 
 
 def _count_ordinary(heads: Heads, place: Place, first_offset: int, stop_offset: int | None) -> int:
-    """How many of the first headers say nothing unusual and continue each other from `place`."""
+    """How many of the first headers are ordinary and continue each other from `place`."""
     deltas = heads["last_offset_delta"].astype(np.int64)
     counts = heads["record_count"].astype(np.int64)
     offsets = heads["base_offset"].astype(np.int64)  # what passes 63 bits becomes negative
@@ -176,7 +176,7 @@ def _count_ordinary(heads: Heads, place: Place, first_offset: int, stop_offset: 
 
 
 def _count_undamaged(raw: memoryview, starts: list[int], heads: Heads) -> int:
-    """How many of the first batches have both checksums right."""
+    """How many of the first batches match both of their checksums."""
     packed = heads.view(np.uint8).data
     header_sums = [
         crc32c(packed[at : at + HEADER_CRC_POSITION])

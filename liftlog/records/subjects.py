@@ -1,4 +1,4 @@
-"""Subjects are bytes on NATS; text here. What is not UTF-8 is escaped, reversibly.
+"""Subjects are bytes on NATS and text here. Subjects that are not UTF-8 are escaped, reversibly.
 
 In an escaped entry every byte that is not part of valid UTF-8, and the backslash itself,
 is written as `\\xNN`. Entries that need no escape are stored as they are, so a backslash
@@ -18,7 +18,7 @@ def escape_subject(raw: bytes) -> str:
 
 
 def unescape_subject(text: str) -> bytes:
-    """The exact bytes that `escape_subject` was given."""
+    """The bytes that were passed to `escape_subject`."""
     out = bytearray()
     end = 0
     for match in _ESCAPE.finditer(text):
