@@ -2,8 +2,8 @@
 
     spark-submit orders_by_country.py SERVER LAKE [TOKEN_FILE]
 
-Nothing in it says where it runs: on one machine, on a standalone cluster, on YARN and on Kubernetes
-the same file does the same.
+The script does not say where it runs: the same file works on one machine, on a standalone cluster,
+on YARN and on Kubernetes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def by_country(spark: SparkSession, source: dict[str, str]) -> DataFrame:
-    """What was published on orders.<country>.new, read by all executors at once."""
+    """The messages published on orders.<country>.new, read by all executors in parallel."""
     orders = (
         spark.read.format("liftlog")
         .options(**source)
@@ -37,7 +37,7 @@ def by_country(spark: SparkSession, source: dict[str, str]) -> DataFrame:
 
 
 def append_new(spark: SparkSession, source: dict[str, str], lake: str) -> None:
-    """What came since the last run, each record once: the checkpoint knows how far that was."""
+    """Append records since the last run, each once: the checkpoint stores how far that run got."""
     query = (
         spark.readStream.format("liftlog")
         .options(**source)

@@ -1,15 +1,15 @@
 #!/usr/bin/env node
-// Reads a stream from a liftlog daemon: a whole client in one file, without any package.
+// Reads a stream from a liftlog daemon: a complete client in one file, without any package.
 //
-// Written from docs/reference/protocol.md (how to ask) and docs/reference/storage-format.md (what
-// the answers hold), as an example for other languages. Needs Node 18 or newer.
+// Written from docs/reference/protocol.md (the requests) and docs/reference/storage-format.md (the
+// content of the answers), as an example for other languages. Needs Node 18 or newer.
 //
-//     node reader.js orders                          every record there is, one JSON object a line
-//     node reader.js orders --from latest --follow   records as they come, until Ctrl-C
-//     node reader.js orders --describe               what the daemon says about the stream
+//     node reader.js orders                          all records, one JSON object per line
+//     node reader.js orders --from latest --follow   records as they arrive, until Ctrl-C
+//     node reader.js orders --describe               the daemon's description of the stream
 //
-// The token, where the daemon wants one, is taken from the environment: LIFTLOG_TOKEN. For tls://
-// addresses NODE_EXTRA_CA_CERTS may name a file of CA certificates to trust.
+// If the daemon requires a token, it is read from the environment: LIFTLOG_TOKEN. For tls://
+// addresses NODE_EXTRA_CA_CERTS can name a file of trusted CA certificates.
 
 'use strict';
 
@@ -22,12 +22,12 @@ const zlib = require('node:zlib');
 const PROTOCOL_VERSION = 1;
 const CLIENT_NAME = 'reader.js/1';
 const DEFAULT_PORT = 9292;
-const MAX_MAP_BYTES = 16 * 1024 * 1024; // of one answer
+const MAX_MAP_BYTES = 16 * 1024 * 1024; // per answer
 const MAX_BODY_BYTES = 256 * 1024 * 1024;
 const MAX_FETCH_BYTES = 1024 * 1024;
 const WAIT_MS = 10_000;
 
-// --- msgpack: as much as the protocol uses ----------------------------------------------------
+// --- msgpack: the part that the protocol uses -------------------------------------------------
 
 /** The bytes of a value. Objects become maps, Buffers `bin`, integers `uint`. */
 function pack(value) {
@@ -77,7 +77,7 @@ function packCount(count, code) {
   return Buffer.from([code | count]);
 }
 
-/** The one value in `bytes`. Integers become BigInt when a Number could not hold them. */
+/** The one value in `bytes`. Integers become BigInt if a Number cannot hold them. */
 function unpack(bytes) {
   let at = 0;
   const skip = (size) => {
@@ -95,10 +95,10 @@ function unpack(bytes) {
     return Array.from({ length: Math.min(count, bytes.length) }, () => next(depth + 1));
   }
   function map(count, depth) {
-    const found = Object.create(null); // so that no key means anything to JavaScript
+    const found = Object.create(null); // so that no key has a meaning in JavaScript
     for (let i = 0; i < count; i++) {
       const key = next(depth + 1);
-      if (typeof key !== 'string') throw new ProtocolError('a key that is no text');
+      if (typeof key !== 'string') throw new ProtocolError('a key that is not text');
       found[key] = next(depth + 1);
     }
     return found;
@@ -139,7 +139,7 @@ function unpack(bytes) {
     }
   }
   const value = next(1);
-  if (at !== bytes.length) throw new ProtocolError('bytes behind the map');
+  if (at !== bytes.length) throw new ProtocolError('bytes after the map');
   return value;
 }
 
@@ -173,10 +173,10 @@ const KNOWN_ATTRIBUTES = 0x07f7;
 const MAX_RAW_BYTES = 2 ** 27;
 
 /**
- * All batches that a fetch answered, or that a segment file holds.
+ * All batches of a fetch answer or a segment file.
  *
- * `place` says what they have to tile: from the offset `next` on up to `end`. A disk that puts a
- * write in the wrong place leaves good batches where others belong; only this comparison tells.
+ * `place` is the range that they must tile: from the offset `next` up to `end`. A disk that puts a
+ * write in the wrong place leaves valid batches where others belong; only this check detects them.
  */
 function* decodeBatches(bytes, place = null) {
   for (let at = 0; at < bytes.length; ) {
@@ -189,7 +189,7 @@ function* decodeBatches(bytes, place = null) {
   }
 }
 
-/** The batch that `bytes` begin with. Offsets and times are BigInt; nulls are null. */
+/** The batch at the beginning of `bytes`. Offsets and times are BigInt; nulls are null. */
 function decodeBatch(bytes, place = null) {
   if (bytes.length < HEADER_BYTES) throw new CorruptBatch('shorter than a batch header');
   if (bytes.readUInt32LE(0) !== MAGIC) throw new CorruptBatch('no record batch of version 1');
@@ -238,7 +238,7 @@ function decodeBatch(bytes, place = null) {
   return { baseOffset, nextOffset, sizeBytes: size, records };
 }
 
-/** A compressed batch as it would be without compression, as far as the columns go. */
+/** A compressed batch with its columns decompressed. */
 function inflate(batch, codec) {
   const data = HEADER_BYTES + 8;
   if (batch.length < data) throw new CorruptBatch('shorter than a compressed batch');
@@ -255,16 +255,16 @@ function inflate(batch, codec) {
   return Buffer.concat([batch.subarray(0, HEADER_BYTES), raw]);
 }
 
-/** Throws unless this is the batch that belongs in `place`; then the next one follows it. */
+/** Throws unless this batch belongs in `place`; then moves `place` to the next one. */
 function continuePlace(place, baseOffset, nextOffset, epoch) {
   if (baseOffset !== place.next || nextOffset > place.end || epoch < (place.epoch ?? 0)) {
     const due = `where [${place.next}, ${place.end}) is due`;
-    throw new CorruptBatch(`the batch [${baseOffset}, ${nextOffset}) of epoch ${epoch} stands ${due}`);
+    throw new CorruptBatch(`the batch [${baseOffset}, ${nextOffset}) of epoch ${epoch} is ${due}`);
   }
   Object.assign(place, { next: nextOffset, epoch });
 }
 
-/** An LZ4 block: literals, then a copy of bytes further up, again and again. */
+/** Decompresses an LZ4 block: a sequence of literals and copies of earlier bytes. */
 function inflateLz4(packed, rawLength) {
   if (rawLength > 255 * packed.length) throw new CorruptBatch('an LZ4 block never grows that much');
   const raw = Buffer.alloc(rawLength);
@@ -304,14 +304,14 @@ function inflateZstd(packed, rawLength) {
   return raw;
 }
 
-/** Takes one column after the other; each begins at a multiple of 8. */
+/** Reads one column after another; each begins at a multiple of 8. */
 class ColumnReader {
   constructor(batch) {
     this.batch = batch;
     this.at = HEADER_BYTES;
   }
 
-  /** The next part of so many bytes. */
+  /** The next part, of the given number of bytes. */
   part(size) {
     const start = this.at;
     if (start + size > this.batch.length) throw new CorruptBatch('a column passes the end');
@@ -324,7 +324,7 @@ class ColumnReader {
     return Array.from({ length: count }, (_, i) => bytes.readUIntLE(i * width, width));
   }
 
-  /** A binary column. `isValid` is for bitmaps of nulls; escaped subjects have no use for it. */
+  /** A binary column. `isValid` applies to bitmaps of nulls, not to those of escaped subjects. */
   binary(count, hasBitmap) {
     const ends = this.numbers(count + 1, 4);
     const bitmap = hasBitmap ? this.part(Math.ceil(count / 8)) : null;
@@ -343,7 +343,7 @@ class ColumnReader {
 
 class ProtocolError extends Error {}
 
-/** `nextOffset` says where to read on, if the header of the batch is sound. */
+/** `nextOffset` is where to continue reading, if the header of the batch is valid. */
 class CorruptBatch extends Error {
   constructor(message, nextOffset = null) {
     super(message);
@@ -351,7 +351,7 @@ class CorruptBatch extends Error {
   }
 }
 
-/** What the daemon answered instead: `code`, `codeName`, `retriable`, `hint`, `details`. */
+/** The error that the daemon answered: `code`, `codeName`, `retriable`, `hint`, `details`. */
 class RequestError extends Error {
   constructor(head) {
     super(`${head.n}: ${head.m}${head.h ? ` (${head.h})` : ''}`);
@@ -364,7 +364,7 @@ class RequestError extends Error {
 }
 
 class Connection {
-  /** `address` is tcp:// or tls://host:port, or unix:///path. Resolves when the daemon has let us in. */
+  /** `address` is tcp:// or tls://host:port, or unix:///path. Resolves after the login. */
   static async open(address, { token } = {}) {
     const connection = new Connection(connect(address));
     await connection.enter(token);
@@ -377,8 +377,8 @@ class Connection {
     this.lastId = 0;
     this.chunks = [];
     this.received = 0;
-    this.mapBytes = null; // length of the map that comes next, null before it is known
-    this.head = null; // the map whose body comes next
+    this.mapBytes = null; // length of the next map, null before it is known
+    this.head = null; // the map whose body follows
     this.failure = null;
     socket.on('data', (chunk) => this.take(chunk));
     socket.on('error', (error) => this.end(error));
@@ -389,7 +389,7 @@ class Connection {
     const nonce = crypto.randomBytes(16);
     const hello = { v: [PROTOCOL_VERSION], n: nonce, c: CLIENT_NAME };
     const { head: challenge } = await this.request('hello', hello);
-    // By certificate and by Unix user the daemon knows by itself who we are.
+    // With a certificate or a Unix user the daemon already knows who we are.
     const known = [token ? 'token' : null, 'certificate', 'unix', 'anonymous'];
     const method = known.find((one) => challenge.m.includes(one));
     if (!method) throw new ProtocolError(`it wants one of ${challenge.m}`);
@@ -398,8 +398,8 @@ class Connection {
     this.limits = { maxFetchBytes: welcome.m ?? 8388608, maxWaitMs: welcome.w ?? 60000 };
   }
 
-  /** Send a request. Resolves with {id, head, body} of its answer; `onHead` is called as soon as
-   * the answer's map is there, before its body. */
+  /** Send a request. Resolves with {id, head, body} of its answer; calls `onHead` when the answer's
+   * map has arrived, before its body. */
   request(kind, fields, onHead = () => {}) {
     const id = ++this.lastId;
     return new Promise((resolve, reject) => {
@@ -424,8 +424,8 @@ class Connection {
    * The records of a stream, in order.
    *
    * from: 'earliest', 'latest', an offset (BigInt), or {timeNs: BigInt}.
-   * until: 'end' (what is committed now), an offset (exclusive), or null: wait for more, for ever.
-   * onCorrupt: called with the error of a damaged range, which is then passed by; without it the
+   * until: 'end' (what is committed now), an offset (exclusive), or null: wait for more, forever.
+   * onCorrupt: called with the error of a damaged range, which is then skipped; without it the
    * error is thrown.
    */
   async *read(stream, { from = 'earliest', until = 'end', onCorrupt = null } = {}) {
@@ -445,7 +445,7 @@ class Connection {
       fetch.id = this.lastId;
       return fetch;
     };
-    // The next range is asked for while the body of the present one is still on its way, but none
+    // The next range is requested while the body of the current one is still arriving, but no range
     // beyond it: so a slow application holds two bodies and not the whole stream.
     const goOn = (head) => {
       if (until === 'end' && stop === null) stop = BigInt(head.h);
@@ -453,7 +453,7 @@ class Connection {
       if (stop === null || BigInt(head.n) < stop) current.next = ask({ o: head.n });
     };
     let current = ask(typeof from === 'object' ? { t: from.timeNs } : { o: from });
-    let suspect = null; // the offset that was asked for again, since something else was there
+    let suspect = null; // the offset that is requested again, because another batch was there
     try {
       while (current !== null) {
         let [first, place] = [0n, null];
@@ -464,14 +464,14 @@ class Connection {
           place = { next: BigInt(head.f), end: BigInt(head.n) };
           for (const batch of body.length ? decodeBatches(body, place) : []) {
             for (const record of batch.records) {
-              // Batches are whole: records that were not asked for may lead and follow.
+              // Batches are complete: they can begin and end with records that were not requested.
               if (record.offset >= first && (stop === null || record.offset < stop)) yield record;
             }
           }
         } catch (error) {
-          let next = offsetBehind(error);
+          let next = offsetAfter(error);
           if (next === null && error instanceof CorruptBatch) {
-            // The daemon has an index: asked for this very offset it says how far the damage goes.
+            // The daemon has an index: its answer for this offset says how far the damage extends.
             const at = place.next > first ? place.next : first;
             if (suspect !== at) {
               suspect = at;
@@ -483,7 +483,7 @@ class Connection {
           }
           if (next === null || onCorrupt === null) throw error;
           onCorrupt(error);
-          this.cancel(current.next); // what follows may begin in the midst of this answer
+          this.cancel(current.next); // the next range can begin inside this answer
           current.next = stop === null || next < stop ? ask({ o: next }) : null;
         }
         current = current.next;
@@ -502,7 +502,7 @@ class Connection {
     this.socket.end();
   }
 
-  // --- what comes in
+  // --- incoming bytes
 
   take(chunk) {
     this.chunks.push(chunk);
@@ -514,7 +514,7 @@ class Connection {
     }
   }
 
-  /** One step: a length, a map or a body. False when more bytes are needed. */
+  /** One step: a length, a map or a body. False if more bytes are needed. */
   takeFrame() {
     if (this.head !== null) {
       if (this.received < this.head.b) return false;
@@ -563,8 +563,8 @@ class Connection {
   }
 }
 
-/** Where records go on behind damage, null if the error says nothing of the kind. */
-function offsetBehind(error) {
+/** Where records continue after damage; null if the error does not say. */
+function offsetAfter(error) {
   if (error instanceof CorruptBatch) return error.nextOffset;
   return error.codeName === 'CORRUPT_RANGE' ? BigInt(error.details.next_offset) : null;
 }
@@ -576,7 +576,7 @@ function connect(address) {
   const where = { host, port: Number(url.port || DEFAULT_PORT), noDelay: true };
   if (url.protocol === 'tcp:') return net.connect(where);
   if (url.protocol === 'tls:') return tls.connect({ ...where, minVersion: 'TLSv1.2' });
-  throw new Error(`${address} is none of tcp://host:port, tls://host:port and unix:///path`);
+  throw new Error(`${address} is not tcp://host:port, tls://host:port or unix:///path`);
 }
 
 // --- the command --------------------------------------------------------------------------------
@@ -588,10 +588,10 @@ const USAGE = `usage: node reader.js STREAM [options]
   --follow        go on with records as they come
   --count N       end after so many records
   --skip-corrupt  pass by damaged ranges, with a line about each on stderr
-  --describe      print what the daemon says about the stream, and end
+  --describe      print the daemon's description of the stream, and end
 `;
 
-/** For JSON: text where the bytes are UTF-8, else {"base64": ...}. */
+/** For JSON: text if the bytes are UTF-8, else {"base64": ...}. */
 function readable(bytes) {
   if (bytes === null) return null;
   const text = bytes.toString();
@@ -608,7 +608,7 @@ function position(text) {
   return BigInt(text);
 }
 
-/** Resolves when there is room again: a reader that is faster than its pipe must wait. */
+/** Resolves when there is space again: a reader that is faster than its pipe must wait. */
 function print(line) {
   if (process.stdout.write(`${line}\n`)) return undefined;
   return new Promise((resolve) => process.stdout.once('drain', resolve));

@@ -15,13 +15,13 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-Every name of `liftlog.client`, with its signature and what its code says of it.
-[The client](client.md) says how they belong together; [Consume](../how-to/consume.md) begins with
-an example.
+Every name of `liftlog.client`, with its signature and the documentation in its code.
+[The client](client.md) explains how to use them together; [Consume](../how-to/consume.md) begins
+with an example.
 
 `SyncClient`, `SyncConsumer`, `SyncBatchReader` and `SyncRecordReader` have the same methods as the
-classes below, without `await` (and `close` where those have `aclose`). One thread at a time may use
-them. When the handler of a signal interrupts a call by an exception, they can be used again.
+classes below, without `await` (and `close` instead of `aclose`). Only one thread at a time may use
+them. If a signal handler interrupts a call with an exception, they can still be used afterwards.
 """
 
 _CLASSES: tuple[type, ...] = (
@@ -46,10 +46,10 @@ _VALUES: tuple[type, ...] = (
     client.DaemonInfo,
 )
 _ALIASES = {
-    "Start": "an offset, `earliest`, `latest`, or a `datetime` (what was stamped then or later)",
+    "Start": "an offset, `earliest`, `latest`, or a `datetime` (records stamped then or later)",
     "Until": "exclusive: an offset, `end` (the high watermark at the call), or None: never",
     "Column": f"one of {', '.join(f'`{name}`' for name in get_args(selecting.Column))}",
-    "OnCorrupt": "`raise`, `skip`, or a callable that is told each CorruptRange",
+    "OnCorrupt": "`raise`, `skip`, or a callable that is called with each CorruptRange",
     "OnReset": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.OnReset))}",
 }
 TWINS = ("SyncClient", "SyncConsumer", "SyncBatchReader", "SyncRecordReader")
@@ -158,7 +158,7 @@ def _annotation(item: property) -> str:
 
 
 def _text(annotation: Any) -> str:
-    """An annotation as it stands in the source."""
+    """An annotation as written in the source."""
     if isinstance(annotation, ForwardRef):
         return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

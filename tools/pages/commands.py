@@ -16,65 +16,66 @@ _HEAD = """\
 
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
-`liftlog COMMAND --help` prints what stands here. `--server`, `--token`, `--output` and `--debug`
-can stand before or after the command's name.
+`liftlog COMMAND --help` prints the same text. `--server`, `--token`, `--output` and `--debug`
+can be given before or after the command's name.
 
 Data goes to stdout; errors, warnings and remarks go to stderr. An error says what happened and
 what to do next; `--debug` adds the traceback.
 
-Tables are for people and may change. Behind a pipe no line of a table is cut or wrapped.
+Tables are for people and can change. When output goes to a pipe, lines of a table are not cut or
+wrapped.
 
-`liftlog completion bash|zsh|fish` prints what lets the shell complete commands, options, and the
-names of streams and consumers.
+`liftlog completion bash|zsh|fish` prints a script with which the shell completes commands, options,
+and the names of streams and consumers.
 """
 
 _OUTPUT = """\
 ## What to read
 
-`liftlog consume --from` (or `--offset`) takes where to start, and behind a colon where to stop; the
-stop is not read any more.
+`liftlog consume --from` (or `--offset`) takes where to start and, after a colon, where to stop; the
+stop is exclusive.
 
 | form | reads |
 |---|---|
-| `start` or `earliest`, `end` or `latest` | from the first record, or only what comes from now on |
+| `start` or `earliest`, `end` or `latest` | from the first record, or only new records |
 | `42` | from offset 42 |
-| `-100`, `+100` | the last 100 offsets and what follows; what follows the first 100 |
+| `-100`, `+100` | the last 100 offsets and all later ones; all after the first 100 |
 | `@TIME` | from the first record stamped at or after it |
-| `10:20`, `:20`, `10:` | offsets 10 to 19; up to 19; as `10` |
-| `:end`, `-100:end`, `@-1h:end` | up to what is the end at the start of the command |
+| `10:20`, `:20`, `10:` | offsets 10 to 19; up to 19; the same as `10` |
+| `:end`, `-100:end`, `@-1h:end` | up to the end of the stream when the command starts |
 | `@-1h:-5m`, `@2026-01-31:2026-02-01`, `@2026-01-31:+6h` | from one time to another |
 
-A TIME is a date, with a time of day if need be (local unless it names a zone), so long ago
-(`-1h30m`), `now`, or seconds since 1970. After compaction some offsets hold nothing, so `-100` may
-find fewer records.
+A TIME is a date, optionally with a time of day (local unless it names a zone), a time ago
+(`-1h30m`), `now`, or seconds since 1970. After compaction some offsets have no record, so `-100`
+can find fewer records.
 
 ## Output for programs
 
 `--output json` prints one JSON document, `--output yaml` the same as YAML, `--output jsonl` one
-object per line. `--output wide` is a table with more columns. Fields may be added; those named here
-stay.
+object per line. `--output wide` is a table with more columns. New fields can be added; the fields
+listed here stay.
 
 | command | one object is |
 |---|---|
 | `consume`, `log dump --values` | a record |
-| `pub` | what one message was answered |
+| `pub` | the answer to one message |
 | `stream ls`, `stream info`, `stream create`, `stream for` | a stream: settings and offsets |
 | `stream pause`, `stream resume`, `stream read-only` | the stream |
 | `stream update` | `differences`, `removal` by retention, `dry_run`, and the `stream` |
-| `stream truncate` | how many `records` go at most, and the bounds |
+| `stream truncate` | the maximum number of `records` to delete, and the bounds |
 | `stream lease ls`, `acquire`, `renew` | a lease on [`low`, `high`) |
 | `info` | the daemon |
 | `top` | a stream: its rates, and the `lag` of its `slowest` consumer |
 | `doctor` | a check: `status` (`ok`, `warning`, `failed`, `skipped`), `detail`, `advice` |
-| `health` | `ready`, and what the daemon says, with `problems` and over HTTP `checks` |
+| `health` | `ready`, and the daemon's report, with `problems` and, over HTTP, `checks` |
 | `config check` | `ok` and the `findings`, each with `path`, `problem` and `origin` |
 | `config show` | the settings; with `--origin` a setting: `key`, `value`, `origin` |
 | `errors ls`, `errors lookup` | an error: `code`, `name`, `exit_code`, `meaning`, `advice` |
-| `offsets ls`, `offsets get` | a checkpoint, with its `lag` (`null` where `problem` says why) |
+| `offsets ls`, `offsets get` | a checkpoint, with its `lag` (if it is `null`, `problem` says why) |
 | `offsets seek`, `offsets rm` | `before`, `offset`, `moved_by`, `lag`, and whether it was `done` |
-| `log dump` | a record batch: its header and where it lies |
-| `log verify` | what was found in one stream |
-| `log repair` | the steps that one stream needs or needed; `done` says whether they were taken |
+| `log dump` | a record batch: its header and its position |
+| `log verify` | the findings in one stream |
+| `log repair` | the steps that one stream needs or needed; `done` says whether they were done |
 | `log reindex` | an index that is missing or wrong; `entries` is null until it is rebuilt |
 | `backup create`, `info` | the backup, with its `streams` |
 | `backup verify` | the same, with `ok` and `problems` |
@@ -86,14 +87,14 @@ A record:
 |---|---|
 | `offset` | the offset |
 | `timestamp`, `timestamp_ns` | when the daemon received it: UTC, and nanoseconds since 1970 |
-| `subject` | NATS subject; what is not UTF-8 is written as `\\\\xNN` |
+| `subject` | NATS subject; bytes that are not UTF-8 are written as `\\\\xNN` |
 | `key`, `value` | text; base64 if it is not UTF-8; `null` for no key and for a tombstone |
-| `key_encoding`, `value_encoding` | `base64`, only there if the field beside it is base64 |
-| `headers` | values by name; one name, several values: a list. Names that differ in case differ |
+| `key_encoding`, `value_encoding` | `base64`; only present if the corresponding field is base64 |
+| `headers` | values by name; a list if a name has several values. Names are case-sensitive |
 | `stream` | name of the stream, only in `log dump` |
 
-An answer of `pub` has `subject` and either the fields of the ack (`stream`, `seq`, perhaps
-`duplicate`) or `problem`.
+An answer of `pub` has `subject`, and either the fields of the ack (`stream`, `seq`, and
+`duplicate` if it is one) or `problem`.
 """
 
 

@@ -16,25 +16,25 @@ _HEAD = """\
 <!-- Made by `make pages`; a test fails when this page is out of date. -->
 
 All errors are classes of `liftlog.errors`, below `LiftlogError`. Each has a `name`, a `message` for
-people, a `hint` that says what to do next where that depends on the case, and `details`, a mapping
-for programs. `retriable` says whether the very same request may succeed later.
+people, a `hint` that says what to do next if that depends on the case, and `details`, a mapping
+for programs. `retriable` says whether the same request can succeed later.
 
-Commands print message and hint on stderr and end with the exit code that stands here;
+Commands print message and hint on stderr and exit with the code given here; see
 [all exit codes](cli.md#exit-codes).
 """
 
 _WIRE = """\
 ## Errors of the daemon
 
-They cross the [pull socket](protocol.md#error-codes) with their number, and the
-[HTTP port](http.md#errors) with their name. A number never gets another meaning.
+The [pull socket](protocol.md#error-codes) transfers their number, and the
+[HTTP port](http.md#errors) their name. A number never gets another meaning.
 """
 
 _LOCAL = """\
 ## Errors that stay in one process
 
-Of a client, a command, or the daemon itself. They have no number: a daemon that meets one where it
-answers a request says `INTERNAL`, and its log has the rest.
+These are errors of a client, a command, or the daemon itself. They have no number: if one occurs
+while the daemon handles a request, the answer is `INTERNAL`, and the daemon's log has the details.
 """
 
 _PUBLISHER = """\
@@ -46,7 +46,7 @@ Classes of [`liftlog.client.publisher`](publisher.md#errors), below `PublishFail
 _REFUSALS = """\
 ## Refusals on NATS
 
-A publisher that asks for an ack may be answered with an error as JetStream words it:
+The answer to a publisher that asks for an ack can be an error in JetStream's form:
 `{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 2"},...}`. The codes are
 in [Control headers](../how-to/acks.md#control-headers-with-acks-on) and
 [Other refusals](../how-to/acks.md#other-refusals).

@@ -4,7 +4,7 @@
 
 With --key-from-subject the subject becomes the key, for streams that keep the newest message of
 each subject (buckets of a key-value store among them); deleted keys become tombstones. With
---strip '$KV.' subjects lose what they begin with, if they do.
+--strip '$KV.' that prefix is removed from subjects that have it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 //	go mod init copying && go mod tidy
 //	go run from_nats_streaming.go -cluster test-cluster -channel orders -from 1
 //
-// What is in the channel when it starts is copied; it ends when nothing came for a while.
+// It copies the messages that are in the channel when it starts, and ends when none arrived for a while.
 package main
 
 import (

@@ -4,11 +4,11 @@
         python into_liftlog.py orders
 
 A line is one message: `sequence` (its number at the source), `subject`, `value` (base64; null is a
-tombstone), and where there is one `key` (base64), `headers` (a mapping), `id` and `time` (text).
+tombstone), and, if present, `key` (base64), `headers` (a mapping), `id` and `time` (text).
 
-Every record gets the headers Copied-Sequence, Copied-Id and Copied-Time. The first of them is how a
-copy that was interrupted goes on where it was. Each message states which one it comes after, so
-nothing is stored twice or in another order, and when another client publishes meanwhile, no further
+Every record gets the headers Copied-Sequence, Copied-Id and Copied-Time. With the first of
+them an interrupted copy continues where it stopped. Each message names the one that it follows, so
+nothing is stored twice or in another order; if another client publishes meanwhile, no further
 message is stored.
 """
 
@@ -28,13 +28,13 @@ from liftlog.client.publisher import Publisher
 from liftlog.errors import LiftlogError
 
 SEQUENCE = "Copied-Sequence"
-# Control headers were obeyed at the source; here they would be obeyed again.
+# Control headers took effect at the source; here they would take effect again.
 NOT_COPIED = ("nats-", "liftlog-")
 UNDER_WAY = 1000
 
 
 async def last_copied(client: Client, info: StreamInfo) -> int:
-    """The number of the newest message that was copied, 0 for none."""
+    """The number of the newest copied message; 0 if there is none."""
     if info.high_watermark == info.log_start_offset:
         return 0
     async for record in client.read(info.name, start=info.high_watermark - 1, until="end"):
@@ -52,7 +52,7 @@ def id_of(sequence: int) -> str:
 
 
 def arguments_of(line: dict[str, Any], before: int) -> dict[str, Any]:
-    """One line as arguments of `Publisher.submit`, to be stored right behind the copy `before`."""
+    """One line as arguments of `Publisher.submit`, to be stored right after the copy `before`."""
     headers = {
         name: value
         for name, value in (line.get("headers") or {}).items()
@@ -74,7 +74,7 @@ def arguments_of(line: dict[str, Any], before: int) -> dict[str, Any]:
 
 
 async def copy(publisher: Publisher, copied: int) -> tuple[int, int]:
-    """How many messages, and the number of the last one."""
+    """The number of copied messages, and the number of the last one."""
     under_way: deque[asyncio.Future[Any]] = deque()
     count = 0
     rest = b""
@@ -83,7 +83,7 @@ async def copy(publisher: Publisher, copied: int) -> tuple[int, int]:
         for text in lines:
             line = json.loads(text)
             if line["sequence"] <= copied:
-                sys.exit(f"message {line['sequence']} comes behind {copied}: begin with --next")
+                sys.exit(f"message {line['sequence']} comes after {copied}: begin with --next")
             under_way.append(await publisher.submit(**arguments_of(line, copied)))
             copied = line["sequence"]
             count += 1
