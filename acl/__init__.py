@@ -16,7 +16,7 @@ Pure: text in, values out. Nothing here opens a file or a socket.
 
 from __future__ import annotations
 
-from .errors import AclError
+from .rules import AclError
 from .subjects import is_literal, is_subset, is_valid_pattern, matches, overlaps
 
 PART_OF = "liftlog"

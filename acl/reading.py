@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from .document import Document, Path, read_document
-from .errors import AclError
 from .nkeys import NotAnNkey, public_key_bytes
 from .rules import (
     ANONYMOUS,
     OPERATIONS,
+    AclError,
     Operation,
     Principal,
     Rule,

@@ -8,7 +8,7 @@ bindings:   {billing: [reader]}
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -29,6 +29,8 @@ ANONYMOUS = "anonymous"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
+
+_MAX_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +136,16 @@ def stream_matches(pattern: str, stream: str) -> bool:
             return False
         position = found + len(part)
     return position <= end
+
+
+class AclError(Exception):
+    """The ACL text is wrong. `findings` lists every problem, one line each."""
+
+    def __init__(self, findings: Sequence[str]) -> None:
+        self.findings = tuple(findings)
+        count = len(self.findings)
+        head = "1 problem in the ACL" if count == 1 else f"{count} problems in the ACL"
+        shown = list(self.findings[:_MAX_SHOWN])
+        if count > _MAX_SHOWN:
+            shown.append(f"... and {count - _MAX_SHOWN} more")
+        super().__init__("\n  ".join([f"{head}:", *shown]))

@@ -5,12 +5,11 @@ Both live here, since they limit each other. The package only decides; the log a
     retention  limits by age, size and number of messages: which segments are deleted
     planning   when a stream is compacted by key, and which segments take part
     keymap     the newest offset of each key, in bounded memory
-    keytable   its tables of distinct keys
     keys       columns of keys, as words that can be compared and hashed in bulk
     keep       which records stay
 
 Pure: it works on arrays and on Protocols that it declares itself, without files or a clock. The
-last four modules need numpy; only code that rewrites segments imports them.
+last three modules need numpy; only code that rewrites segments imports them.
 """
 
 from __future__ import annotations

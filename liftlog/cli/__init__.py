@@ -2,7 +2,7 @@
 
 main        the entry point                       exit_codes   one table of all exit codes
 root        the table of commands                 problems     stderr: errors, remarks, questions
-groups      groups that import what is used       output       tables, JSON, JSON lines and YAML
+groups      groups that import what is used       output       records, tables, JSON and YAML
 options     --server, --output, --set and others  text         foreign text, for a terminal
 suggestions names that the daemon knows           progress     bars for long work
 
@@ -11,8 +11,7 @@ A module for each command, and beside it what it is made of:
 serve, config       the daemon; its configuration
 stream              create, ls, info, for, compact, rm; stream_changes has the other changes, lease
                     the leases, stream_words how a stream is described
-consume, offsets    read; where consumers continue. ranges, positions: offsets and times as they are
-                    typed; record_output: records as they are printed
+consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed
 pub                 publish; pub_run does the work
 info, top, health   the daemon as it is
 doctor/             what on this machine would keep the daemon from its work

@@ -47,7 +47,7 @@ def check(file: Path) -> ExitCode:
     Example:
       liftlog acl check acl.yaml && systemctl reload liftlog
     """
-    from liftlog.settings.acl_file import load_policy
+    from liftlog.settings.load import load_policy
 
     style = output_format()
     try:
@@ -120,7 +120,7 @@ def explain(
       liftlog acl explain billing read orders --acl acl.yaml
       liftlog acl explain ops create returns 'orders.returned.>' --acl acl.yaml
     """
-    from liftlog.settings.acl_file import load_policy
+    from liftlog.settings.load import load_policy
 
     policy = load_policy(file)
     style = output_format()

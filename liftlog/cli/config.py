@@ -64,7 +64,7 @@ def init(file: Path | None) -> None:
     Example:
       liftlog config init liftlog.yaml
     """
-    from liftlog.settings.template import render_template
+    from liftlog.settings.generated import render_template
 
     text = render_template()
     if file is None:
@@ -123,8 +123,8 @@ def _plain(findings: list[Any]) -> list[Any]:
 
 def _cautions(settings: Settings) -> Iterator[Caution]:
     """Raises ConfigError for an ACL file or a certificate with which no daemon would start."""
-    from liftlog.settings.acl_file import load_policy
     from liftlog.settings.checks import cautions
+    from liftlog.settings.load import load_policy
 
     yield from cautions(settings, load_policy(settings.acl.file) if settings.acl.file else None)
     if settings.pull.tls.cert is not None:
@@ -209,7 +209,7 @@ def schema() -> None:
       liftlog config schema > liftlog.schema.json
       # yaml-language-server: $schema=liftlog.schema.json
     """
-    from liftlog.settings.schema import json_schema
+    from liftlog.settings.generated import json_schema
 
     style = output_format()
     write_object(json_schema(), "json" if style == "table" else style)

@@ -16,9 +16,9 @@ from liftlog.cli.options import (
     server_options,
     wide_wanted,
 )
+from liftlog.cli.output import Write, record_writer
 from liftlog.cli.problems import warn
 from liftlog.cli.ranges import HELP, Range, range_of, resolve
-from liftlog.cli.record_output import Write, record_writer
 from liftlog.cli.suggestions import complete_stream
 from liftlog.errors import ConnectionLost, CorruptRange
 

@@ -16,9 +16,8 @@ from liftlog.cli.options import (
     wide_wanted,
 )
 from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
-from liftlog.cli.positions import Position, position_of
 from liftlog.cli.problems import confirmed, note
-from liftlog.cli.ranges import resolve_position
+from liftlog.cli.ranges import Position, position_of, resolve_position
 from liftlog.cli.suggestions import complete_consumer, complete_stream
 from liftlog.cli.text import plural, printable, show_time
 

@@ -13,7 +13,7 @@ Importing this package loads no server dependency.
     requests                   arguments -> requests, answers -> results
     read_options, selecting    the options of a read
     read_ahead, batches, resync, buffers, batch_reader    a read: what to ask for, checked batches
-    consuming, progress        what of a consumer's records counts, and when to store it
+    consuming                  what of a consumer's records counts, and when to store it
     publisher, publishing      publishing over NATS with acks
     companions                 `envelope` and nkeys, in either distribution
 """

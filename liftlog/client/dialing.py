@@ -14,8 +14,7 @@ from liftlog.client.reconnecting import unreachable
 from liftlog.client.target import Address
 from liftlog.errors import ConnectionLost
 from liftlog.tls.contexts import problem
-from liftlog.tls.session import TlsSession
-from liftlog.tls.sockets import TlsSocket
+from liftlog.tls.session import TlsSession, TlsSocket
 
 SOFTWARE = f"liftlog-python/{liftlog.__version__}"
 """What a client calls itself in its hello."""

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from liftlog.client.companions import nkeys
 from liftlog.errors import InvalidArgument, MissingDependency
-from liftlog.protocol.proofs import Credentials, Signer
+from liftlog.protocol.handshake import Credentials, Signer
 from liftlog.tls.contexts import ClientTls, client_context
 
 CONNECT_TIMEOUT_SECONDS = 10.0

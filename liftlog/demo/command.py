@@ -67,7 +67,7 @@ def demo_spark(orders: int, chart: Path | None, keep: bool) -> ExitCode:
     Example:
       liftlog demo-spark --chart orders.png
     """
-    from liftlog.demo.spark.chart import check_matplotlib
+    from liftlog.demo.spark.queries import check_matplotlib
     from liftlog.spark.export.session import check_installed
 
     check_installed()

@@ -15,23 +15,20 @@ from nats.aio.client import Client as NatsClient
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.text import plural
 from liftlog.client import Record, connect
-from liftlog.demo.checking import (
-    Expected,
-    find_disorder,
-    find_problems,
-    find_repeats,
-)
-from liftlog.demo.processes import DemoDaemon
 from liftlog.demo.publishing import (
     MESSAGE_ID,
     SUBJECT,
     UNACKED,
     Burst,
+    Expected,
     Introduction,
+    find_disorder,
+    find_problems,
+    find_repeats,
     introduce,
     show_ack,
 )
-from liftlog.demo.story import Story, conclude, until_signal
+from liftlog.demo.running import DemoDaemon, Story, conclude, until_signal
 from liftlog.log.offline.files import find_streams
 from liftlog.log.offline.verify import KNOWN, NOTE, verify_stream
 from liftlog.server.life.embedded import EmbeddedNats

@@ -1,13 +1,11 @@
 """The pull protocol, without I/O: nothing here opens a socket or reads a clock.
 
-    messages, administration, checkpoints    requests and answers, as values
+    messages, administration, checkpoints    requests and answers, as values; errors among them
     described                                values that travel inside them
     wire                                     values <-> msgpack maps, by the fields' declarations
     frames                                   maps and bodies <-> bytes
-    states                                   the life cycle of a connection
+    handshake                                the life cycle of a connection; who a client is
     client_connection, server_connection     its two ends
-    proofs                                   who a client is
-    failures                                 exceptions <-> error answers
     limits                                   bounds on all of it
 
 `docs/reference/protocol.md` is the normative description; this package is its only implementation

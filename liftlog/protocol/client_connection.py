@@ -17,8 +17,14 @@ from liftlog.errors import (
     ProtocolViolation,
     Unauthenticated,
 )
-from liftlog.protocol.failures import exception_from
 from liftlog.protocol.frames import LENGTH, FrameReader, encode_frame
+from liftlog.protocol.handshake import (
+    CLIENT_TRANSITIONS,
+    Credentials,
+    LocalProtocolError,
+    State,
+    text_to_sign,
+)
 from liftlog.protocol.limits import (
     ANSWER_BODY_BYTES,
     ANSWER_FRAME_BYTES,
@@ -40,9 +46,8 @@ from liftlog.protocol.messages import (
     FetchHeader,
     Hello,
     Welcome,
+    exception_from,
 )
-from liftlog.protocol.proofs import Credentials, text_to_sign
-from liftlog.protocol.states import CLIENT_TRANSITIONS, LocalProtocolError, State
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, Message
 
 _ROOM_FOR_OTHERS = 4

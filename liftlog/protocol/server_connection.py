@@ -13,8 +13,8 @@ from liftlog.errors import (
     UnknownRequest,
     UnsupportedVersion,
 )
-from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import FrameReader, encode_frame
+from liftlog.protocol.handshake import SERVER_TRANSITIONS, LocalProtocolError, State, text_to_sign
 from liftlog.protocol.limits import (
     HELLO_FRAME_BYTES,
     MAX_HELLO_VALUES,
@@ -22,9 +22,16 @@ from liftlog.protocol.limits import (
     SUPPORTED_VERSIONS,
     WireLimits,
 )
-from liftlog.protocol.messages import REQUESTS, Auth, Cancel, Challenge, Fetch, Hello, Welcome
-from liftlog.protocol.proofs import text_to_sign
-from liftlog.protocol.states import SERVER_TRANSITIONS, LocalProtocolError, State
+from liftlog.protocol.messages import (
+    REQUESTS,
+    Auth,
+    Cancel,
+    Challenge,
+    Fetch,
+    Hello,
+    Welcome,
+    answer_for,
+)
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, MAX_UINT, Message
 
 REQUEST_OVERHEAD_BYTES = 1024

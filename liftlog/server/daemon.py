@@ -48,9 +48,9 @@ from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
-from liftlog.settings.acl_file import load_policy
 from liftlog.settings.checks import cautions
 from liftlog.settings.keys import differing_keys
+from liftlog.settings.load import load_policy
 
 logger = logging.getLogger("liftlog.server")
 

@@ -1,7 +1,11 @@
-"""From the sources to checked settings, or to an error that lists everything that is wrong."""
+"""From the sources to checked settings, or to an error that lists everything that is wrong; and the
+ACL file, read within bounds and checked.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +13,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from acl import AclError
+from acl.document import MAX_CHARACTERS
+from acl.policy import Policy
 from liftlog.errors import ConfigError, InvalidArgument
 
 from .checks import check_installed, check_settings, check_stream
@@ -22,6 +29,8 @@ _Model = TypeVar("_Model", bound=SettingsModel)
 
 _MAX_ROUNDS = 4
 _MAX_KEYS = 64
+
+_MAX_BYTES = 4 * MAX_CHARACTERS
 
 
 def load_settings(
@@ -142,3 +151,29 @@ def _without(value: Any, left_out: set[KeyPath], at: KeyPath) -> Any:
 
 def _as_dicts(findings: Sequence[Finding]) -> list[dict[str, str]]:
     return [{"path": f.dotted, "problem": f.problem, "origin": f.origin} for f in findings]
+
+
+def load_policy(file: Path) -> Policy:
+    """Raises ConfigError that lists everything wrong with the file; it never shows a credential."""
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            content = opened.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"acl.file: cannot read {file}: {error.strerror}") from error
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"acl.file: every user of this machine can write to {file}", hint=f"chmod o-w {file}"
+        )
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"acl.file: {file} is longer than {_MAX_BYTES} bytes")
+    try:
+        return Policy.load(content.decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"acl.file: {file} is not UTF-8 text") from None
+    except AclError as error:
+        raise ConfigError(
+            f"acl.file: {file}: {error}",
+            hint="docs/reference/acl.md describes the format",
+            findings=list(error.findings),
+        ) from error

@@ -13,7 +13,7 @@ from liftlog.cli.doctor import FAILED, OK, WARNING, Checkup
 from liftlog.errors import ConfigError
 from liftlog.server.pull.certificates import check_pull_tls
 from liftlog.settings import Settings, parse_listen
-from liftlog.settings.acl_file import load_policy
+from liftlog.settings.load import load_policy
 
 _NEEDED = ("nats-py", "msgpack", "crc32c", "numpy", "pydantic", "aiohttp", "uvloop", "nkeys")
 _OPTIONAL = {

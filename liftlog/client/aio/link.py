@@ -11,9 +11,8 @@ from liftlog.client.dialing import RECEIVE_BYTES, SOFTWARE, Channel
 from liftlog.client.reconnecting import lost
 from liftlog.errors import LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import ClientConnection, Exchange
+from liftlog.protocol.handshake import Credentials, State
 from liftlog.protocol.messages import NONCE_BYTES, Message
-from liftlog.protocol.proofs import Credentials
-from liftlog.protocol.states import State
 
 WAKE_BYTES = 256 * 1024
 """Of a body under way, so much is received at once: what each wake-up costs is then small beside

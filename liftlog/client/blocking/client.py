@@ -11,8 +11,7 @@ from liftlog.client.batch_reader import SyncBatchReader, together
 from liftlog.client.batches import FetchAnswer, take_records
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
-from liftlog.client.consuming import ConsumerSettings
-from liftlog.client.progress import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS
+from liftlog.client.consuming import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS, ConsumerSettings
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request

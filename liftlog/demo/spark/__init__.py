@@ -1,5 +1,6 @@
 """`liftlog demo-spark`: orders from NATS into a lake, queried with Spark SQL. The worked example.
 
-scenario   what happens, step by step   queries   the SQL, and its answers against the books
-chart      the picture                  shop      three weeks of orders, and the books: pure
+scenario   what happens, step by step
+queries    the SQL, its answers against the books, the picture
+shop       three weeks of orders, and the books: pure
 """

@@ -21,14 +21,14 @@ from liftlog.cli.stream_words import describe_last_pass
 from liftlog.cli.text import plural, show_size
 from liftlog.client import connect
 from liftlog.client.publisher import Published, Publisher
-from liftlog.demo.processes import DemoDaemon
-from liftlog.demo.spark.chart import draw_chart
+from liftlog.demo.running import DemoDaemon, Story, conclude, until_signal
 from liftlog.demo.spark.queries import (
     BY_STATE,
     ORDERS,
     REVENUE_BY_DAY,
     Findings,
     ask,
+    draw_chart,
     find_differences,
     show_money,
 )
@@ -41,7 +41,6 @@ from liftlog.demo.spark.shop import (
     changes,
     split_at,
 )
-from liftlog.demo.story import Story, conclude, until_signal
 from liftlog.server.life.embedded import EmbeddedNats
 
 if TYPE_CHECKING:

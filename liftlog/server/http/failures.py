@@ -25,7 +25,7 @@ from liftlog.errors import (
     Unauthenticated,
     UnsupportedVersion,
 )
-from liftlog.protocol.failures import answer_for
+from liftlog.protocol.messages import answer_for
 
 logger = logging.getLogger("liftlog.server.http")
 

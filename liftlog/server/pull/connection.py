@@ -16,9 +16,9 @@ from liftlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
+from liftlog.protocol.handshake import State
 from liftlog.protocol.messages import NONCE_BYTES, Auth, Hello, Message
 from liftlog.protocol.server_connection import InFlight, ServerConnection
-from liftlog.protocol.states import State
 from liftlog.server.access.authentication import NO_PRINCIPAL, Identity
 from liftlog.server.access.origins import Origin
 from liftlog.server.pull.answers import Answers

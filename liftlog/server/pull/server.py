@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from acl.policy import Policy
 from liftlog.errors import ConfigError, LiftlogError, LimitExceeded, ShuttingDown, Unauthenticated
-from liftlog.protocol.failures import answer_for
 from liftlog.protocol.frames import encode_frame
+from liftlog.protocol.messages import answer_for
 from liftlog.protocol.server_connection import InFlight
 from liftlog.server.access.authentication import Identity
 from liftlog.server.access.origins import origin_of

@@ -7,9 +7,8 @@ import pytest
 from support.nkey_seeds import seed_of
 
 from acl import nkeys, tokens
-from acl.errors import AclError
 from acl.policy import Policy
-from acl.rules import Operation, StreamMatcher, stream_matches
+from acl.rules import AclError, Operation, StreamMatcher, stream_matches
 from acl.tokens import hash_token, new_secret
 
 SECRET = "a-secret-for-the-tests-only"

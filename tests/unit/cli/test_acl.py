@@ -12,7 +12,7 @@ from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy
 from liftlog.cli.root import cli
 from liftlog.errors import ConfigError
-from liftlog.settings.acl_file import load_policy
+from liftlog.settings.load import load_policy
 
 EXAMPLE = Path(__file__).parents[3] / "config" / "acl.yaml"
 

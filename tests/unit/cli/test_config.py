@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.settings import Settings, StreamSettings, load_settings
-from liftlog.settings.schema import json_schema
-from liftlog.settings.template import render_template
+from liftlog.settings.generated import json_schema, render_template
 
 ROOT = Path(__file__).parents[3]
 

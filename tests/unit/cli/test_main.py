@@ -257,7 +257,7 @@ def test_help_of_a_command_does_not_load_what_does_its_work(arguments: list[str]
 
 def test_consume_loads_no_server() -> None:
     loaded = modules_after(
-        "import liftlog.cli.root, liftlog.cli.record_output, liftlog.client.blocking.client"
+        "import liftlog.cli.root, liftlog.cli.output, liftlog.client.blocking.client"
     )
     assert not loaded & HEAVY
     assert not {name for name in loaded if name.startswith("liftlog.server")}

@@ -15,12 +15,13 @@ from liftlog.cli.output import (
     object_array,
     print_pairs,
     print_table,
+    record_object,
+    record_writer,
     to_json,
     to_yaml,
     write_object,
     write_objects,
 )
-from liftlog.cli.record_output import record_object, record_writer
 from liftlog.client import Checkpoint
 from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record

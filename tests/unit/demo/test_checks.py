@@ -6,15 +6,14 @@ import pytest
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.problems import Problem
-from liftlog.demo.checking import (
+from liftlog.demo.publishing import (
     Expected,
     find_disorder,
     find_problems,
     find_repeats,
     summarise,
 )
-from liftlog.demo.processes import DemoDaemon
-from liftlog.demo.story import Story, conclude
+from liftlog.demo.running import DemoDaemon, Story, conclude
 from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
 

@@ -7,6 +7,7 @@ import pytest
 from liftlog import errors
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.frames import encode_frame
+from liftlog.protocol.handshake import Credentials, LocalProtocolError, State, text_to_sign
 from liftlog.protocol.limits import WireLimits
 from liftlog.protocol.messages import (
     Auth,
@@ -19,9 +20,7 @@ from liftlog.protocol.messages import (
     Pong,
     StreamsAnswer,
 )
-from liftlog.protocol.proofs import Credentials, text_to_sign
 from liftlog.protocol.server_connection import ServerConnection
-from liftlog.protocol.states import LocalProtocolError, State
 from liftlog.protocol.wire import Message
 
 NONCE = b"n" * 16

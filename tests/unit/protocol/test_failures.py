@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from liftlog import errors
-from liftlog.protocol.failures import answer_for, exception_from
 from liftlog.protocol.frames import decode_map, encode_frame
-from liftlog.protocol.messages import ErrorAnswer
+from liftlog.protocol.messages import ErrorAnswer, answer_for, exception_from
 
 
 def example(cls: type[errors.LiftlogError]) -> errors.LiftlogError:

@@ -15,7 +15,7 @@ from liftlog.protocol import limits
 from liftlog.protocol import messages as m
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.frames import FrameReader, encode_frame
-from liftlog.protocol.proofs import text_to_sign
+from liftlog.protocol.handshake import text_to_sign
 from liftlog.protocol.wire import Message, wire_fields
 from liftlog.records.decode import decode_batch
 from liftlog.records.encode import encode_batch

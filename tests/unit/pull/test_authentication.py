@@ -19,7 +19,7 @@ from support.raw_pull import HELLO, RawPull
 from acl.nkeys import SigningKey
 from liftlog.client import connect
 from liftlog.errors import ConnectionLost, InvalidArgument, Unauthenticated
-from liftlog.protocol.proofs import text_to_sign
+from liftlog.protocol.handshake import text_to_sign
 from liftlog.server.pull import PullLimits
 from liftlog.tls.contexts import client_context, server_context
 

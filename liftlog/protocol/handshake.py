@@ -1,6 +1,13 @@
-"""How a client proves who it is: its credentials, and the text that it signs with an nkey.
+"""The handshake: the states of a connection, and how a client proves who it is.
 
-A login at liftlog cannot be used as a signature for another purpose, nor the other way round:
+    client: NEW -hello-> GREETING -challenge-> CHALLENGED -auth-> PROVING -welcome-> READY
+    server: NEW <-hello- GREETING -challenge-> CHALLENGED <-auth- PROVING -welcome-> READY
+
+From any state a connection can become CLOSED. Two kinds of error are kept apart:
+`LocalProtocolError` is a mistake of the code on this side, all others are the peer's.
+
+A client signs a text with its nkey. The signature cannot be used for another purpose, nor one made
+for another purpose as a login:
 
     FF                          UTF-8 never begins so, and a NATS client signs only UTF-8
     "liftlog-auth-v1"
@@ -15,11 +22,42 @@ it to this daemon: an attacker that forwards frames has another certificate.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from liftlog.errors import ProtocolViolation
+
 _PURPOSE = b"\xffliftlog-auth-v1"
+
+
+class LocalProtocolError(ProtocolViolation):
+    """The caller asked for an action that the state of the connection does not allow."""
+
+
+class State(enum.Enum):
+    NEW = "new"
+    GREETING = "greeting"
+    CHALLENGED = "challenged"
+    PROVING = "proving"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+CLIENT_TRANSITIONS: dict[tuple[State, str], State] = {
+    (State.NEW, "send hello"): State.GREETING,
+    (State.GREETING, "receive challenge"): State.CHALLENGED,
+    (State.CHALLENGED, "send auth"): State.PROVING,
+    (State.PROVING, "receive welcome"): State.READY,
+}
+
+SERVER_TRANSITIONS: dict[tuple[State, str], State] = {
+    (State.NEW, "receive hello"): State.GREETING,
+    (State.GREETING, "send challenge"): State.CHALLENGED,
+    (State.CHALLENGED, "receive auth"): State.PROVING,
+    (State.PROVING, "send welcome"): State.READY,
+}
 
 
 class Signer(Protocol):
