@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from liftlog.client import SyncClient
     from liftlog.client.read_options import Start, Until
 
-POSITION_HELP = (
+HELP = (
     "start, end, an offset, -100 (the last 100), +100 (after the first 100), @TIME (@2026-01-31, "
     "@2026-01-31T12:00:00Z, @-5m, @now, @1767225600); and with an exclusive end: "
     "10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
@@ -40,7 +40,7 @@ class NotUnderstood(ValueError):
 
 Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
 
-HELP = (
+POSITION_HELP = (
     "start (or earliest), end (or latest: only what comes from now on), an offset, -100 (the last "
     "100), +100 (after the first 100), or @TIME: @2026-01-31, @2026-01-31T12:00:00Z, @-5m (ago), "
     "@now, @1767225600 (seconds since 1970)"
