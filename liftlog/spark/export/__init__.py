@@ -2,7 +2,7 @@
 
     request, planning      what is requested, and where a run begins: pure
     snapshot               the content of the table after a run; the bytes of a manifest: pure
-    store                  files in a directory, and behind a URL
+    store                  files in a directory, or at a URL
     table, manifests       snapshots that are committed by one link()
     delta                  the same for a Delta table
     opening                a table, opened for a run; its newest snapshot, for readers

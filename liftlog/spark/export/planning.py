@@ -178,7 +178,7 @@ def _check_same_history(previous: Snapshot, view: StreamView) -> None:
 
 
 def _behind_retention(request: ExportRequest, mode: Mode, reached: int, start: int) -> Beginning:
-    what = f"retention has removed the records from {reached} to below {start}"
+    what = f"retention has removed the records [{reached}, {start})"
     if mode == "compacted":
         # A full export would not contain them either.
         return Beginning(mode, start, True, f"{what} before they were exported")
