@@ -9,7 +9,7 @@ raises, and reads at most `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -32,7 +32,6 @@ MAX_ENTRY_FIELDS: Final = 8
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
 _UNKNOWN = ("", -1)
-_LENGTH_KINDS = (BYTES, TEXT)
 _UNKNOWN_TAG = (-1, -1)
 _MAX_KNOWN = 16
 _ENTRY: Table = {1: ("key", TEXT), 2: ("value", BYTES)}
@@ -40,18 +39,22 @@ _MAX_VARINT_BYTES = 10
 _MAX_FIELD_NUMBER = 2**29 - 1
 
 
-def known_tags(table: Table) -> Mapping[int, tuple[int, int]]:
-    """The first byte of each field of the table -> (place in the table, kind); not of maps."""
-    return {
-        number << 3 | _WIRE_TYPE[kind]: (place, kind)
-        for place, (number, (_, kind)) in enumerate(table.items())
-        if kind != MAP and number < 16
-    }
+KnownTags = Sequence[tuple[int, int]]
+"""For each first byte of a field: (place in the table, kind), or (-1, -1)."""
 
 
-def decode_known(data: bytes, tags: Mapping[int, tuple[int, int]], fields: list[Any]) -> bool:
-    """Put what an ordinary message says into `fields`, by place; False when it is not one for
-    this: `decode` knows. A message that both take says the same to both.
+def known_tags(table: Table) -> KnownTags:
+    """The fields of the table whose tags are one byte; not maps."""
+    tags = [_UNKNOWN_TAG] * 256
+    for place, (number, (_, kind)) in enumerate(table.items()):
+        if kind != MAP and number < 16:
+            tags[number << 3 | _WIRE_TYPE[kind]] = (place, kind)
+    return tags
+
+
+def decode_known(data: bytes, tags: KnownTags, fields: list[Any]) -> bool:
+    """Put what an ordinary message says into `fields`, by place; False if the message is not
+    ordinary, and `decode` has to read it. Where this returns True, `decode` finds the same.
 
     Ordinary are a few fields, all of them known, none of them a map, and short. Raises ValueError
     and IndexError for what is malformed.
@@ -60,19 +63,19 @@ def decode_known(data: bytes, tags: Mapping[int, tuple[int, int]], fields: list[
     for _ in range(_MAX_KNOWN):
         if pos >= end:
             return pos == end
-        place, kind = tags.get(data[pos], _UNKNOWN_TAG)
+        place, kind = tags[data[pos]]
         value = data[pos + 1]
         pos += 2
-        if kind in _LENGTH_KINDS:
+        if kind >= TEXT:  # or BYTES
             if value >= 0x80:
                 high = data[pos]
                 if high >= 0x80:
                     return False
                 value = value & 0x7F | high << 7
                 pos += 1
-            start, pos = pos, pos + value
-            raw = data[start:pos]
-            fields[place] = raw if kind == BYTES else raw.decode()
+            start = pos
+            pos += value
+            fields[place] = data[start:pos] if kind == BYTES else data[start:pos].decode()
         elif place < 0 or value >= 0x80:
             return False
         else:

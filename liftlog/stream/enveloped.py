@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import envelope
 from envelope import Envelope
-from liftlog.records.message_headers import PREAMBLE, build_block, header_lines
+from liftlog.records.message_headers import build_block, header_lines
 from liftlog.stream.acks import Echo
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import CORRELATION_ID, MESSAGE_ID, Control
@@ -19,6 +19,11 @@ from liftlog.stream.refusals import Refusal
 Opened = tuple[Envelope, Echo, Refusal | None]
 """The fields, what an answer repeats, and why the message cannot be stored, if so. A plain tuple:
 one is built per message."""
+
+
+_ONLY_MESSAGE_ID = build_block([(MESSAGE_ID, b"%b")])
+_ONLY_CORRELATION_ID = build_block([(CORRELATION_ID, b"%b")])
+_BOTH_IDS = build_block([(MESSAGE_ID, b"%b"), (CORRELATION_ID, b"%b")])
 
 
 def open_envelope(
@@ -46,13 +51,12 @@ def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
 
 
 def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
-    """The header block to store for what an envelope says, when nothing else is in it."""
-    block = PREAMBLE + b"\r\n"
-    if message_id:
-        block += b"%b: %b\r\n" % (MESSAGE_ID, message_id.encode())
-    if correlation_id:
-        block += b"%b: %b\r\n" % (CORRELATION_ID, correlation_id.encode())
-    return block + b"\r\n"
+    """The header block to store when an envelope brings one of these or both, and nothing else."""
+    if not message_id:
+        return _ONLY_CORRELATION_ID % (correlation_id or "").encode()
+    if not correlation_id:
+        return _ONLY_MESSAGE_ID % message_id.encode()
+    return _BOTH_IDS % (message_id.encode(), correlation_id.encode())
 
 
 def merge_headers(opened: Envelope, block: bytes) -> bytes:
