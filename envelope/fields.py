@@ -96,8 +96,11 @@ def wrong_ack_subject(subject: object) -> str | None:
 
 
 def wrong_id(value: object) -> str | None:
-    if type(value) is str and value and _is_line(value, MAX_ID_BYTES):
-        return None
+    if type(value) is str and value:
+        if len(value) <= MAX_ID_BYTES and value.isalnum() and value.isascii():
+            return None  # the common case
+        if _is_line(value, MAX_ID_BYTES):
+            return None
     return f"an id must be text that fits one header line, 1 to {MAX_ID_BYTES} bytes"
 
 
