@@ -189,7 +189,7 @@ class RecordBatch:
 
     def values(self) -> list[bytes | None]:
         """The payloads as bytes; None for a tombstone."""
-        column = self._layout.values
+        column = (self._located or self._locate()).values
         if self.header.attributes & TOMBSTONES:
             return self._nullable(column)
         return self._binary(column)  # type: ignore[return-value]  # list is invariant

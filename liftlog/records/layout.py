@@ -149,7 +149,6 @@ a column of such a batch: only the end of the values differs.
 
 def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
     """Where the columns of one batch lie. Raises CorruptBatch."""
-    words = view.cast("i")
     attributes, count = header.attributes, header.record_count
     is_plain = count <= FEW and not attributes & _COLUMNS
     try:
@@ -157,12 +156,13 @@ def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
             key = (count, _DICTIONARY.unpack_from(view, HEADER_SIZE))
             known = _known.get(key)
             if known is not None:
-                ends, _, data = known.values
-                size = words[(ends >> 2) + count]
+                position, _, data = known.values
+                ends = FEW_ENDS[count].unpack_from(view, position)
+                size = ends[-1]
                 # This is all that `walk` would check. If it fails, `walk` says why.
-                if not words[ends >> 2] and size >= 0 and data + (size + 7 & ~7) == len(view):
+                if not ends[0] and size >= 0 and data + (size + 7 & ~7) == len(view):
                     return known
-        found, end, wrong, unclear, past_end = walk(words, attributes, count, HEADER_SIZE)
+        found, end, wrong, unclear, past_end = walk(view.cast("i"), attributes, count, HEADER_SIZE)
     except (IndexError, struct.error) as error:
         raise CorruptBatch(PROBLEMS[-1]) from error
     if wrong or unclear or past_end:
