@@ -92,7 +92,8 @@ def all_refusals() -> list[ErrorFacts]:
     found |= set(refusals.UNSUPPORTED_HEADERS.values())
     found |= {one for _, one in refusals.UNSUPPORTED_FAMILIES}
     found |= {refusals.wrong_last_sequence(0), refusals.wrong_last_message_id(b"")}
-    return [_refusal(one) for one in sorted(found, key=lambda one: (one.err_code, one.reason))]
+    order = sorted(found, key=lambda one: (one.err_code, one.reason, one.description))
+    return [_refusal(one) for one in order]
 
 
 def _refusal(refusal: Refusal) -> ErrorFacts:
