@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
+from concurrent.futures import CancelledError
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -55,7 +56,7 @@ async def chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
             return stream.read(_CHUNK_BYTES)  # no descriptor behind it
 
     def work() -> None:
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError, CancelledError):  # the loop has ended, or is ending
             while True:
                 item: bytes | OSError
                 try:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.filesystem import File
-from liftlog.log.unreadable import first_hole, read_around, read_zeroed
+from liftlog.log.unreadable import first_hole, read_around, read_zeroed, readable_end
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE, MAGIC
 from liftlog.records.header import BatchHeader, parse_header, verify_body
 
@@ -80,6 +80,8 @@ def find_resync(
     Costs bounded memory and time, whatever the bytes are. Raises OSError.
     """
     headers = Headers(file)
+    if end_offset is None:
+        end = _readable_end(file, position, end)
     start = position + ALIGNMENT
     if header is not None and header.base_offset == offset:
         start = position + header.length
@@ -119,8 +121,20 @@ def leads_to(
 ) -> bool:
     """Whether a chain of headers leads from the batch at `position`, whose header this is, to
     `end`, and reaches `end_offset` there. Raises OSError."""
+    if end_offset is None:
+        end = _readable_end(file, position, end)
     reached = _follow(Headers(file), position, end, header, set())
     return _is_proof(reached, end_offset)
+
+
+def _readable_end(file: File, position: int, end: int) -> int:
+    """Where a chain may end that no offset is known for: where the readable bytes end.
+
+    An unreadable page in the space allocated ahead counts as data, since what it held is not known.
+    But the last batch ends before the zeros in front of that page, and no chain can lead further.
+    """
+    used = readable_end(file, position, end) - position
+    return min(end, position + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
 
 
 def _is_proof(reached: int | None, end_offset: int | None) -> bool:

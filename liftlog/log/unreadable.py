@@ -127,6 +127,19 @@ def content_end(file: File, start: int) -> int:
     return start
 
 
+def readable_end(file: File, start: int, end: int) -> int:
+    """Where the readable content of [start, end) ends: `content_end`, but what cannot be read
+    counts as zeros. Raises OSError."""
+    length = 8  # the usual answer is `end`, and costs one small read
+    while end > start:
+        low = max(start, end - length)
+        content = read_zeroed(file, end - low, low).rstrip(b"\0")
+        if content:
+            return low + len(content)
+        end, length = low, _PIECE_BYTES
+    return start
+
+
 class FileWindow:
     """A sliding view of the first `size` bytes of a file, so that a scan reads each byte about
     once."""

@@ -52,9 +52,10 @@ _FULL = (
 class _Seat:
     """One connection. `since` is when it began to wait, or to be identified."""
 
-    __slots__ = ("connection", "identifying", "is_known", "place", "since", "waits")
+    __slots__ = ("connection", "guard", "identifying", "is_known", "place", "since", "waits")
 
-    def __init__(self, connection: web.RequestHandler, now: float) -> None:
+    def __init__(self, guard: ConnectionGuard, connection: web.RequestHandler, now: float) -> None:
+        self.guard = guard
         self.connection = connection
         self.since = now
         self.waits = True  # for its next request, or for the client to receive an answer
@@ -82,17 +83,26 @@ _SEAT = web.RequestKey("seat", _Seat)
 
 @contextlib.contextmanager
 def identifying(request: web.Request) -> Iterator[None]:
-    """Until the caller is identified its connection may be ended to make room."""
+    """Until the caller is identified its connection may be ended to make room.
+
+    If it is not identified, this holds to the end of the request: many callers may fail at once,
+    and answering them must not take the places of health checks.
+    """
     seat = request.get(_SEAT)
-    if seat is None:
-        yield
-        return
-    seat.identifying = asyncio.current_task()
-    seat.since = asyncio.get_running_loop().time()
-    try:
-        yield
-    finally:
+    if seat is not None:
+        seat.identifying = asyncio.current_task()
+        seat.since = asyncio.get_running_loop().time()
+    yield
+    if seat is not None:
         seat.identifying = None
+
+
+def require_place(request: web.Request) -> None:
+    """Refuse a caller that has been identified, but whose place was taken meanwhile: while it is
+    being identified, a connection takes no place from others. Raises HTTPServiceUnavailable."""
+    seat = request.get(_SEAT)
+    if seat is not None:
+        seat.guard.require_place(seat)
 
 
 def identified(request: web.Request) -> None:
@@ -157,7 +167,7 @@ class ConnectionGuard:
             self.refused_total += 1
             return _Refused(self._lingering)
         connection = self._server()
-        self._seats[connection] = _Seat(connection, now)
+        self._seats[connection] = _Seat(self, connection, now)
         self._schedule()
         return connection
 
@@ -167,27 +177,30 @@ class ConnectionGuard:
         seat = self._seats.get(request.protocol)
         if seat is None:
             raise web.HTTPServiceUnavailable  # it was just ended: the client gets no answer
-        if request.path not in HEALTH_PATHS and not self._may_be_served():
-            self.refused_total += 1
-            raise web.HTTPServiceUnavailable(
-                text=_FULL_TEXT, headers={"Retry-After": "1", "Connection": "close"}
-            )
+        if request.path not in HEALTH_PATHS:
+            self.require_place(seat)
         request[_SEAT] = seat
         seat.waits = False
         try:
             return await handler(request)
         finally:
             seat.waits = True
+            seat.identifying = None
             seat.since = asyncio.get_running_loop().time()
             if seat.connection.transport is None:
                 self._seats.pop(seat.connection, None)
             self._schedule()
 
-    def _may_be_served(self) -> bool:
-        """Whether the places for health checks stay free if one more request is served."""
+    def require_place(self, seat: _Seat) -> None:
+        """The places for health checks must stay free when the request of `seat` is served."""
         if self.connection_count <= self._most_served:
-            return True
-        return sum(not seat.may_end for seat in self._seats.values()) < self._most_served
+            return
+        served = sum(not other.may_end for other in self._seats.values() if other is not seat)
+        if served >= self._most_served:
+            self.refused_total += 1
+            raise web.HTTPServiceUnavailable(
+                text=_FULL_TEXT, headers={"Retry-After": "1", "Connection": "close"}
+            )
 
     def close(self) -> None:
         if self._timer is not None:

@@ -32,7 +32,7 @@ from liftlog.server.http import bodies
 from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import Callers, peer_of
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
-from liftlog.server.http.guard import identified, identifying
+from liftlog.server.http.guard import identified, identifying, require_place
 from liftlog.server.http.one_record import check_readable, read_record
 from liftlog.server.http.spread_work import SpreadWork
 from liftlog.server.streams.broker import Broker
@@ -98,6 +98,9 @@ class LogApi:
                 # First, so that unknown callers take no place from known ones.
                 with identifying(request):
                     principal = await self._callers.principal(request)
+                require_place(request)
+            except web.HTTPException:
+                raise
             except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
                 return failure(error)
             if principal not in (None, ANONYMOUS):

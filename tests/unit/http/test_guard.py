@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support.http_port import Healthy, NoMetrics, http_port
 from support.opened_client import until
 from support.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from acl.tokens import hash_token
-from liftlog.server.http.guard import ConnectionGuard
+from liftlog.errors import Unauthenticated
+from liftlog.server.http.guard import ConnectionGuard, identifying, require_place
 from liftlog.server.http.server import HttpServer
 from liftlog.server.metrics.exposition import CONTENT_TYPE
 
@@ -211,11 +213,41 @@ class SlowMetrics:
         return b""
 
 
+class Doors:
+    """`/known` and `/unknown` find out who calls when `tell` is set, which takes no place from
+    others; the answer follows when `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.tell, self.go_on = asyncio.Event(), asyncio.Event()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/known", self._known), web.get("/unknown", self._unknown)]
+
+    async def _known(self, request: web.Request) -> web.Response:
+        with identifying(request):
+            await self.tell.wait()
+        require_place(request)
+        await self.go_on.wait()
+        return web.Response()
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        try:
+            with identifying(request):
+                await self.tell.wait()
+                raise Unauthenticated("who?")
+        except Unauthenticated:
+            await self.go_on.wait()
+            return web.Response(status=401)
+
+    async def close(self) -> None:
+        pass
+
+
 @asynccontextmanager
 async def bare_port(
-    health: Any, metrics: Any, guard: ConnectionGuard
+    health: Any, metrics: Any, guard: ConnectionGuard, *mounted: Any
 ) -> AsyncIterator[tuple[Port, HttpServer]]:
-    server = HttpServer(health, metrics, guard=guard)
+    server = HttpServer(health, metrics, mounted=mounted, guard=guard)
     port = Port(await server.start("127.0.0.1:0"), guard)
     try:
         yield port, server
@@ -261,6 +293,47 @@ async def test_places_are_left_for_health_checks() -> None:
         metrics.go_on.set()
         answers = [await peer.status() for peer in slow]
         assert answers.count(200) == PLACES - 2
+
+
+async def _ask_at_once(port: Port, path: str) -> list[Peer]:
+    """As many callers as there are connections, all of them being identified."""
+    callers = [await port.peer("127.0.0.2") for _ in range(PLACES)]
+    for peer in callers:
+        peer.ask(path)
+    await until(lambda: all(seat.identifying for seat in _seats(port)))
+    return callers
+
+
+async def test_who_is_identified_at_once_leaves_the_places_for_health_checks() -> None:
+    doors, guard = Doors(), ConnectionGuard(max_connections=PLACES - 2, health_places=2)
+    async with bare_port(Healthy(), NoMetrics(), guard, doors) as (port, _):
+        callers = await _ask_at_once(port, "/known")
+        doors.tell.set()
+        await until(lambda: guard.refused_total == 2)
+        probe = await Peer.at(port.address, "127.0.0.2")
+        assert await probe.get("/livez") == 200
+        assert await probe.get("/readyz") == 200
+        await probe.close()
+        doors.go_on.set()
+        answers = [await peer.status() for peer in callers]
+        assert answers.count(200) == PLACES - 2
+        assert set(answers) <= {200, 503, 0}  # the probe may have ended one that was refused
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["they wait", "they have gone"])
+async def test_answers_to_unknown_callers_lock_out_no_health_check(gone: bool) -> None:
+    doors, guard = Doors(), ConnectionGuard(max_connections=PLACES - 2, health_places=2)
+    async with bare_port(Healthy(), NoMetrics(), guard, doors) as (port, _):
+        for peer in await _ask_at_once(port, "/unknown"):
+            if gone:
+                await peer.close()
+        doors.tell.set()
+        for _ in range(3 * PLACES):
+            probe = await Peer.at(port.address, "127.0.0.2")
+            assert await probe.get("/livez") == 200
+            await probe.close()
+        assert guard.refused_total == 0
+        await until(lambda: tasks_of_requests() < PLACES)  # those that made room have ended
 
 
 async def test_who_has_gone_keeps_no_place() -> None:

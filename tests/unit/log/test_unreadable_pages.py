@@ -22,7 +22,8 @@ from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageE
 from liftlog.log import ActiveState, Log, LogConfig, unreadable
 from liftlog.log.filesystem import read_whole
 from liftlog.log.index import index_path
-from liftlog.log.unreadable import content_end, read_around
+from liftlog.log.unreadable import content_end, read_around, readable_end
+from liftlog.log.walk import find_new_damage
 from liftlog.records import decode_batch, parse_header
 
 PAGE = 256
@@ -90,6 +91,8 @@ def test_what_cannot_be_read_is_not_the_zeros_behind_the_data() -> None:
     fs.lose_page(file.path, 5 * PAGE)
     assert content_end(file, 0) == 6 * PAGE
     assert content_end(file, 6 * PAGE) == 6 * PAGE
+    assert readable_end(file, 0, 6 * PAGE) == 100
+    assert readable_end(file, 104, 6 * PAGE) == 104
 
 
 # --- recovery of the active segment ---
@@ -221,11 +224,15 @@ def test_each_page_of_the_active_segment(point: int, boot: str) -> None:
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"], ids=["kill", "power cut"])
 def test_two_pages_of_the_active_segment(boot: str) -> None:
+    """The second one also in the space allocated ahead, which costs nothing more."""
     one = stored(SIZES)
     path = one.log.segments[-1].path
+    end, allocated = one.batches[-1][1], len(one.fs.read(path))
+    behind = [end // PAGE * PAGE + PAGE, allocated - 1]
+    assert behind[0] < behind[1]
     costs = []
     for disk, page in pages(one, boot):
-        for position in range(page.stop, one.batches[-1][1], 3 * PAGE):
+        for position in [*range(page.stop, end, 3 * PAGE), *behind]:
             image = disk.power_cut("all")
             hit = on_page(one.batches, page)
             hit |= on_page(one.batches, image.lose_page(path, position))
@@ -238,6 +245,16 @@ def test_two_pages_of_the_active_segment(boot: str) -> None:
             assert log.log_end_offset >= one.promises.end
             costs.append(len(gone - hit))
     assert sum(costs) == 0, costs
+
+
+def test_a_page_behind_the_data_hides_nothing_of_what_recovery_trusts() -> None:
+    one = stored(SIZES)
+    active = one.log.segments[-1].path
+    for disk, page in pages(one, "boot-1"):
+        disk.lose_page(active, len(disk.read(active)) - 1)
+        found = find_new_damage(disk, active.parent, one.log.view.manifest, one.log.active_state())
+        gone = {offset for bad in found for offset in range(bad.first_offset, bad.next_offset)}
+        assert gone == on_page(one.batches, page)
 
 
 def test_a_tail_that_was_not_acked_is_cut_without_its_page() -> None:
