@@ -223,14 +223,21 @@ class Log:
         """
         return self._writer.sync()
 
-    def advance_high_watermark(self, offset: int) -> None:
-        """Declare everything below `offset` committed: readers see it, acks may leave.
+    def commit_up_to(self, offset: int) -> int:
+        """Declare everything below `offset` committed: readers see it. Returns the high watermark.
 
-        `offset` is the end of an append. Who decides it lies outside the log: on one node its
-        own fsync, later the replicas. Raises StorageError, DiskFull, and then nothing changed, when
-        the first early ack cannot be admitted.
+        It moves to the last end of an append at or below `offset`, which may be any offset, and it
+        never falls. Who decides lies outside the log: on one node its own fsync, with replicas what
+        all of them hold. With more than 4,096 appends to commit some ends are forgotten, and the
+        high watermark stops a little lower; the log end is never forgotten. May be called beside an
+        append or a sync in another thread, and by one thread at a time. Raises StorageError,
+        DiskFull, and then nothing changed, when the first early ack cannot be admitted.
         """
-        self._writer.advance_high_watermark(offset)
+        return self._writer.commit_up_to(offset)
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """`commit_up_to` under its former name."""
+        self._writer.commit_up_to(offset)
 
     def note_acked(self, offset: int) -> None:
         """Remember, across a killed process, that everything below `offset` may have been acked.
@@ -482,7 +489,7 @@ class Log:
         state: ActiveState | None = None
         try:
             self.sync()
-            self.advance_high_watermark(self.log_end_offset)
+            self.commit_up_to(self.log_end_offset)
             with storage_errors(f"closing {self.name}"):
                 self._state.active.finish()
             state = self.checkpoint()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from liftlog.errors import SyncFailed
@@ -15,6 +16,9 @@ from liftlog.log.segment import MAX_POSITION, Segment
 from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState
 from liftlog.records.header import parse_header, verify_body
+
+MAX_NOTED_ENDS = 4096
+"""Of appends that are not committed yet. With more, every second end is forgotten."""
 
 
 class LogWriter:
@@ -29,7 +33,8 @@ class LogWriter:
         self.commit_group = commit_group
         self.fsync_count = 0
         self.last_sync_seconds = 0.0
-        self._appended: list[LogEnd] = []  # the ends of appends that are not committed yet
+        # The ends of appends that are not committed yet: where the high watermark may go.
+        self._appended: deque[LogEnd] = deque()
         # Never lower than what the slot said: the machine may stop again before `skip_to`.
         recovered = slot.recovered
         end = state.active.end.offset
@@ -57,6 +62,16 @@ class LogWriter:
                 self._reserve(next_offset)
             end = active.append(batches, size, state.config.segment_max_bytes)
         self._appended.append(end)
+        if len(self._appended) > MAX_NOTED_ENDS:
+            # Followers may be far behind. The newest end stays, so all can still be committed. A
+            # commit beside this one may drop ends that come back here, and passes over them later.
+            self._keep_ends(list(self._appended)[::-2][::-1])
+
+    def _keep_ends(self, ends: Iterable[LogEnd]) -> None:
+        self._appended = deque(ends)
+
+    def _last_end(self) -> int:
+        return self._appended[-1].offset if self._appended else 0
 
     def _resolve_doubts(self) -> None:
         """After a failed operation: bring the disk back to what is known here. Raises OSError."""
@@ -112,28 +127,25 @@ class LogWriter:
 
     # --- commits and acks ---
 
-    def advance_high_watermark(self, offset: int) -> None:
-        """See `Log.advance_high_watermark`."""
+    def commit_up_to(self, offset: int) -> int:
+        """See `Log.commit_up_to`."""
         state = self.state
         committed = state.view.committed
-        if offset <= committed.offset:
-            return
+        appended = self._appended
+        if not appended or appended[0].offset > offset:
+            return committed.offset
         if offset > state.active.durable.offset:
             self.admit_early_acks()
-        appended = self._appended
-        if len(appended) == 1 and appended[0].offset <= offset:
-            committed = appended.pop()
-        else:
-            reached = 0
-            while reached < len(appended) and appended[reached].offset <= offset:
-                committed = appended[reached]
-                reached += 1
-            del appended[:reached]
+        while appended and appended[0].offset <= offset:
+            end = appended.popleft()
+            if end.offset > committed.offset:  # not so where an append forgot ends meanwhile
+                committed = end
         state.move_high_watermark(committed)
-        reached_offset = committed.offset
-        if reached_offset > self._acked_end:
-            self._acked_end = reached_offset
-            self.slot.update(reached_offset)
+        reached = committed.offset
+        if reached > self._acked_end:
+            self._acked_end = reached
+            self.slot.update(reached)
+        return reached
 
     def note_acked(self, offset: int) -> None:
         """See `Log.note_acked`."""
@@ -236,8 +248,10 @@ class LogWriter:
             self._seal_and_begin(
                 durable, base_offset, quarantined=quarantined, is_committed=keep_offsets
             )
-            # Groups that an earlier roll had synced can still be committed.
-            self._appended = [one for one in self._appended if one.offset <= durable.offset]
+            # What an earlier sync made durable can still be committed.
+            self._keep_ends(one for one in self._appended if one.offset <= durable.offset)
+            if max(state.view.committed.offset, self._last_end()) < durable.offset:
+                self._appended.append(durable)
             if keep_offsets:
                 self.note_acked(base_offset)
 
@@ -301,7 +315,7 @@ class LogWriter:
             # The old manifest counts, or it is written again before the next append.
             state.move_high_watermark(view.committed)
             raise
-        self._appended = [one for one in self._appended if one.offset < end]
+        self._keep_ends(one for one in self._appended if one.offset < end)
         if state.view.committed.offset < end:
             self._appended.append(state.active.end)
         # The slot names its lineage. A stop before this update leaves an entry of the old one,
@@ -324,7 +338,7 @@ class LogWriter:
             epochs=epochs,
             acks_before_sync=False,
         )
-        self._appended = []
+        self._appended.clear()
         self.note_acked(offset)
 
 

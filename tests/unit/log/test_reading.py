@@ -31,6 +31,7 @@ from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import EncodedBatch, Log, LogConfig, OsFileSystem, open_log
 from liftlog.log.index import INTERVAL_BYTES, SparseIndex
 from liftlog.log.manifest import SKIPPED
+from liftlog.log.writing import MAX_NOTED_ENDS
 from liftlog.records import encode_batch, iter_batches
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
@@ -110,6 +111,65 @@ def test_nothing_past_the_high_watermark_is_seen() -> None:
         assert log.read(end, 1000) is None
     log.advance_high_watermark(4)
     assert log.high_watermark == ends[-1]
+
+
+def test_any_offset_may_be_committed_and_the_watermark_goes_to_the_end_below_it() -> None:
+    log = create(SimFileSystem(), config=SMALL)
+    promises, ends = Promises(), [1]
+    for number in range(30):
+        append(log, promises, 1 + number % 3)
+        ends.append(log.log_end_offset)
+    assert log.segment_count > 2
+    for offset in range(log.log_end_offset + 5):
+        expected = max([end for end in ends if end <= offset], default=1)
+        assert log.commit_up_to(offset) == log.high_watermark == expected
+        assert log.commit_up_to(offset - 2) == expected, "the watermark never falls"
+        found = read_all(log)
+        assert set(found) == set(range(1, expected))
+
+
+@pytest.mark.parametrize("count", [MAX_NOTED_ENDS, MAX_NOTED_ENDS + 1, 3 * MAX_NOTED_ENDS + 7])
+def test_with_many_appends_to_commit_some_ends_are_forgotten_but_never_the_last(count: int) -> None:
+    log = create(SimFileSystem(), config=BIG)
+    for _ in range(count):
+        log.append([encode(log, [b""])])
+    end = log.log_end_offset
+    reached = [log.commit_up_to(offset) for offset in range(2, end)]
+    assert all(high <= offset for offset, high in enumerate(reached, 2))
+    steps = sorted(set(reached))
+    assert (len(steps) == count - 1) is (count <= MAX_NOTED_ENDS)
+    assert MAX_NOTED_ENDS // 3 < len(steps) <= MAX_NOTED_ENDS
+    assert max(b - a for a, b in pairwise([*steps, end][-MAX_NOTED_ENDS // 4 :])) <= 2
+    assert log.commit_up_to(end) == end
+
+
+def test_commits_go_on_beside_appends_of_another_thread() -> None:
+    log = create(SimFileSystem(), config=BIG)
+    total = 3 * MAX_NOTED_ENDS
+
+    def write() -> None:
+        for _ in range(total):
+            log.append([encode(log, [b""])])
+
+    reached = [1]
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        reached.append(log.commit_up_to(max(log.log_end_offset - 5000, 0)))
+    writer.join()
+    assert reached == sorted(reached)
+    assert log.commit_up_to(total + 1) == total + 1
+
+
+def test_what_was_synced_can_be_committed_after_the_tail_was_abandoned() -> None:
+    log = create(SimFileSystem(), config=BIG)
+    for _ in range(2 * MAX_NOTED_ENDS + 1):
+        log.append([encode(log, [b""])])
+        if log.log_end_offset == MAX_NOTED_ENDS:
+            durable = log.sync()
+    log.abandon_tail(keep_offsets=False)
+    assert log.log_end_offset == durable == MAX_NOTED_ENDS
+    assert log.commit_up_to(durable) == durable
 
 
 def test_out_of_range_names_both_bounds() -> None:
