@@ -234,15 +234,22 @@ class DataDir:
             file.close()
 
     def create_log(
-        self, name: str, config: LogConfig, *, initial_offset: int, metadata: dict[str, Any]
+        self,
+        name: str,
+        config: LogConfig,
+        *,
+        initial_offset: int,
+        metadata: dict[str, Any],
+        incarnation: str | None = None,
     ) -> Log:
-        """A new log for `name`; durable on return."""
+        """A new log for `name`; durable on return. See `Log.create`."""
         return Log.create(
             self.stream_path(name),
             self.environment,
             config,
             initial_offset=initial_offset,
             metadata=metadata,
+            incarnation=incarnation,
         )
 
     def open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoveryReport]:

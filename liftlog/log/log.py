@@ -19,6 +19,7 @@ from liftlog.log.leases import Leases
 from liftlog.log.manifest import (
     QuarantinedRange,
     SegmentEntry,
+    end_of_epoch,
     epoch_before,
 )
 from liftlog.log.measuring import Extent, RecordCounts, measure
@@ -67,10 +68,14 @@ class Log:
         *,
         initial_offset: int = 1,
         metadata: dict[str, Any] | None = None,
+        incarnation: str | None = None,
         boot_id: str | None = None,
     ) -> Log:
-        """Make a new, empty log. Durable on return. Raises StorageError, DiskFull."""
-        state = LogState.create(directory, environment, config, initial_offset, metadata or {})
+        """Make a new, empty log. Durable on return. All replicas of a stream have one
+        `incarnation`; without it, a new one is drawn. Raises StorageError, DiskFull."""
+        state = LogState.create(
+            directory, environment, config, initial_offset, metadata or {}, incarnation
+        )
         try:
             return cls(state, boot_id=boot_id)
         except BaseException:
@@ -121,6 +126,11 @@ class Log:
     def epochs(self) -> tuple[tuple[int, int], ...]:
         """(leader epoch, its first offset), ascending."""
         return self._state.view.manifest.epochs
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record; 0 when there was none yet."""
+        return epoch_before(self.epochs, self.log_end_offset)
 
     @property
     def incarnation(self) -> str:
@@ -215,6 +225,14 @@ class Log:
         """
         self._writer.append_raw(data)
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Note that leader epoch `epoch` begins at the log end; call it before the first append of
+        that epoch. Durable on return; nothing is written when it was noted already.
+
+        Raises ValueError when the log knows of a later epoch, StorageError, DiskFull.
+        """
+        self._writer.begin_epoch(epoch)
+
     def sync(self) -> int:
         """Make everything appended durable; returns the durable end offset.
 
@@ -292,7 +310,8 @@ class Log:
         at or past the log end it does nothing. The offsets are assigned again by what is appended
         next, in a new segment and another `lineage`: nothing that was noted of the old tail
         (recovery points, acks, checkpoints of readers) counts for the new one. The high watermark
-        and the log start follow if they lie behind.
+        and the log start follow if they lie behind. Leader epochs that began there are forgotten:
+        the next append follows `begin_epoch`, or brings its epoch along (`append_raw`).
 
         Raises OffsetOutOfRange below the first stored offset, SyncFailed, StorageError, DiskFull.
         """
@@ -453,6 +472,14 @@ class Log:
         """
         end = self.log_end_offset
         return next((start for known, start in self.epochs if known > epoch), end)
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The newest known leader epoch up to `epoch`, and the first offset behind it.
+
+        Two logs of a stream are equal up to the lower of the two ends that both name for one epoch.
+        Without such an epoch: 0, and where the oldest known one begins.
+        """
+        return end_of_epoch(self._state.view.manifest, epoch, self.log_end_offset)
 
     # --- stopping ---
 

@@ -12,8 +12,10 @@ one counts. A manifest without a sequence was written by a version that knows of
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +177,24 @@ def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[i
     return tuple(entry for i, entry in enumerate(epochs) if i == len(ends) or ends[i] > offset)
 
 
+def epochs_below(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
+    """Without the epochs that began at or past `offset`: no record of them lies below."""
+    return tuple(entry for entry in epochs if entry[1] < offset)
+
+
 def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
     """The epoch of the record before `offset`; 0 when there can be none."""
     return max((epoch for epoch, start in epochs if start < offset), default=0)
+
+
+def end_of_epoch(manifest: Manifest, epoch: int, log_end: int) -> tuple[int, int]:
+    """See `Log.end_of_epoch`."""
+    epochs = manifest.epochs
+    following = bisect_right(epochs, epoch, key=itemgetter(0))
+    end = epochs[following][1] if following < len(epochs) else log_end
+    if following:
+        return epochs[following - 1][0], min(end, log_end)
+    return 0, end if epochs else manifest.segments[0].base_offset
 
 
 def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:

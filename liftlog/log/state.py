@@ -140,6 +140,7 @@ class LogState:
         config: LogConfig,
         initial_offset: int,
         metadata: dict[str, Any],
+        incarnation: str | None = None,
     ) -> LogState:
         """The state of a new log, which is on disk on return. The manifest is written last: without
         it the directory counts as a creation that was not finished. Raises StorageError, DiskFull.
@@ -150,7 +151,7 @@ class LogState:
             fs.fsync_directory(directory.parent)
             entry = SegmentEntry(base_offset=initial_offset, next_offset=initial_offset)
             manifest = Manifest(
-                incarnation=uuid.uuid4().hex,
+                incarnation=incarnation or uuid.uuid4().hex,
                 leader_epoch=1,
                 log_start_offset=initial_offset,
                 reserved_offset=initial_offset + RESERVE_STEP,

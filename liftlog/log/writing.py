@@ -11,7 +11,7 @@ from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.environment import EncodedBatch
 from liftlog.log.filesystem import Buffer, storage_errors
-from liftlog.log.manifest import RESERVE_STEP, QuarantinedRange, epoch_before
+from liftlog.log.manifest import RESERVE_STEP, QuarantinedRange, epochs_below
 from liftlog.log.segment import MAX_POSITION, Segment
 from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState
@@ -88,7 +88,7 @@ class LogWriter:
     def append_raw(self, data: Buffer) -> None:
         """See `Log.append_raw`."""
         manifest, end = self.state.view.manifest, self.state.active.end.offset
-        epochs = [entry for entry in manifest.epochs if entry[1] < end]
+        epochs = [*epochs_below(manifest.epochs, end)]
         batches, group = _continuing(memoryview(data), end, epochs)
         if not batches:
             return
@@ -105,7 +105,20 @@ class LogWriter:
             manifest = state.view.manifest
             if epochs != manifest.epochs:
                 newest = max(manifest.leader_epoch, epochs[-1][0])
-                state.store(manifest.with_changes(epochs=epochs, leader_epoch=newest))
+                high = state.view.committed.offset
+                state.store(
+                    manifest.with_changes(epochs=epochs, leader_epoch=newest, high_watermark=high)
+                )
+
+    def begin_epoch(self, epoch: int) -> None:
+        """See `Log.begin_epoch`."""
+        state = self.state
+        with state.lock:
+            manifest, end = state.view.manifest, state.active.end.offset
+            if epoch < manifest.leader_epoch:
+                raise ValueError(f"epoch {epoch} is older than {manifest.leader_epoch}")
+            if not manifest.epochs or manifest.epochs[-1][0] != epoch:
+                self.note_epochs((*epochs_below(manifest.epochs, end), (epoch, end)))
 
     def sync(self) -> int:
         """See `Log.sync`."""
@@ -288,9 +301,6 @@ class LogWriter:
         state = self.state
         view, end = state.view, place.offset
         manifest = view.manifest
-        epochs = tuple(entry for entry in manifest.epochs if entry[1] < end)
-        if epoch_before(epochs, end) < manifest.leader_epoch:
-            epochs = (*epochs, (manifest.leader_epoch, end))
         if view.committed.offset > end:
             # Before the manifest says so: a reader that took a record past `end` after it did could
             # not tell that it is of the old lineage.
@@ -301,7 +311,7 @@ class LogWriter:
                 end,
                 generation=manifest.unclaimed_generation,
                 log_start_offset=min(manifest.log_start_offset, end),
-                epochs=epochs,
+                epochs=epochs_below(manifest.epochs, end),
                 quarantined=tuple(
                     replace(bad, next_offset=min(bad.next_offset, end))
                     for bad in manifest.quarantined

@@ -307,13 +307,18 @@ def reopen(
 
 
 def create(
-    fs: FileSystem, *, config: LogConfig = SMALL, boot: str = "boot-1", directory: Path = DIRECTORY
+    fs: FileSystem,
+    *,
+    config: LogConfig = SMALL,
+    boot: str = "boot-1",
+    directory: Path = DIRECTORY,
+    incarnation: str | None = None,
 ) -> Log:
     """A new log in a directory that is there already, as the data directory's `streams` is."""
     fs.make_directory(directory.parent)
     for parent in [*directory.parents]:
         fs.fsync_directory(parent)
-    return Log.create(directory, environment(fs), config, boot_id=boot)
+    return Log.create(directory, environment(fs), config, incarnation=incarnation, boot_id=boot)
 
 
 def set_manifest(log: Log, **changes: object) -> None:

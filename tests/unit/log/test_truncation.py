@@ -27,6 +27,7 @@ from liftlog.errors import (
 )
 from liftlog.log import Log, LogConfig
 from liftlog.log.index import index_path, read_index
+from liftlog.log.manifest import read_manifest
 from liftlog.log.slot import AckedSlot, SlotState
 from liftlog.records import encode_batch, iter_batches
 
@@ -194,8 +195,13 @@ def test_the_epoch_cache_follows() -> None:
     assert log.epochs == ((1, 1), (2, 10), (3, 13))
     assert [log.epoch_end(epoch) for epoch in range(5)] == [1, 10, 13, 16, 16]
     log.truncate_suffix(13)
+    assert log.epochs == ((1, 1), (2, 10)), "no record of epoch 3 is left"
+    log.begin_epoch(3)
     assert log.epochs == ((1, 1), (2, 10), (3, 13))
     log.truncate_suffix(11)
+    assert log.epochs == ((1, 1),)
+    assert (log.leader_epoch, log.last_epoch) == (3, 1)
+    log.begin_epoch(3)
     assert log.epochs == ((1, 1), (3, 10))
     assert [log.epoch_end(epoch) for epoch in range(5)] == [1, 10, 10, 10, 10]
     promises.become(promises.without(10))
@@ -205,6 +211,57 @@ def test_the_epoch_cache_follows() -> None:
     assert log.epochs == ((3, 10),)
     again, _ = reopen(fs.power_cut("none"), boot="boot-4", config=BIG)
     assert again.epochs == ((3, 10), (4, 15))
+
+
+def test_an_epoch_begins_at_the_log_end_and_is_on_disk_before_its_first_record() -> None:
+    fs, log, promises = _written(2, BIG)
+    before = fs.operations
+    log.begin_epoch(1)
+    assert fs.operations == before, "it was noted already"
+    log.begin_epoch(4)
+    assert log.epochs == ((1, 1), (4, 7))
+    assert (log.leader_epoch, log.last_epoch) == (4, 1)
+    found = read_manifest(fs.power_cut("none"), DIRECTORY)
+    assert found is not None
+    assert (found.leader_epoch, found.epochs, found.high_watermark) == (4, log.epochs, 7)
+    with pytest.raises(ValueError, match="3 is older than 4"):
+        log.begin_epoch(3)
+    log.begin_epoch(6)
+    assert log.epochs == ((1, 1), (6, 7)), "epoch 4 has no record here"
+    commit(log, promises, 2)
+    assert log.last_epoch == 6
+    check(reopen(fs.power_cut("none"), boot="boot-2", config=BIG)[0], promises)
+
+
+def test_an_epoch_that_could_not_be_noted_has_not_begun() -> None:
+    fs, log, promises = _written(2, BIG)
+    fs.faults = [Fault("rename", path="manifest")]
+    with pytest.raises(StorageError):
+        log.begin_epoch(2)
+    assert (log.leader_epoch, log.epochs) == (1, ((1, 1),))
+    fs.faults = []
+    log.begin_epoch(2)
+    commit(log, promises, 1)
+    assert [batch.header.leader_epoch for batch in iter_batches(_bytes(log))] == [1, 1, 2]
+
+
+def test_where_an_epoch_ends() -> None:
+    _, log, promises = _written(1, BIG)
+    assert [log.end_of_epoch(epoch) for epoch in range(3)] == [(0, 1), (1, 4), (1, 4)]
+    for epoch in (3, 5):
+        log.begin_epoch(epoch)
+        commit(log, promises, 2)
+    assert log.epochs == ((1, 1), (3, 4), (5, 6))
+    expected = [(0, 1), (1, 4), (1, 4), (3, 6), (3, 6), (5, 8), (5, 8)]
+    assert [log.end_of_epoch(epoch) for epoch in range(7)] == expected
+    log.remove_before(7, 0)
+    assert [log.end_of_epoch(epoch) for epoch in (4, 5)] == [(0, 6), (5, 8)]
+
+
+def test_a_log_may_be_given_its_incarnation() -> None:
+    fs = SimFileSystem()
+    assert create(fs, incarnation="of all replicas").incarnation == "of all replicas"
+    assert reopen(fs.kill())[0].incarnation == "of all replicas"
 
 
 @pytest.mark.parametrize("config", [SMALL, BIG], ids=["many segments", "one segment"])
