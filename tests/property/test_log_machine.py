@@ -184,6 +184,8 @@ class LogMachine(LogModel):
     def _lose(self, offsets: set[int]) -> None:
         for offset in offsets & self.rows.keys():
             self.damaged[offset] = self.rows.pop(offset)
+        for offset in offsets & self.waiting.keys():  # a roll may have sealed and synced them
+            del self.waiting[offset]
 
     # --- stopping ---
 
