@@ -12,6 +12,8 @@ from envelope.liftbridge import Ack
 from liftlog.stream.refusals import to_json
 
 _WEAVE_FROM = 16
+_COMMAND = b"PUB "
+_NEXT = b"\r\n" + _COMMAND
 
 Answer = tuple[bytes, bytes]
 """(subject, body) of one answer."""
@@ -43,15 +45,29 @@ class AckFormat:
             tail = b'%b,"correlation_id":%b}' % (tail[:-1], json_text(correlation_id).encode())
         return b"%b%d%b" % (self._head, offset, tail)
 
-    def duplicates(self, replies: Sequence[bytes], offsets: Sequence[int]) -> bytes:
-        """`PUB` commands that ack duplicates of what is at these offsets."""
-        digits = len(str(offsets[0]))
-        if len(str(min(offsets))) != digits or len(str(max(offsets))) != digits:
-            bodies = [self.body(offset, duplicate=True) for offset in offsets]
-            return publish_commands(zip(replies, bodies, strict=True))
-        size = len(self._head) + digits + len(self._duplicate_tail)
-        form = b"PUB %%b %d\r\n%b%%d%b\r\n" % (size, self._head, self._duplicate_tail)
-        return b"".join(map(form.__mod__, zip(replies, offsets, strict=True)))
+    def mixed(
+        self, replies: Sequence[bytes], offsets: Sequence[int], is_duplicate: Sequence[bool]
+    ) -> bytes:
+        """`PUB` commands in the order given: acks of what is at these offsets, as a duplicate or as
+        new."""
+        digits = len(str(max(offsets)))
+        if len(str(min(offsets))) != digits:
+            return publish_commands(
+                [
+                    (reply, self.body(offset, duplicate=duplicate))
+                    for reply, offset, duplicate in zip(replies, offsets, is_duplicate, strict=True)
+                ]
+            )
+        tails = (self._tail, self._duplicate_tail)
+        fixed = len(self._head) + digits
+        heads = [b" %d\r\n%b" % (fixed + len(tail), self._head) for tail in tails]
+        nexts = [tail + _NEXT for tail in tails]
+        return _woven(
+            replies,
+            [heads[duplicate] for duplicate in is_duplicate],
+            offsets,
+            [nexts[duplicate] for duplicate in is_duplicate],
+        )
 
     def commands(self, replies: Sequence[bytes], first_offset: int) -> bytes:
         """`PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.
@@ -82,23 +98,36 @@ class AckFormat:
         return b"".join(parts)
 
     def _weave(self, replies: Sequence[bytes], start: int, digits: int) -> bytes:
-        """The same for many acks and none left out: four columns, laid side by side and joined."""
+        """The same for many acks and none left out."""
         count = len(replies)
         size = len(self._head) + digits + len(self._tail)
-        numbers = b"%d " * count % tuple(range(start, start + count))
-        pieces = [b""] * (4 * count)
-        pieces[0::4] = replies
-        pieces[1::4] = [b" %d\r\n%b" % (size, self._head)] * count
-        pieces[2::4] = numbers.split()
-        pieces[3::4] = [self._tail + b"\r\nPUB "] * count
-        pieces[-1] = self._tail + b"\r\n"
-        return b"PUB " + b"".join(pieces)
+        head = b" %d\r\n%b" % (size, self._head)
+        numbers = range(start, start + count)
+        return _woven(replies, [head] * count, numbers, [self._tail + _NEXT] * count)
 
     def _make_form(self, digits: int) -> bytes:
         size = len(self._head) + digits + len(self._tail)
         form = b"PUB %%b %d\r\n%b%%d%b\r\n" % (size, self._head, self._tail)
         self._forms[digits] = form
         return form
+
+
+def _woven(
+    replies: Sequence[bytes],
+    heads: Sequence[bytes],
+    numbers: Sequence[int],
+    tails: Sequence[bytes],
+) -> bytes:
+    """Four columns, laid side by side and joined: `PUB` commands, each tail with the start of the
+    next command."""
+    count = len(replies)
+    pieces = [b""] * (4 * count)
+    pieces[0::4] = replies
+    pieces[1::4] = heads
+    pieces[2::4] = (b"%d " * count % tuple(numbers)).split()
+    pieces[3::4] = tails
+    pieces[-1] = tails[-1].removesuffix(_COMMAND)
+    return _COMMAND + b"".join(pieces)
 
 
 def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice, repeat
-from typing import Any
+from itertools import accumulate, chain, compress, islice, repeat
+from operator import eq, ne, sub
+from typing import Any, NamedTuple
 
 from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import first_value
@@ -17,11 +18,26 @@ from liftlog.stream.control import MESSAGE_ID
 from liftlog.stream.header_columns import header_columns
 from liftlog.stream.marks import Marks
 
+KEPT_BYTES = 47
+"""An id of at most so many bytes is its own mark: as an object it takes 80 bytes of memory where a
+hash takes 64, and needs no time."""
+
+
+class AddedRun(NamedTuple):
+    """What `DedupeWindow.add_run` found."""
+
+    new: Sequence[bytes]
+    """The marks that it did not know."""
+    is_duplicate: Sequence[bool]
+    """One entry per mark; empty when all are new."""
+    originals: Sequence[int]
+    """One offset per duplicate."""
+
 
 class DedupeWindow:
     """Remembers which offset each id got, for `window_ns` and at most `max_ids` of them.
 
-    What is kept of an id is its mark, so that all cost the same.
+    What is kept of an id is its mark, itself or a keyed hash, so that long ids cost no more.
 
     Ids are added speculatively when a message is judged; `forget_newest` takes them back when
     their group could not be committed.
@@ -39,10 +55,13 @@ class DedupeWindow:
 
     def mark(self, message_id: bytes) -> bytes:
         """What is remembered of an id; the other methods take marks."""
-        return self._marks.of(message_id)
+        return message_id if len(message_id) <= KEPT_BYTES else self._marks.of(message_id)
 
-    def marks(self, message_ids: Iterable[bytes]) -> list[bytes]:
-        return self._marks.of_all(message_ids)
+    def marks(self, message_ids: Sequence[bytes]) -> Sequence[bytes]:
+        """As `mark`, for many."""
+        if len(max(message_ids, key=len, default=b"")) <= KEPT_BYTES:
+            return message_ids
+        return list(map(self.mark, message_ids))
 
     def resize(self, window_ns: int, max_ids: int) -> None:
         """Other limits from now on. Ids that a smaller window had let go do not come back, so a
@@ -58,14 +77,9 @@ class DedupeWindow:
         """The offset of the original, or None."""
         return self._offsets.get(mark)
 
-    def known(self, marks: Iterable[bytes]) -> dict[bytes, int]:
-        """The offsets of the originals of those marks that are remembered."""
-        offsets = self._offsets
-        return {mark: offsets[mark] for mark in offsets.keys() & marks}
-
-    def would_evict(self, count: int, marks: Iterable[bytes]) -> bool:
-        """Whether adding `count` more drops one of these marks, or one of the new ones."""
-        excess = len(self._order) + count - self.max_ids
+    def may_evict(self, marks: Sequence[bytes]) -> bool:
+        """Whether adding these marks, if all are new, lets one of them go, or one that it finds."""
+        excess = len(self._order) + len(marks) - self.max_ids
         if excess <= 0:
             return False
         return excess > len(self._order) or not {*islice(self._order, excess)}.isdisjoint(marks)
@@ -79,11 +93,29 @@ class DedupeWindow:
         self._added(1, timestamp_ns)
         return True
 
-    def add_new(self, marks: Sequence[bytes], offsets: Sequence[int], timestamp_ns: int) -> None:
-        """Remember ids, all different and none remembered yet."""
-        self._offsets.update(zip(marks, offsets, strict=True))
-        self._order += marks
-        self._added(len(marks), timestamp_ns)
+    def add_run(
+        self, marks: Sequence[bytes], offsets: Sequence[int], timestamp_ns: int
+    ) -> AddedRun:
+        """Remember the ids of a run, each at the offset that its message has if no other message of
+        the run is a duplicate. Call it only if not `may_evict`."""
+        # One look at the table for each: it returns what was there, and else puts it there.
+        found = list(map(self._offsets.setdefault, marks, offsets))
+        if found == offsets:
+            new = marks
+            is_duplicate: list[bool] = []
+            originals: list[int] = []
+        else:
+            is_duplicate = list(map(ne, found, offsets))
+            new = list(compress(marks, map(eq, found, offsets)))
+            # Messages behind a duplicate move up.
+            before = accumulate(is_duplicate)
+            moved = map(sub, offsets, before)
+            self._offsets.update(zip(new, compress(moved, map(eq, found, offsets)), strict=True))
+            originals = list(map(self._offsets.__getitem__, compress(marks, is_duplicate)))
+        self._order += new
+        if new:
+            self._added(len(new), timestamp_ns)
+        return AddedRun(new, is_duplicate, originals)
 
     def _added(self, count: int, timestamp_ns: int) -> None:
         if self._stamps and self._stamps[-1][0] == timestamp_ns:
@@ -128,7 +160,7 @@ class DedupeWindow:
         its window, and then the later record is the original.
         """
         found = message_ids(batch)
-        marks = self.marks(message_id for _, _, message_id in found)
+        marks = self.marks([message_id for _, _, message_id in found])
         expired_at = None
         for (offset, stamp, _), mark in zip(found, marks, strict=True):
             if stamp != expired_at:
@@ -137,21 +169,25 @@ class DedupeWindow:
             self.add(mark, offset, stamp)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it: `key` of the hash and `marks` as [timestamp_ns, mark,
-        offset]; key and marks in hexadecimal digits."""
+        """Everything, as JSON can hold it: `key` of the hash and `remembered` as [timestamp_ns,
+        mark, offset]; key and marks in hexadecimal digits."""
         stamps = chain.from_iterable(repeat(stamp, count) for stamp, count in self._stamps)
         offsets = self._offsets
         pairs = zip(stamps, self._order, strict=True)
         marks = [[stamp, mark.hex(), offsets[mark]] for stamp, mark in pairs]
-        return {"key": self._marks.key.hex(), "marks": marks}
+        return {"key": self._marks.key.hex(), "remembered": marks}
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Fill an empty window with a snapshot. Older versions, which kept the ids themselves, have
-        `ids` in it, as Latin-1 text; they find no `ids` in ours, and read the log instead. Raises
-        KeyError, TypeError, ValueError."""
-        if "marks" in content:
+        `ids` in it, as Latin-1 text; versions between, which hashed short ids as well, have `marks`
+        and are not understood. Neither finds its field in ours, so they read the log instead.
+        Raises KeyError, TypeError, ValueError."""
+        if "remembered" in content:
             self._marks = Marks(bytes.fromhex(content["key"]))
-            entries = [(s, bytes.fromhex(mark), offset) for s, mark, offset in content["marks"]]
+            entries = [
+                (stamp, bytes.fromhex(mark), offset)
+                for stamp, mark, offset in content["remembered"]
+            ]
         else:
             entries = [
                 (stamp, self.mark(text.encode("latin-1")), offset)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from hashlib import blake2b
 
 MARK_BYTES = 16
@@ -24,13 +23,3 @@ class Marks:
         hashed = self._keyed.copy()
         hashed.update(text)
         return hashed.digest()
-
-    def of_all(self, texts: Iterable[bytes]) -> list[bytes]:
-        """As `of`, for many."""
-        marks = []
-        copy = self._keyed.copy
-        for text in texts:
-            hashed = copy()
-            hashed.update(text)
-            marks.append(hashed.digest())
-        return marks

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, compress
+from operator import not_, sub
 
 from acl.subjects import matches
 from liftlog.stream.ack_subjects import AckSubjects
@@ -18,7 +19,7 @@ from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
 from liftlog.stream.columns import Columns, columns_of
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control
-from liftlog.stream.dedupe import DedupeWindow
+from liftlog.stream.dedupe import AddedRun, DedupeWindow
 from liftlog.stream.enveloped import merge_headers, open_envelope, reply_of, with_envelope
 from liftlog.stream.group import CommitGroup
 from liftlog.stream.judging import (
@@ -207,50 +208,52 @@ class Sequencer(Tail):
         if None in ids:
             named = [message_id for message_id in ids if message_id]
             rows = [row for row, message_id in enumerate(ids) if message_id]
-        distinct = dict.fromkeys(named)
-        marks = self.dedupe.marks(distinct)
-        known = self.dedupe.known(marks)
-        if len(distinct) < len(named):
-            mark_of = dict(zip(distinct, marks, strict=True))
-            marks = [mark_of[message_id] for message_id in named]
-        if not known and len(distinct) == len(named):
-            first = self.next_offset
-            self._store_columns(group, self._with_checked_replies(part), stamp)
-            self._remember(group, marks, [first + row for row in rows])
-        elif self.dedupe.would_evict(len(distinct) - len(known), marks):
+        marks = self.dedupe.marks(named)
+        if self.dedupe.may_evict(marks):
             # What is a duplicate depends on what is let go between two rows.
             self._judge_rows(group, run, start, stop, stamp)
+            return
+        first = self.next_offset
+        added = self.dedupe.add_run(marks, [first + row for row in rows], self._ids_seen_ns)
+        group.id_marks += added.new
+        part = self._with_checked_replies(part)
+        if added.originals:
+            self._take_some(group, part, rows, added, stamp)
         else:
-            self._take_new(group, self._with_checked_replies(part), rows, marks, known, stamp)
+            self._store_columns(group, part, stamp)
 
-    def _take_new(
-        self,
-        group: CommitGroup,
-        part: Columns,
-        rows: Sequence[int],
-        marks: Sequence[bytes],
-        known: dict[bytes, int],
-        stamp: int,
+    def _take_some(
+        self, group: CommitGroup, part: Columns, rows: Sequence[int], added: AddedRun, stamp: int
     ) -> None:
         """Store the rows of `part` that are no duplicates, and answer the others. `rows` are those
-        with an id, `marks` theirs, and `known` the marks that are remembered."""
-        chosen = [True] * len(part.values)
-        first = self.next_offset
-        duplicates: list[tuple[int, int]] = []  # row, offset of the original
-        new: dict[bytes, int] = {}
-        for row, mark in zip(rows, marks, strict=True):
-            original = known.get(mark)
-            if original is None:
-                known[mark] = new[mark] = first + row - len(duplicates)
-            else:
-                duplicates.append((row, original))
-                chosen[row] = False
-        self.duplicates += len(duplicates)
-        if len(duplicates) < len(chosen):
-            self._store_columns(group, part.only(chosen), stamp)
-            self._remember(group, list(new), list(new.values()))
+        with an id, in the order of `added`."""
+        count, first = len(part.values), self.next_offset
+        known = list(compress(rows, added.is_duplicate))
+        self.duplicates += len(known)
+        is_duplicate = added.is_duplicate
+        if len(rows) < count:
+            is_duplicate = [False] * count
+            for row in known:
+                is_duplicate[row] = True
+        new = part.only(list(map(not_, is_duplicate)))
+        if part.echoes is None and all(part.replies):
+            # In the order of the messages: answers to one connection stay together.
+            offsets = list(map(sub, range(first, first + count), accumulate(is_duplicate)))
+            for row, original in zip(known, added.originals, strict=True):
+                offsets[row] = original
+            group.answers.append(self.format.mixed(part.replies, offsets, is_duplicate))
+            group.waiting_replies += part.replies
+            if len(known) < count:
+                unanswered = [NO_REPLY] * len(new.values)
+                self._store_columns(group, new._replace(replies=unanswered), stamp)
+            return
+        if len(known) < count:
+            self._store_columns(group, new, stamp)
         # After the originals, so that no duplicate is answered before its original.
-        self._answer_duplicates(group, part, duplicates)
+        for row, original in zip(known, added.originals, strict=True):
+            if part.replies[row]:
+                echo = None if part.echoes is None else part.echoes[row]
+                self._acknowledge(group, part.replies[row], echo, original, duplicate=True)
 
     def _judge_one(
         self,

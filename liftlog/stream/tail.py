@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 
 from envelope.liftbridge import Ack
 from liftlog.stream.ack_subjects import AckSubjects
@@ -137,11 +136,6 @@ class Tail:
         self.next_offset = first + count
         self.last_message_id = (part.message_ids and part.message_ids[-1]) or b""
 
-    def _remember(self, group: CommitGroup, marks: Sequence[bytes], offsets: Sequence[int]) -> None:
-        if marks:
-            self.dedupe.add_new(marks, offsets, self._ids_seen_ns)
-            group.id_marks += marks
-
     def _checked(self, reply: bytes) -> bytes:
         """The reply subject, or b"" when no ack may be sent there."""
         if not reply or self.ack_subjects.allows(reply):
@@ -172,20 +166,6 @@ class Tail:
             body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)
             group.answers.append(publish_commands([(reply, body)]))
             group.waiting.append((reply, echo))
-
-    def _answer_duplicates(
-        self, group: CommitGroup, part: Columns, duplicates: Sequence[tuple[int, int]]
-    ) -> None:
-        """`duplicates` are (row, offset of the original)."""
-        if part.echoes is None and all(part.replies):
-            replies = [part.replies[row] for row, _ in duplicates]
-            group.answers.append(self.format.duplicates(replies, [at for _, at in duplicates]))
-            group.waiting_replies += replies
-            return
-        for row, original in duplicates:
-            if part.replies[row]:
-                echo = None if part.echoes is None else part.echoes[row]
-                self._acknowledge(group, part.replies[row], echo, original, duplicate=True)
 
     def _refuse(
         self,

@@ -147,7 +147,7 @@ STEPS = st.lists(
 
 def sequencer(config: SequencerConfig, max_ids: int, *, columns_from_rows: int) -> Sequencer:
     dedupe = DedupeWindow(WINDOW_NS, max_ids)
-    dedupe.restore({"key": "00" * 16, "marks": []})
+    dedupe.restore({"key": "00" * 16, "remembered": []})
     made = Sequencer(config, dedupe, AckSubjects(["in.>"]), next_offset=1)
     made.columns_from_rows = columns_from_rows
     made.sibling_streams = {b"other": "in.*"}

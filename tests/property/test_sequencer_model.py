@@ -220,7 +220,7 @@ class Harness:
         self.dedupe.expire(self.now)
         remembered = {
             bytes.fromhex(mark): (offset, stamp)
-            for stamp, mark, offset in self.dedupe.snapshot()["marks"]
+            for stamp, mark, offset in self.dedupe.snapshot()["remembered"]
         }
         limit = self.now - WINDOW_NS
         assert remembered == {

@@ -120,9 +120,9 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
     # After a stop that could not drain, some ids belong to messages that were never stored.
     end = log.log_end_offset
     content: dict[str, Any] = dedupe.snapshot()
-    content["marks"] = [
+    content["remembered"] = [
         [seen_ns + stepped_ns, mark, offset]
-        for seen_ns, mark, offset in content["marks"]
+        for seen_ns, mark, offset in content["remembered"]
         if offset < end
     ]
     content |= {"lineage": log.lineage, "log_end_offset": end}

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
 
 from liftlog.records import decode_batch
 from liftlog.records.encode import encode_batch
 from liftlog.records.message_headers import build_block
-from liftlog.stream.dedupe import DedupeWindow, message_ids
+from liftlog.stream.dedupe import KEPT_BYTES, DedupeWindow, message_ids
 
 S = 1_000_000_000
 
 
 def marks(window: DedupeWindow) -> dict[bytes, int]:
-    return {bytes.fromhex(mark): offset for _, mark, offset in window.snapshot()["marks"]}
+    return {bytes.fromhex(mark): offset for _, mark, offset in window.snapshot()["remembered"]}
 
 
 def test_expiry_goes_by_stamps() -> None:
@@ -62,7 +67,7 @@ def test_forget_newest_of_ids_that_were_evicted_meanwhile() -> None:
         window.add(name, offset, S)
     window.forget_newest([b"a", b"b", b"c", b"d"])
     assert len(window) == 0
-    assert window.snapshot()["marks"] == []
+    assert window.snapshot()["remembered"] == []
 
 
 def test_snapshot_and_restore_keep_ids_of_any_bytes_and_length() -> None:
@@ -89,8 +94,68 @@ def test_a_snapshot_of_a_version_that_kept_the_ids_themselves() -> None:
 
 def test_a_publisher_cannot_know_a_mark() -> None:
     window, other = DedupeWindow(10 * S, 100), DedupeWindow(10 * S, 100)
-    assert len(window.mark(b"a")) == 16
-    assert window.mark(b"a") == window.mark(b"a") != other.mark(b"a")
+    long = b"a" * (KEPT_BYTES + 1)
+    assert len(window.mark(long)) == 16
+    assert window.mark(long) == window.mark(long) != other.mark(long)
+
+
+def test_a_short_id_is_its_own_mark() -> None:
+    window = DedupeWindow(10 * S, 100)
+    ids = [b"a" * KEPT_BYTES, b"b", b""]
+    assert [window.mark(one) for one in ids] == list(window.marks(ids)) == ids
+    ids.append(b"a" * (KEPT_BYTES + 1))
+    assert [window.mark(one) for one in ids] == list(window.marks(ids)) != ids
+    assert sys.getsizeof(ids[0]) <= sys.getsizeof(window.mark(ids[-1])) + 31
+
+
+@given(
+    max_ids=st.integers(1, 12),
+    runs=st.lists(st.lists(st.sampled_from([b"%d" % n for n in range(9)]), max_size=8), max_size=6),
+)
+def test_a_run_comes_to_the_same_as_its_ids_one_by_one(
+    max_ids: int, runs: list[list[bytes]]
+) -> None:
+    by_run, one_by_one = DedupeWindow(10 * S, max_ids), DedupeWindow(10 * S, max_ids)
+    next_offset = 1
+    for stamp, run in enumerate(runs):
+        if by_run.may_evict(run):
+            for one in run:
+                assert by_run.add(one, next_offset, stamp) == one_by_one.add(
+                    one, next_offset, stamp
+                )
+                next_offset += 1
+            continue
+        first = next_offset
+        wanted: list[bool] = []
+        originals: list[int | None] = []
+        for one in run:
+            original = one_by_one.lookup(one)
+            wanted.append(original is not None)
+            if original is None:
+                one_by_one.add(one, next_offset, stamp)
+                next_offset += 1
+            else:
+                originals.append(original)
+        added = by_run.add_run(run, list(range(first, first + len(run))), stamp)
+        assert list(added.is_duplicate or [False] * len(run)) == wanted
+        assert list(added.originals) == originals
+        assert [one for one, known in zip(run, wanted, strict=True) if not known] == list(added.new)
+        assert contents(by_run) == contents(one_by_one)
+        assert by_run.evicted_early == one_by_one.evicted_early
+        by_run.forget_newest(added.new[-2:])
+        one_by_one.forget_newest(added.new[-2:])
+        assert contents(by_run) == contents(one_by_one)
+
+
+def contents(window: DedupeWindow) -> object:
+    return window.snapshot()["remembered"], len(window)
+
+
+def test_a_snapshot_of_a_version_that_hashed_every_id_is_not_understood() -> None:
+    window = DedupeWindow(10 * S, 100)
+    with pytest.raises(KeyError):
+        window.restore({"key": "00" * 16, "marks": [[S, "11" * 16, 5]]})
+    assert len(window) == 0
 
 
 def test_ids_cost_the_same_memory_whatever_their_length() -> None:
@@ -124,7 +189,7 @@ def test_rebuild_from_a_batch() -> None:
     batch = decode_batch(batch_of(5, [(S, b"a"), (S, b""), (2 * S, b"b")]))
     assert message_ids(batch) == [(5, S, b"a"), (7, 2 * S, b"b")]
     window.add_batch(batch)
-    assert window.snapshot()["marks"] == [
+    assert window.snapshot()["remembered"] == [
         [S, window.mark(b"a").hex(), 5],
         [2 * S, window.mark(b"b").hex(), 7],
     ]
