@@ -1,0 +1,13 @@
+"""Replication as rules: who leads a stream, what is committed, what a follower does next.
+
+Pure, as `liftlog.stream` is: events in, effects out; no clock, sockets, files or event loop. Time
+comes in as monotonic seconds. The daemon drives these modules, and so does a simulator that loses,
+delays, repeats and reorders everything between them.
+
+There is no controller. Each stream has one record, which any entitled node changes by a pure
+function and commits by compare-and-set. Clocks and sessions only decide when a change is tried;
+safety follows from epochs and from the rules below.
+
+record        the metadata of one stream
+transitions   every change of a record: from the old one to the new one
+"""

@@ -1,0 +1,224 @@
+"""The record of one stream: who holds it, who leads it, which copies have all that was acked.
+
+Records are JSON objects in the metadata store. A node that rewrites one keeps the keys that it
+does not know, so nodes of two versions can work on the same record.
+
+Three sets of replicas tell which copies can be trusted:
+
+isr             in sync: each of them holds everything that was ever acked, and the next ack waits
+                for all of them
+eligible        left the ISR when it was already too small to ack, so they missed nothing either
+last_eligible   were in one of the two, then came back from a start that may have lost data
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from liftlog.errors import CorruptMetadata, UnsupportedFormat
+
+FORMAT_VERSION = 1
+
+
+def default_min_isr(replicas: int) -> int:
+    """The smallest ISR that may ack if no setting says otherwise: half of the replicas, rounded
+    up."""
+    return (replicas + 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A value of the key `stream.<name>`. Node names are in the order of `replicas`."""
+
+    name: str
+    incarnation: str
+    settings: Mapping[str, Any]
+    """As in the configuration file; `min_isr` is read here, everything else elsewhere."""
+    replicas: tuple[str, ...]
+    """The nodes that hold a copy. The first is preferred as leader."""
+    leader: str | None
+    leader_epoch: int
+    """One higher with every change of the leader, and with every completed reassignment."""
+    isr: tuple[str, ...]
+    eligible: tuple[str, ...] = ()
+    last_eligible: tuple[str, ...] = ()
+    starts: Mapping[str, int] = field(default_factory=dict)
+    """The start with which each node registered last: a number that each start of it raises."""
+    adding: tuple[str, ...] = ()
+    """Replicas that a reassignment under way brings; they are among `replicas`."""
+    removing: tuple[str, ...] = ()
+    """Replicas that leave when it completes; they are among `replicas` until then."""
+    observers: tuple[str, ...] = ()
+    """Nodes with a copy that no ack waits for, and that never lead."""
+    log_start: int = 0
+    """Administrative truncation: offsets below are deleted on every replica."""
+    unclean_epoch: int = 0
+    """The leader epoch that the last unclean recovery began; 0 if there was none. A log without a
+    record of that epoch or a later one may have to give up offsets below its high watermark."""
+    deleted: bool = False
+    system: bool = False
+    version: int = 1
+    """One higher with every change."""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that a newer version added."""
+
+    @property
+    def min_isr(self) -> int:
+        """The smallest ISR that may ack."""
+        chosen = self.settings.get("min_isr")
+        return default_min_isr(len(self.target)) if chosen is None else int(chosen)
+
+    @property
+    def can_commit(self) -> bool:
+        """Whether the ISR is large enough to ack."""
+        return len(self.isr) >= self.min_isr
+
+    @property
+    def target(self) -> tuple[str, ...]:
+        """The replicas after the reassignment under way."""
+        return tuple(node for node in self.replicas if node not in self.removing)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Every node with a copy, observers last."""
+        return self.replicas + self.observers
+
+    def leads(self, node: str, start: int) -> bool:
+        """Whether `node` leads, in the life that began with `start`."""
+        return self.leader == node and self.starts.get(node) == start
+
+    def must_keep(self, node: str) -> bool:
+        """Whether the copy of `node` may be the last one with something that was acked."""
+        return node in self.isr or node in self.eligible
+
+    def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Those of `nodes` that are replicas, in the order of `replicas`."""
+        wanted = frozenset(nodes)
+        return tuple(node for node in self.replicas if node in wanted)
+
+    def to_json(self) -> bytes:
+        """The value to store; the same record gives the same bytes."""
+        known = {name: getattr(self, name) for name in _KEYS}
+        value = {**self.unknown, "v": FORMAT_VERSION, **known}
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> StreamRecord:
+        """Raises CorruptMetadata if this is not a valid record, UnsupportedFormat if a newer
+        liftlog wrote it in a form that this one cannot read."""
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _corrupt(f"it is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise _corrupt("it is not a JSON object")
+        version = value.pop("v", None)
+        if not _is_count(version) or version != FORMAT_VERSION:
+            if _is_count(version) and version > FORMAT_VERSION:
+                raise UnsupportedFormat(
+                    f"a stream record has format {version}; this version reads {FORMAT_VERSION}",
+                    hint="upgrade this node",
+                )
+            raise _corrupt(f"its format is {version!r}")
+        known = {name: value.pop(name) for name in _KEYS if name in value}
+        if missing := _REQUIRED - known.keys():
+            raise _corrupt(f"{', '.join(sorted(missing))} is missing")
+        for name, given in known.items():
+            if not _FORMS[name](given):
+                raise _corrupt(f"{name} is {given!r}")
+            if isinstance(given, list):
+                known[name] = tuple(given)
+        record = StreamRecord(**known, unknown=value)
+        if problem := record.problem():
+            raise _corrupt(problem)
+        return record
+
+    def problem(self) -> str:
+        """What contradicts itself in this record; "" if nothing does."""
+        for what, nodes, among in (
+            ("isr", self.isr, self.replicas),
+            ("eligible", self.eligible, self.replicas),
+            ("last_eligible", self.last_eligible, self.replicas),
+            ("adding", self.adding, self.replicas),
+            ("removing", self.removing, self.replicas),
+        ):
+            if not set(nodes) <= set(among):
+                return f"{what} {list(nodes)} has a node that is not among {list(among)}"
+        for what, nodes in (("replicas", self.members), ("adding", self.adding + self.removing)):
+            if len(set(nodes)) < len(nodes):
+                return f"{what} names a node twice: {list(nodes)}"
+        copies = self.isr + self.eligible + self.last_eligible
+        if len(set(copies)) < len(copies):
+            return f"a node is in two of isr, eligible and last_eligible: {list(copies)}"
+        if self.leader is not None and self.leader not in self.isr:
+            return f"the leader {self.leader} is not in the ISR {list(self.isr)}"
+        if not self.replicas:
+            return "it names no replica"
+        if not 1 <= self.min_isr <= len(self.target):
+            return f"min_isr is {self.min_isr}, of {len(self.target)} replicas"
+        return ""
+
+
+def _corrupt(problem: str) -> CorruptMetadata:
+    return CorruptMetadata(
+        f"a stream record is damaged: {problem}",
+        hint="put back the copy of it that another node keeps",
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(_is_name(one) for one in value)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_settings(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    chosen = value.get("min_isr")
+    return chosen is None or _is_count(chosen)
+
+
+def _are_starts(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_count(start) for start in value.values())
+
+
+_FORMS = {
+    "name": _is_name,
+    "version": _is_count,
+    "incarnation": _is_name,
+    "deleted": _is_flag,
+    "system": _is_flag,
+    "settings": _are_settings,
+    "log_start": _is_count,
+    "replicas": _are_names,
+    "adding": _are_names,
+    "removing": _are_names,
+    "observers": _are_names,
+    "leader": lambda value: value is None or _is_name(value),
+    "leader_epoch": _is_count,
+    "isr": _are_names,
+    "eligible": _are_names,
+    "last_eligible": _are_names,
+    "starts": _are_starts,
+    "unclean_epoch": _is_count,
+}
+_KEYS = tuple(_FORMS)
+# What a record cannot do without; the rest has a default that an older version meant.
+_REQUIRED = frozenset(
+    ("name", "version", "incarnation", "settings", "replicas", "leader", "leader_epoch", "isr")
+)
+assert set(_KEYS) | {"unknown"} == {one.name for one in fields(StreamRecord)}

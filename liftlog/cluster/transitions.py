@@ -1,0 +1,387 @@
+"""Every change of a stream's record, as a function from the old record to the new one.
+
+Each returns the record to commit by compare-and-set, one version higher, or None when the record
+is already as asked: so a change whose outcome is unknown can simply be asked for again. A change
+that the record does not permit raises Conflict. Nothing here knows time, sessions or logs: whether
+a node is dead, or caught up, is decided before.
+
+Three things hold for every record that these functions make, and they are why the loss of nodes
+loses no acked record:
+
+- All of `isr` hold everything that was acked, since the high watermark waits for all of them.
+- While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave it then go to
+  `eligible`: they too hold everything that was acked.
+- Only members of one of the two are elected. Both become empty only if all of them started
+  again with damaged disks; then `recover` elects a node at the price of a possible loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from liftlog.cluster.record import StreamRecord, default_min_isr
+from liftlog.errors import Conflict, InvalidArgument
+
+
+def create(
+    name: str,
+    incarnation: str,
+    settings: Mapping[str, Any],
+    replicas: Sequence[str],
+    *,
+    starts: Mapping[str, int],
+    observers: Sequence[str] = (),
+    leader_epoch: int = 1,
+    log_start: int = 0,
+    system: bool = False,
+) -> StreamRecord:
+    """The first record of a stream, led by the first of `replicas`, with all of them in sync.
+
+    `starts` has the present start of each node. A stream that existed before its record continues
+    at the `leader_epoch` of its manifest. Raises InvalidArgument if `replicas` and `min_isr` do
+    not fit.
+    """
+    chosen = dict(settings)
+    if chosen.get("min_isr") is None:
+        # Explicit from now on: a reassignment to more replicas must not raise it unasked.
+        chosen["min_isr"] = default_min_isr(len(replicas))
+    record = StreamRecord(
+        name=name,
+        incarnation=incarnation,
+        settings=chosen,
+        replicas=tuple(replicas),
+        observers=tuple(observers),
+        leader=replicas[0] if replicas else None,
+        leader_epoch=leader_epoch,
+        isr=tuple(replicas),
+        starts={node: starts[node] for node in (*replicas, *observers)},
+        log_start=log_start,
+        system=system,
+    )
+    if problem := record.problem():
+        raise InvalidArgument(f"stream {name!r} cannot be created: {problem}")
+    return record
+
+
+def settle(record: StreamRecord) -> StreamRecord:
+    """With an ISR that can ack again, only its members are sure to have the next acked record."""
+    if record.can_commit and (record.eligible or record.last_eligible):
+        return replace(record, eligible=(), last_eligible=())
+    return record
+
+
+# --- starts and deaths -----------------------------------------------------------
+
+
+def register(
+    record: StreamRecord, node: str, start: int, *, clean: bool, closed: bool = False
+) -> StreamRecord | None:
+    """`node` has started; it does this before it fetches or serves anything of the stream.
+
+    `clean`: its log has all that this node ever confirmed, so it stays in `isr` and `eligible`.
+    Otherwise it leaves both, until it has caught up. In both cases it does not lead before it is
+    elected again, and the new version defeats a change by which a leader wanted to take the node's
+    former life into the ISR.
+
+    The only replica of a stream keeps leading. Its epoch is raised unless the log was `closed` by
+    the stop before, which is to say that no record after its end was seen by anyone.
+    """
+    if record.deleted or node not in record.members:
+        return None
+    registered = record.starts.get(node, 0)
+    if start < registered:
+        raise Conflict(
+            f"node {node!r} registered stream {record.name!r} with start {registered} already, "
+            f"and now with {start}",
+            hint="two daemons run as the same node, or its data directory was set back",
+        )
+    if start == registered:
+        return None
+    after = replace(record, starts={**record.starts, node: start})
+    if record.members == (node,):
+        epoch = record.leader_epoch + (not (closed and record.leader == node))
+        after = replace(after, leader=node, leader_epoch=epoch, isr=(node,))
+        after = replace(after, eligible=(), last_eligible=())
+    elif not clean:
+        after = _fenced(after, {node})
+        if node in after.eligible:
+            after = replace(
+                after,
+                eligible=_without(after.eligible, {node}),
+                last_eligible=after.in_order({*after.last_eligible, node}),
+            )
+    elif record.leader == node:
+        after = replace(after, leader=None)
+    return _next(record, after)
+
+
+def fence(record: StreamRecord, nodes: Collection[str]) -> StreamRecord | None:
+    """`nodes` are not waited for any longer: they died, or they stop."""
+    _check_exists(record)
+    return _next(record, _fenced(record, nodes))
+
+
+def resign(record: StreamRecord, node: str) -> StreamRecord | None:
+    """`node` leads and must not any longer."""
+    return fence(record, {node}) if record.leader == node else None
+
+
+def failover(record: StreamRecord, dead: Collection[str], node: str) -> StreamRecord | None:
+    """`node` takes the lead, because the leader is among `dead` or there is none.
+
+    None if there is still a leader, or if `node` may lack something that was acked. `dead` may be
+    wrong: a leader that lives on can commit nothing more without the nodes that have left it.
+    """
+    _check_exists(record)
+    if node in dead:
+        raise InvalidArgument(f"node {node!r} cannot lead if it is dead")
+    after = _fenced(record, dead)
+    if after.leader is not None:
+        return None
+    if node in after.isr:
+        return _next(record, _led_by(after, node))
+    if not after.isr and node in after.eligible:
+        after = replace(after, isr=(node,), eligible=_without(after.eligible, {node}))
+        return _next(record, _led_by(after, node))
+    return None
+
+
+def recover(record: StreamRecord, node: str, *, lost: Collection[str] = ()) -> StreamRecord | None:
+    """Unclean recovery: `node` leads although acked records may be missing in its copy.
+
+    Permitted only when no copy is left that is known to have everything: each member of `isr` and
+    `eligible` is named in `lost`, by an operator who gives it up. None if `node` leads already.
+    """
+    _check_exists(record)
+    if record.leader == node:
+        return None
+    if node not in record.replicas:
+        raise Conflict(f"node {node!r} has no replica of stream {record.name!r}")
+    whole = _without(record.isr + record.eligible, lost)
+    if whole:
+        raise Conflict(
+            f"stream {record.name!r} has complete replicas on {', '.join(whole)}",
+            hint="start one of these nodes, or name them as lost",
+        )
+    after = replace(record, isr=(node,), eligible=(), last_eligible=())
+    after = _led_by(after, node)
+    return _next(record, replace(after, unclean_epoch=after.leader_epoch))
+
+
+# --- what a leader changes -------------------------------------------------------
+
+
+def shrink(record: StreamRecord, node: str) -> StreamRecord | None:
+    """The leader no longer waits for `node`."""
+    _check_led(record)
+    if node == record.leader:
+        raise Conflict(f"node {node!r} leads stream {record.name!r} and cannot leave its own ISR")
+    return fence(record, {node})
+
+
+def expand(record: StreamRecord, node: str, start: int) -> StreamRecord | None:
+    """The leader has found that `node` caught up, in the life that began with `start`.
+
+    With the last node that a reassignment adds, the reassignment completes.
+    """
+    _check_led(record)
+    if node not in record.replicas:
+        raise Conflict(f"node {node!r} has no replica of stream {record.name!r} that could lead")
+    if record.starts.get(node) != start:
+        raise Conflict(
+            f"node {node!r} caught up with start {start}, but registered stream {record.name!r} "
+            f"with {record.starts.get(node)}"
+        )
+    if node in record.isr:
+        return None
+    after = replace(
+        record,
+        isr=record.in_order({*record.isr, node}),
+        eligible=_without(record.eligible, {node}),
+        last_eligible=_without(record.last_eligible, {node}),
+    )
+    return _next(record, _completed(after))
+
+
+def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
+    """The leader hands over to `node`, a member of the ISR."""
+    _check_led(record)
+    if node == record.leader:
+        return None
+    if node not in record.isr:
+        raise Conflict(
+            f"node {node!r} is not in the ISR of stream {record.name!r}: {', '.join(record.isr)}",
+            hint="wait until it has caught up",
+        )
+    return _next(record, _led_by(record, node))
+
+
+# --- what an operator changes ----------------------------------------------------
+
+
+def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None:
+    """Moves the stream to the replicas `target`, the first of which is preferred as leader.
+
+    New replicas are added at once and the others leave when all new ones are in sync: in the
+    change that takes the last of them into the ISR. None if the replicas are as asked already.
+    """
+    _check_exists(record)
+    wanted = tuple(target)
+    if wanted == record.target:
+        return None
+    if record.adding or record.removing:
+        raise Conflict(
+            f"stream {record.name!r} is being moved to {', '.join(record.target)}",
+            hint="wait until that is complete, or cancel it",
+        )
+    removing = _without(record.replicas, wanted)
+    after = replace(
+        record,
+        replicas=wanted + removing,
+        adding=_without(wanted, record.replicas),
+        removing=removing,
+        observers=_without(record.observers, wanted),
+    )
+    # The sets are kept in the order of the replicas, which has changed.
+    after = _ordered(after)
+    if problem := after.problem():
+        raise InvalidArgument(f"stream {record.name!r} cannot move: {problem}")
+    return _next(record, _completed(after))
+
+
+def cancel(record: StreamRecord) -> StreamRecord | None:
+    """Ends the reassignment under way with the replicas from before it; None if there is none.
+
+    Raises Conflict while those alone could not ack, because the copies of the new replicas may be
+    needed.
+    """
+    _check_exists(record)
+    if not record.adding and not record.removing:
+        return None
+    before = _without(record.replicas, record.adding)
+    stay = _without(record.isr, record.adding)
+    needed = {*record.isr, *record.eligible, *record.last_eligible}.intersection(record.adding)
+    if needed and len(stay) < record.min_isr:
+        raise Conflict(
+            f"stream {record.name!r} needs its new replicas: {', '.join(record.in_order(needed))}",
+            hint="wait until more of the old ones are in sync",
+        )
+    if record.min_isr > len(before):
+        raise Conflict(
+            f"stream {record.name!r} had {len(before)} replicas, and min_isr is {record.min_isr}",
+            hint="lower min_isr first",
+        )
+    return _next(record, _moved(record, before))
+
+
+def update(record: StreamRecord, settings: Mapping[str, Any]) -> StreamRecord | None:
+    """Replaces the settings. Raises InvalidArgument if `min_isr` does not fit the replicas."""
+    _check_exists(record)
+    chosen = dict(settings)
+    if chosen.get("min_isr") is None:
+        chosen["min_isr"] = record.min_isr
+    if chosen == record.settings:
+        return None
+    after = replace(record, settings=chosen)
+    if problem := after.problem():
+        raise InvalidArgument(f"stream {record.name!r} cannot be changed: {problem}")
+    return _next(record, _completed(after))
+
+
+def truncate(record: StreamRecord, log_start: int) -> StreamRecord | None:
+    """Deletes the offsets below `log_start` on every replica, also after a change of leader."""
+    _check_exists(record)
+    return _next(record, replace(record, log_start=max(record.log_start, log_start)))
+
+
+def delete(record: StreamRecord) -> StreamRecord | None:
+    """The stream ends. Its record stays until every node had time to see that."""
+    if record.deleted:
+        return None
+    return _next(
+        record,
+        replace(record, deleted=True, leader=None, leader_epoch=record.leader_epoch + 1),
+    )
+
+
+# --- parts -------------------------------------------------------------------------
+
+
+def _next(before: StreamRecord, after: StreamRecord) -> StreamRecord | None:
+    """`after` as the version that follows `before`; None if they are the same."""
+    after = settle(after)
+    return None if after == before else replace(after, version=before.version + 1)
+
+
+def _fenced(record: StreamRecord, nodes: Collection[str]) -> StreamRecord:
+    gone = [node for node in record.isr if node in nodes]
+    after = replace(
+        record,
+        isr=_without(record.isr, nodes),
+        leader=None if record.leader in nodes else record.leader,
+    )
+    if gone and not after.can_commit:
+        after = replace(after, eligible=record.in_order({*record.eligible, *gone}))
+    return after
+
+
+def _led_by(record: StreamRecord, node: str) -> StreamRecord:
+    return replace(record, leader=node, leader_epoch=record.leader_epoch + 1)
+
+
+def _completed(record: StreamRecord) -> StreamRecord:
+    """With the reassignment under way completed, if all that it adds is in sync and what stays
+    can ack."""
+    if not record.adding and not record.removing:
+        return record
+    caught_up = set(record.adding) <= set(record.isr)
+    if not caught_up or len(_without(record.isr, record.removing)) < record.min_isr:
+        return record
+    return _moved(record, record.target)
+
+
+def _moved(record: StreamRecord, replicas: tuple[str, ...]) -> StreamRecord:
+    """Only `replicas` stay. If the leader leaves, the first one that is in sync follows it."""
+    leaving = _without(record.replicas, replicas)
+    isr = _without(record.isr, leaving)
+    leader = record.leader
+    if leader in leaving:
+        leader = isr[0] if isr else None
+    return replace(
+        record,
+        replicas=replicas,
+        isr=isr,
+        eligible=_without(record.eligible, leaving),
+        last_eligible=_without(record.last_eligible, leaving),
+        starts={node: start for node, start in record.starts.items() if node not in leaving},
+        adding=(),
+        removing=(),
+        leader=leader,
+        leader_epoch=record.leader_epoch + 1,
+    )
+
+
+def _ordered(record: StreamRecord) -> StreamRecord:
+    return replace(
+        record,
+        isr=record.in_order(record.isr),
+        eligible=record.in_order(record.eligible),
+        last_eligible=record.in_order(record.last_eligible),
+    )
+
+
+def _without(nodes: tuple[str, ...], others: Collection[str]) -> tuple[str, ...]:
+    return tuple(node for node in nodes if node not in others)
+
+
+def _check_exists(record: StreamRecord) -> None:
+    if record.deleted:
+        raise Conflict(f"stream {record.name!r} was deleted")
+
+
+def _check_led(record: StreamRecord) -> None:
+    _check_exists(record)
+    if record.leader is None:
+        raise Conflict(f"stream {record.name!r} has no leader")
