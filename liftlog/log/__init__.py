@@ -18,6 +18,7 @@ What a crash can leave, and how it is recovered:
     opening      a log after a clean stop and after any other
     inventory    which files are there
     recovery     what of the active segment is good; whether a bad tail was acked
+    replica_recovery   what a replica does instead: it cuts at damage, and tells what is missing
     resync       where good batches continue after damage
     walk         the batches and gaps of a segment; what of it is damaged and not yet known
 

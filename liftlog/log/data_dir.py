@@ -65,11 +65,18 @@ def _state(content: dict[str, Any]) -> ActiveState:
     return ActiveState(**{name: value for name, value in content.items() if name in known})
 
 
+def _content(state: ActiveState) -> dict[str, Any]:
+    content = asdict(state)
+    if not state.high_watermark:
+        del content["high_watermark"]
+    return content
+
+
 def write_states(
     fs: FileSystem, data_dir: Path, file_name: str, states: Mapping[str, ActiveState]
 ) -> None:
     """Replace the file; durable on return. Raises OSError."""
-    content = {"streams": {stream: asdict(state) for stream, state in states.items()}}
+    content = {"streams": {stream: _content(state) for stream, state in states.items()}}
     write_checkpoint_file(fs, data_dir / file_name, file_name, content)
 
 

@@ -189,10 +189,15 @@ class IndexCache:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What of a stream's settings the log itself needs; sizes in bytes."""
+    """What of a stream's settings the log itself needs; sizes in bytes.
+
+    A `replicated` log is one of several copies. What they hold together decides what is committed,
+    and a damaged end is cut and fetched again, where a log that is alone keeps what it can.
+    """
 
     segment_max_bytes: int = 256 * 1024 * 1024
     segment_max_age_ns: int | None = 24 * 3600 * 1_000_000_000
+    replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class RecoveryReport:
     scanned_bytes: int = 0
     cut_bytes: int = 0
     events: list[str] = field(default_factory=list)
+    incomplete: str = ""
+    """As `Log.incomplete`; only of a replicated log."""
 
 
 class Inventory:
@@ -113,12 +115,14 @@ class Inventory:
             if not known and name.endswith((".log", ".index", ".tmp")):
                 unlisted.append(name)
         outdated = self._manifest_is_outdated(unlisted)
+        if outdated:
+            self._confirmed_is_missing("an older manifest was put back")
         # In the order of their offsets: what shows that the manifest is outdated goes last, so a
         # start that is interrupted here comes to the same result.
         for name in unlisted:
             if outdated and not name.endswith(".tmp"):
                 self._keep_aside(name)
-            else:
+            elif self.fs.exists(self.directory / name):
                 self.fs.unlink(self.directory / name)
 
     def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
@@ -159,6 +163,10 @@ class Inventory:
             return file.size()
         finally:
             file.close()
+
+    def _confirmed_is_missing(self, reason: str) -> None:
+        """Records that were durable may not be there. Called before anything is changed that shows
+        it."""
 
     def _keep_aside(self, name: str) -> None:
         number, target = 1, self.directory / f"{name}{UNLISTED_SUFFIX}"

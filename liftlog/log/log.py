@@ -13,6 +13,7 @@ from typing import Any
 
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import reading, structure, truncation
+from liftlog.log.active_segment import LogEnd
 from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
 from liftlog.log.filesystem import Buffer, storage_errors
 from liftlog.log.leases import Leases
@@ -43,15 +44,21 @@ class Log:
     """
 
     def __init__(
-        self, state: LogState, *, commit_group: int = 0, boot_id: str | None = None
+        self,
+        state: LogState,
+        *,
+        commit_group: int = 0,
+        boot_id: str | None = None,
+        appended: Sequence[LogEnd] = (),
     ) -> None:
+        """`appended` are batch ends behind the high watermark, up to the log end."""
         self.directory = state.directory
         self.name = state.name
         self.environment = environment = state.environment
         self._state = state
         lineage = state.view.manifest.lineage
         slot = AckedSlot(environment.fs, state.directory, lineage, boot_id=boot_id)
-        self._writer = LogWriter(state, slot, commit_group=commit_group)
+        self._writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
         self._counts = RecordCounts(environment.pool)
         self.leases = Leases(environment.fs, state.directory)
         try:
@@ -140,6 +147,12 @@ class Log:
     def lineage(self) -> str:
         """Changes when truncation lets offsets be assigned again, and with the incarnation."""
         return self._state.view.manifest.lineage
+
+    @property
+    def incomplete(self) -> str:
+        """Why records may be missing that this replica had confirmed; empty when none are. Stays
+        until `note_complete`, over any number of starts."""
+        return self._state.view.manifest.incomplete
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -237,7 +250,8 @@ class Log:
         """Make everything appended durable; returns the durable end offset.
 
         When fdatasync fails, nothing past the last successful one can be trusted: the caller
-        must nack what waited for it and call `abandon_tail`. Raises SyncFailed.
+        must nack what waited for it and call `abandon_tail`. A replica that is found to hold less
+        after a start than this has returned is `incomplete`. Raises SyncFailed.
         """
         return self._writer.sync()
 
@@ -246,10 +260,11 @@ class Log:
 
         It moves to the last end of an append at or below `offset`, which may be any offset, and it
         never falls. Who decides lies outside the log: on one node its own fsync, with replicas what
-        all of them hold. With more than 4,096 appends to commit some ends are forgotten, and the
-        high watermark stops a little lower; the log end is never forgotten. May be called beside an
-        append or a sync in another thread, and by one thread at a time. Raises StorageError,
-        DiskFull, and then nothing changed, when the first early ack cannot be admitted.
+        all of them hold, and then never past what is durable here. With more than 4,096 appends to
+        commit some ends are forgotten, and the high watermark stops a little lower; the log end is
+        never forgotten. May be called beside an append or a sync in another thread, and by one
+        thread at a time. Raises StorageError, DiskFull, and then nothing changed, when the first
+        early ack cannot be admitted.
         """
         return self._writer.commit_up_to(offset)
 
@@ -303,7 +318,7 @@ class Log:
         """Roll an idle active segment whose age is over the limit. Raises as `roll`."""
         return self._writer.is_roll_due() and self._writer.roll()
 
-    def truncate_suffix(self, offset: int) -> int:
+    def truncate_suffix(self, offset: int, *, below_high_watermark: bool = False) -> int:
         """Cut off everything from `offset` on; returns the new log end. Durable on return.
 
         Cuts at the batch boundary at or below `offset`, so a batch that holds it goes as a whole;
@@ -313,9 +328,25 @@ class Log:
         and the log start follow if they lie behind. Leader epochs that began there are forgotten:
         the next append follows `begin_epoch`, or brings its epoch along (`append_raw`).
 
+        A replicated log is cut below its high watermark only with `below_high_watermark`, after an
+        unclean recovery: what was committed is on the leader as it is here. Otherwise ValueError.
         Raises OffsetOutOfRange below the first stored offset, SyncFailed, StorageError, DiskFull.
         """
+        state = self._state
+        if offset < self.high_watermark and state.config.replicated and not below_high_watermark:
+            raise ValueError(
+                f"a replica of {self.name} would be cut at {offset}, below its high watermark "
+                f"{self.high_watermark}"
+            )
         return truncation.truncate_suffix(self._writer, offset)
+
+    def leave_active_segment(self) -> None:
+        """Go on in a new segment and lineage at the log end, behind which there is damage, or from
+        which on confirmed records are missing: no mark that tells of them counts any more.
+
+        Durable on return; a stop before that changes nothing. Raises StorageError, DiskFull.
+        """
+        truncation.leave_active_segment(self._writer)
 
     def truncate_prefix(self, offset: int) -> None:
         """Make `offset` the log start and drop every segment below it. Durable on return.
@@ -332,6 +363,11 @@ class Log:
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Replace what the layer above keeps in the manifest; durable on return."""
         structure.set_metadata(self._state, metadata)
+
+    def note_complete(self) -> None:
+        """Forget that the log was incomplete: the other replicas know of it, and no longer count on
+        what this one had confirmed. Durable on return. Raises StorageError, DiskFull."""
+        structure.note_complete(self._state)
 
     def remove_before(
         self, log_start_offset: int, delete_segments: int, *, delete_below: int | None = None
@@ -498,6 +534,7 @@ class Log:
                 leader_epoch=epoch_before(self.epochs, durable.offset),
                 commit_group=self._writer.commit_group,
                 generation=segment.generation,
+                high_watermark=self.high_watermark if self.config.replicated else 0,
             )
 
     def checkpoint(self) -> ActiveState:
@@ -516,7 +553,8 @@ class Log:
         state: ActiveState | None = None
         try:
             self.sync()
-            self.commit_up_to(self.log_end_offset)
+            if not self.config.replicated:
+                self.commit_up_to(self.log_end_offset)
             with storage_errors(f"closing {self.name}"):
                 self._state.active.finish()
             state = self.checkpoint()

@@ -115,6 +115,7 @@ class Manifest:
     cleaned_below: int = 0  # compaction has looked at everything below
     acks_before_sync: bool = False  # acks may have left for what only the page cache held
     generation: int = 0  # of new segment files; truncation raises it, so that no name comes twice
+    incomplete: str = ""  # why records may be missing that this replica had confirmed
     metadata: dict[str, Any] = field(default_factory=dict)
     sequence: int = 1  # rises with every change; 0 when an older version wrote it
 
@@ -163,6 +164,8 @@ class Manifest:
             ],
             "metadata": self.metadata,
         }
+        if self.incomplete:
+            content["incomplete"] = self.incomplete
         # Behind it, by the order of the keys, stand numbers only.
         before, _, behind = to_json(content).rpartition('"segments":[]')
         entries = ",".join([entry.to_json() for entry in self.segments])
@@ -180,6 +183,15 @@ def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[i
 def epochs_below(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
     """Without the epochs that began at or past `offset`: no record of them lies below."""
     return tuple(entry for entry in epochs if entry[1] < offset)
+
+
+def ranges_below(ranges: Sequence[QuarantinedRange], offset: int) -> tuple[QuarantinedRange, ...]:
+    """What of them lies below `offset`."""
+    return tuple(
+        replace(bad, next_offset=min(bad.next_offset, offset))
+        for bad in ranges
+        if bad.first_offset < offset
+    )
 
 
 def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
@@ -309,6 +321,7 @@ def _read(fs: FileSystem, directory: Path, name: str) -> Manifest | None:
                 QuarantinedRange(**{name: entry[name] for name in QuarantinedRange.__slots__})
                 for entry in content["quarantined"]
             ),
+            incomplete=content.get("incomplete", ""),
             metadata=content["metadata"],
             sequence=content.get("sequence", 0),
         )

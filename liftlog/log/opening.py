@@ -20,6 +20,7 @@ judges the same damage by the same witnesses, and afterwards it finds the verdic
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +38,10 @@ from liftlog.log.manifest import (
     Manifest,
     QuarantinedRange,
     SegmentEntry,
+    epochs_below,
     epochs_from,
     find_manifest,
+    ranges_below,
 )
 from liftlog.log.recovery import (
     ActiveState,
@@ -49,6 +52,7 @@ from liftlog.log.recovery import (
     resync_behind,
     scan,
 )
+from liftlog.log.replica_recovery import ends_from, what_is_missing
 from liftlog.log.resync import Resync
 from liftlog.log.segment import Segment
 from liftlog.log.slot import SLOT_NAME, SlotState, current_boot_id, read_slot
@@ -57,6 +61,8 @@ from liftlog.log.unreadable import read_around
 from liftlog.records.header import BatchHeader
 
 logger = logging.getLogger("liftlog.log")
+
+OnBatch = Callable[[int, BatchHeader], None]
 
 _WRITE_BYTES = 4 * 1024 * 1024
 _MAX_OFFSET = 2**63 - 1
@@ -104,9 +110,11 @@ class _Opening(Inventory):
         self.boot_id = boot_id
         self.active_is_missing = False
         self.durable_end = 0  # everything below was fsynced, says a recovery point or clean marker
+        self.high_watermark = 0  # what a replica knows of it
         self.must_roll = False  # the active file cannot be appended to
         self._slot: SlotState | None = None
         self._slot_was_read = False
+        self._slot_is_unreadable = False
 
     def run(
         self, clean: ActiveState | None, recovery_point: ActiveState | None
@@ -114,7 +122,10 @@ class _Opening(Inventory):
         sealed = [
             Segment(self.directory, entry, sealed=True) for entry in self.manifest.segments[:-1]
         ]
+        known_ranges = len(self.quarantined)
         self._check_sealed(sealed)
+        if len(self.quarantined) > known_ranges:
+            self._confirmed_is_missing("a sealed segment is shorter than it was, or missing")
         entry = self.manifest.segments[-1]
         path = self.directory / entry.file_name
         # A state may be of an older segment, of an earlier stream of this name, or of what was
@@ -128,13 +139,17 @@ class _Opening(Inventory):
         # still says, by F3, how far the file was durable.
         furthest = max(known, key=lambda state: state.next_offset, default=None)
         self.durable_end = furthest.next_offset if furthest else 0
+        watermarks = [state.high_watermark for state in known]
+        self.high_watermark = max([self.manifest.high_watermark, *watermarks])
         if clean not in known:
             clean = None
         self.active_is_missing = not self.fs.exists(path)
         if self.active_is_missing:
             self._note(f"the active segment {entry.file_name} is missing")
             if clean is None or clean.position:
-                self._note_lost_file(path, entry)
+                self._confirmed_is_missing("the active segment is missing")
+                if not self.config.replicated:
+                    self._note_lost_file(path, entry)
         file = self.fs.open(path, create=self.active_is_missing)
         try:
             if clean is not None and clean.position == file.size():
@@ -150,6 +165,16 @@ class _Opening(Inventory):
             raise
 
     # --- pieces ---
+
+    def _confirmed_is_missing(self, reason: str) -> None:
+        """Alone, the ranges that are gone say all of it. The other replicas have to be told, so
+        that is noted, durably, until they were."""
+        if not self.config.replicated:
+            return
+        if not self.manifest.incomplete:
+            self._note(f"this replica may miss what it had confirmed: {reason}")
+            self.manifest = self.manifest.with_changes(incomplete=reason)
+            self.manifest.write(self.fs, self.directory)
 
     def _note_lost_file(self, path: Path, entry: SegmentEntry) -> None:
         """By F1 no stop leaves the active segment without its file, so something else removed it,
@@ -204,7 +229,47 @@ class _Opening(Inventory):
             if header.next_offset <= proven_offset:
                 proven = position + header.length
 
-        log_end = state.next_offset
+        if self.config.replicated:
+            state = self._scan_and_cut(file, state, size, on_batch)
+            log_end = state.next_offset
+        else:
+            state, log_end = self._scan_and_judge(file, state, size, on_batch)
+        # What the scan accepted may be in the page cache only. It has to be on disk before the high
+        # watermark of `_finish` declares it committed, or this replica confirms it.
+        self._write_again(file, proven, state.position)
+        file.fdatasync()
+        self.fs.fsync_directory(self.directory)
+        return self._finish(sealed, entry, file, state, index, log_end=log_end)
+
+    def _scan_and_cut(
+        self, file: File, state: ActiveState, size: int, on_batch: OnBatch
+    ) -> ActiveState:
+        """Of a replica: everything from the first damage on is given up."""
+        state, damage = scan(file, state, size, on_batch)
+        reason = what_is_missing(
+            state.next_offset,
+            slot=self._slot_state(),
+            durable_end=self.durable_end,
+            high_watermark=self.high_watermark,
+        )
+        if not reason and self._slot_is_unreadable:
+            reason = f"the file {SLOT_NAME} cannot be read, which says how far it had confirmed"
+        if reason:
+            self._confirmed_is_missing(reason)
+            self.must_roll = True
+        if damage is not None:
+            self._keep_tail(file, damage, size)
+            if damage.unreadable:  # as in `_give_up_tail`
+                self.must_roll = True
+            elif not self.must_roll:
+                # Nothing confirmed is in it. A stop behind this leaves a file that ends well.
+                file.truncate(damage.position)
+        return state
+
+    def _scan_and_judge(
+        self, file: File, state: ActiveState, size: int, on_batch: OnBatch
+    ) -> tuple[ActiveState, int]:
+        """Of a log that is alone: how far it is good, and where it goes on."""
         while True:
             state, damage = scan(file, state, size, on_batch)
             log_end = state.next_offset
@@ -223,13 +288,7 @@ class _Opening(Inventory):
             if resumed is None:
                 break
             state = resumed
-        log_end = self._behind_lost_end(file.path, state, log_end)
-        # What the scan accepted may be in the page cache only. It has to be on disk before the high
-        # watermark of `_finish` declares it committed.
-        self._write_again(file, proven, state.position)
-        file.fdatasync()
-        self.fs.fsync_directory(self.directory)
-        return self._finish(sealed, entry, file, state, index, log_end=log_end)
+        return state, self._behind_lost_end(file.path, state, log_end)
 
     def _proven_offset(self, state: ActiveState) -> int:
         """Everything below it was fsynced, as far as is known; what lies behind may never be.
@@ -387,6 +446,7 @@ class _Opening(Inventory):
                     self.fs, self.directory, self.manifest.lineage, boot_id=self.boot_id
                 )
             except OSError as error:
+                self._slot_is_unreadable = True
                 self._note(
                     f"the file {SLOT_NAME} cannot be read ({error.strerror or error}): how far "
                     "acks went is judged as after a power cut, and the file is written again"
@@ -452,39 +512,63 @@ class _Opening(Inventory):
         active.max_timestamp_ns = state.max_timestamp_ns
         active.created_ns = state.created_ns
         end = state.next_offset if log_end is None else log_end
-        manifest = self.manifest
-        if not self.report.clean:
-            # One write says all that this recovery decided, so no start ever finds a part of it. A
-            # new epoch, durable before the first append: a reader that saw more of the old log than
-            # survived is told that it diverged. All that is left was just fdatasynced, so it counts
-            # as committed, and no ack is ahead of it.
-            epoch = max(manifest.leader_epoch, state.leader_epoch) + 1
-            manifest = manifest.with_changes(
-                leader_epoch=epoch,
-                epochs=epochs_from((*manifest.epochs, (epoch, end)), manifest.log_start_offset),
-                quarantined=tuple(self.quarantined),
-                high_watermark=end,
-                reserved_offset=max(manifest.reserved_offset, end + RESERVE_STEP),
-                acks_before_sync=False,
-            )
-        if manifest != self.manifest or len(self.quarantined) > len(manifest.quarantined):
-            # Also after a clean stop: a sealed file may be missing.
-            manifest = manifest.with_changes(quarantined=tuple(self.quarantined))
-            manifest.write(self.fs, self.directory)
+        replicated = self.config.replicated
+        writing = ActiveSegment(active, file, index)
+        ends = [writing.end]
+        if replicated:
+            high = min(self.high_watermark, end)
+            ends = ends_from(self.environment, self.quarantined, sealed, writing, high)
+        self._store_manifest(state, ends[0].offset if replicated else end, end)
         # From here on the slot is written, with no less than it said before.
         log_state = LogState(
             self.directory,
             self.environment,
             self.config,
-            manifest,
+            self.manifest,
             sealed,
-            ActiveSegment(active, file, index),
+            writing,
+            committed=ends[0],
         )
         group = (state.commit_group + 1) & 0xFFFF
-        log = Log(log_state, commit_group=group, boot_id=self.boot_id)
-        if end != state.next_offset or self.must_roll:
+        log = Log(log_state, commit_group=group, boot_id=self.boot_id, appended=ends[1:])
+        if replicated:
+            if self.must_roll:
+                log.leave_active_segment()
+        elif end != state.next_offset or self.must_roll:
             # The file holds nothing for the offsets up to `end`, or cannot be appended to: it is
             # sealed where its good bytes end. A stop before that: the manifest has the range from
             # there to `end`, and the next start comes to the same place.
             log.skip_to(end)
+        self.report.incomplete = log.incomplete
         return log, self.report
+
+    def _store_manifest(self, state: ActiveState, high_watermark: int, end: int) -> None:
+        """One write says all that this recovery decided, so no start ever finds a part of it."""
+        manifest = self.manifest
+        epoch = max(manifest.leader_epoch, state.leader_epoch)
+        quarantined, epochs = tuple(self.quarantined), manifest.epochs
+        if self.report.clean:
+            if len(quarantined) > len(manifest.quarantined):  # a sealed file may be missing
+                self.manifest = manifest.with_changes(quarantined=quarantined)
+                self.manifest.write(self.fs, self.directory)
+            return
+        if self.config.replicated:
+            # The epochs come from the record of the stream, and what is fetched again of the
+            # offsets from `end` on is neither damaged nor of an epoch that is known yet.
+            epochs = epochs_below(epochs, end)
+            quarantined = ranges_below(quarantined, end)
+        else:
+            # A new epoch, durable before the first append: a reader that saw more of the old log
+            # than survived is told that it diverged. All that is left was just fdatasynced, so it
+            # counts as committed, and no ack is ahead of it.
+            epoch += 1
+            epochs = epochs_from((*epochs, (epoch, end)), manifest.log_start_offset)
+        self.manifest = manifest.with_changes(
+            leader_epoch=epoch,
+            epochs=epochs,
+            quarantined=quarantined,
+            high_watermark=high_watermark,
+            reserved_offset=max(manifest.reserved_offset, end + RESERVE_STEP),
+            acks_before_sync=False,
+        )
+        self.manifest.write(self.fs, self.directory)

@@ -23,7 +23,8 @@ from liftlog.records.header import BatchHeader, parse_header, verify_body
 @dataclass(frozen=True, slots=True)
 class ActiveState:
     """How far the active segment is known to be good; also what clean marker and recovery
-    points store. `position` is the size in bytes up to there."""
+    points store. `position` is the size in bytes up to there. A replica, which may hold what is
+    not committed, adds its `high_watermark`; 0 says nothing."""
 
     incarnation: str
     base_offset: int
@@ -35,6 +36,7 @@ class ActiveState:
     leader_epoch: int
     commit_group: int
     generation: int = 0
+    high_watermark: int = 0
 
     @classmethod
     def empty(cls, incarnation: str, base_offset: int, generation: int = 0) -> ActiveState:

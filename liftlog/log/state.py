@@ -120,13 +120,17 @@ class LogState:
         manifest: Manifest,
         sealed: Sequence[Segment],
         active: ActiveSegment,
+        *,
+        committed: LogEnd | None = None,
     ) -> None:
+        """Without `committed`, everything is."""
         self.directory = directory
         self.name = directory.name
         self.environment = environment
         self.config = config
         self.active = active
-        self.view = ReadView(active.end, (*sealed, active.segment), manifest, active.index)
+        segments = (*sealed, active.segment)
+        self.view = ReadView(committed or active.end, segments, manifest, active.index)
         self.lock = threading.RLock()
         self.manifest_in_doubt = False
         self.closed = False

@@ -29,6 +29,13 @@ def set_metadata(state: LogState, metadata: dict[str, Any]) -> None:
         state.store(state.view.manifest.with_changes(metadata=metadata))
 
 
+def note_complete(state: LogState) -> None:
+    """See `Log.note_complete`."""
+    with state.lock, storage_errors(f"updating {state.name}"):
+        if state.view.manifest.incomplete:
+            state.store(state.view.manifest.with_changes(incomplete=""))
+
+
 def remove_before(
     state: LogState, log_start_offset: int, delete_segments: int, delete_below: int | None
 ) -> int:

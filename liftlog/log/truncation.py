@@ -63,6 +63,16 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
         return end.offset
 
 
+def leave_active_segment(writer: LogWriter) -> None:
+    """See `Log.leave_active_segment`."""
+    state = writer.state
+    with state.lock, storage_errors(f"leaving the active segment of {state.name}"):
+        active, kept = state.active, state.view.segments[:-1]
+        if active.end.position:
+            kept = (*kept, active.seal(active.end, state.environment))
+        writer.begin_lineage(active.end, kept)
+
+
 def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None:
     """The part of `segment` before `offset`, sealed; None when nothing of it remains."""
     quarantined = state.view.damaged(segment)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.environment import EncodedBatch
 from liftlog.log.filesystem import Buffer, storage_errors
-from liftlog.log.manifest import RESERVE_STEP, QuarantinedRange, epochs_below
+from liftlog.log.manifest import RESERVE_STEP, QuarantinedRange, epochs_below, ranges_below
 from liftlog.log.segment import MAX_POSITION, Segment
 from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState
@@ -27,14 +26,22 @@ class LogWriter:
     `commit_group` is the number that batches encoded for the next append must carry.
     """
 
-    def __init__(self, state: LogState, slot: AckedSlot, *, commit_group: int) -> None:
+    def __init__(
+        self,
+        state: LogState,
+        slot: AckedSlot,
+        *,
+        commit_group: int,
+        appended: Sequence[LogEnd] = (),
+    ) -> None:
         self.state = state
         self.slot = slot
         self.commit_group = commit_group
         self.fsync_count = 0
         self.last_sync_seconds = 0.0
         # The ends of appends that are not committed yet: where the high watermark may go.
-        self._appended: deque[LogEnd] = deque()
+        self._appended: deque[LogEnd] = deque(appended)
+        self._forget_ends()
         # Never lower than what the slot said: the machine may stop again before `skip_to`.
         recovered = slot.recovered
         end = state.active.end.offset
@@ -63,6 +70,10 @@ class LogWriter:
             end = active.append(batches, size, state.config.segment_max_bytes)
         self._appended.append(end)
         if len(self._appended) > MAX_NOTED_ENDS:
+            self._forget_ends()
+
+    def _forget_ends(self) -> None:
+        while len(self._appended) > MAX_NOTED_ENDS:
             # Followers may be far behind. The newest end stays, so all can still be committed. A
             # commit beside this one may drop ends that come back here, and passes over them later.
             self._keep_ends(list(self._appended)[::-2][::-1])
@@ -136,6 +147,9 @@ class LogWriter:
         self.state.environment.synced(self.last_sync_seconds)
         self.fsync_count += 1
         self.commit_group = (self.commit_group + 1) & 0xFFFF
+        if self.state.config.replicated:
+            # What the caller tells other replicas of from here on, they count on.
+            self.note_acked(end)
         return end
 
     # --- commits and acks ---
@@ -147,15 +161,19 @@ class LogWriter:
         appended = self._appended
         if not appended or appended[0].offset > offset:
             return committed.offset
-        if offset > state.active.durable.offset:
-            self.admit_early_acks()
+        replicated, durable = state.config.replicated, state.active.durable.offset
+        if offset > durable:
+            if replicated:
+                offset = durable
+            else:
+                self.admit_early_acks()
         while appended and appended[0].offset <= offset:
             end = appended.popleft()
             if end.offset > committed.offset:  # not so where an append forgot ends meanwhile
                 committed = end
         state.move_high_watermark(committed)
         reached = committed.offset
-        if reached > self._acked_end:
+        if reached > self._acked_end and not replicated:  # a replica's sync has noted it
             self._acked_end = reached
             self.slot.update(reached)
         return reached
@@ -312,11 +330,7 @@ class LogWriter:
                 generation=manifest.unclaimed_generation,
                 log_start_offset=min(manifest.log_start_offset, end),
                 epochs=epochs_below(manifest.epochs, end),
-                quarantined=tuple(
-                    replace(bad, next_offset=min(bad.next_offset, end))
-                    for bad in manifest.quarantined
-                    if bad.first_offset < end
-                ),
+                quarantined=ranges_below(manifest.quarantined, end),
                 cleaned_below=min(manifest.cleaned_below, end),
                 tombstones_removed_below=min(manifest.tombstones_removed_below, end),
                 acks_before_sync=False,  # what is left is durable
