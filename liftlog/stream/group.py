@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import NamedTuple
 
 from envelope.liftbridge import Ack
 from liftlog.records.encode import encode_batch, encode_single
@@ -182,6 +183,27 @@ class CommitGroup:
                 budget = ends[i - 1] + capacity
         bounds.append((lo, len(sizes)))
         return bounds
+
+
+class HeldGroup(NamedTuple):
+    """What is left of a group that is durable here and waits to be committed."""
+
+    next_offset: int
+    answers: bytes
+    timed_acks: list[tuple[bytes, Ack, int]] | None
+    received: int
+    records: int
+    memory_bytes: int
+    """What it held in memory before."""
+
+
+class Released(NamedTuple):
+    """Groups that were held and are committed: the NATS commands that answer everyone who waited
+    for them, and how many messages and records they are about."""
+
+    answers: bytes
+    received: int
+    records: int
 
 
 def _slice_stamps(stamps: list[tuple[int, int]], lo: int, hi: int) -> list[tuple[int, int]]:

@@ -1,16 +1,13 @@
 """What one stream does with messages: judge, number, group; then acks or nacks.
 
 Pure: runs of messages and the outcome of commits go in, groups to write and bytes to send come
-out. Judging runs ahead of the disk on a speculative tail; every answer that depends on it stays
-with its group until that group is durable, and when a group fails, everything judged since the
-last commit is taken back.
+out. Judging runs ahead of the disk on the speculative tail of `Tail`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain, compress
+from itertools import accumulate, compress
 from operator import not_, sub
 
 from acl.subjects import matches
@@ -32,7 +29,7 @@ from liftlog.stream.judging import (
     why_refused,
     why_subject_refused,
 )
-from liftlog.stream.liftbridge import ack_commands, nack_body
+from liftlog.stream.liftbridge import nack_body
 from liftlog.stream.refusals import (
     FAST_BATCHES,
     HEADERS_TOO_LARGE,
@@ -72,15 +69,12 @@ class Sequencer(Tail):
             next_offset=next_offset,
             last_timestamp_ns=last_timestamp_ns,
             last_message_id=last_message_id,
+            commit_clock=commit_clock,
         )
         self.sibling_streams: Mapping[bytes, str] = {}
         """Subjects of streams that get messages of their own, by name; this one may be there."""
-        self.pending_bytes = 0
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Shorter runs are judged one message at a time, which comes to the same."""
-        self._commit_clock = commit_clock
-        self._groups: deque[CommitGroup] = deque()
-        self._open = self._new_group()
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
         """Judge by these settings from the next message on; what was judged stays judged. Call it
@@ -88,9 +82,6 @@ class Sequencer(Tail):
         self.config = config
         self.format = AckFormat(config.stream, config.durability)
         self.dedupe.resize(window_ns, max_ids)
-
-    def _new_group(self) -> CommitGroup:
-        return CommitGroup(self.next_offset, self.last_message_id)
 
     # --- judging ---
 
@@ -136,12 +127,6 @@ class Sequencer(Tail):
         self.next_offset += count
         self.last_message_id = b""
         return self.next_offset
-
-    def _group_with_room(self) -> CommitGroup:
-        if self._open.memory_bytes >= self.config.group_max_bytes:
-            self._groups.append(self._open)
-            self._open = self._new_group()
-        return self._open
 
     def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> bool:
         """Store a run of plain messages; False, and nothing done, when a reply needs a look."""
@@ -362,75 +347,7 @@ class Sequencer(Tail):
             return True
         return False
 
-    # --- groups ---
-
-    @property
-    def pending_messages(self) -> int:
-        """Messages judged since the last group was taken, answers to refusals included."""
-        if not self._groups:
-            return self._open.received
-        return self._open.received + sum(group.received for group in self._groups)
-
-    def take_group(self) -> CommitGroup | None:
-        """The next group to commit, None when nothing waits. At most one is out at a time."""
-        if self._groups:
-            return self._groups.popleft()
-        group = self._open
-        if not group.received:
-            return None
-        self._open = self._new_group()
-        return group
-
-    def prepare_answers(self, group: CommitGroup) -> None:
-        """Word what `committed` will return, while the disk is busy. Nothing leaves by this."""
-        answers = b""
-        if group.has_acks:
-            answers = self.format.commands(group.ack_replies, group.base_offset)
-        if group.answers:
-            answers += b"".join(group.answers)
-        group.prepared_answers = answers
-
-    def committed(self, group: CommitGroup) -> bytes:
-        """The group is committed: the NATS commands that answer everyone who waited for it."""
-        self.pending_bytes -= group.memory_bytes
-        if self.subjects is not None and group.subject_notes is not None:
-            self.subjects.committed(group.subject_notes)
-        if group.prepared_answers is None:
-            self.prepare_answers(group)
-        assert group.prepared_answers is not None
-        if group.timed_acks is not None:
-            clock = self._commit_clock
-            now_ns = self.last_timestamp_ns if clock is None else clock()
-            return group.prepared_answers + ack_commands(group.timed_acks, now_ns)
-        return group.prepared_answers
-
-    def failed(self, group: CommitGroup, refusal: Refusal, next_offset: int | None = None) -> bytes:
-        """The group could not be committed: everything judged since the last commit is undone.
-
-        Returns the nacks. `next_offset` overrides where numbering goes on.
-        """
-        undone = [group, *self._groups, self._open]
-        self._groups.clear()
-        nacks: list[Answer] = []
-        for lost in reversed(undone):
-            self.dedupe.forget_newest(lost.id_marks)
-        for lost in undone:
-            waiting: list[tuple[bytes, Echo]] = [
-                (reply, None) for reply in chain(lost.ack_replies, lost.waiting_replies) if reply
-            ]
-            waiting += [(reply, ack) for reply, ack, _ in lost.timed_acks or ()]
-            for reply, echo in waiting + lost.waiting:
-                body = nack_body(self.config.stream, refusal, echo)
-                if body is not None:
-                    nacks.append((reply, body))
-            self.refused[refusal.reason] += len(lost)
-        self.pending_bytes = 0
-        self.next_offset = group.base_offset if next_offset is None else next_offset
-        if self.subjects is not None:
-            self.subjects.undone(self.next_offset)
-        self.last_message_id = group.last_message_id_before
-        self._open = self._new_group()
-        return publish_commands(nacks)
+    # --- refusing what is not judged ---
 
     def refuse_run(self, run: MessageRun, refusal: Refusal) -> bytes:
         """Nack a whole run without judging it: the stream cannot take anything now."""

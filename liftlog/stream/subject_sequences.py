@@ -32,8 +32,8 @@ class SubjectSequences:
     Of a subject that it had to let go, or that no scan has found yet, it says that it does not
     know. Never does it say a wrong number.
 
-    What is judged is pending until its group is committed; when a group fails, all that is pending
-    is undone.
+    What is judged is pending until its group is committed, or durable and held; when a group fails,
+    what is pending from it on is undone.
     """
 
     def __init__(
@@ -101,9 +101,13 @@ class SubjectSequences:
                 del pending[mark]
         self._let_go()
 
-    def undone(self, next_offset: int) -> None:
-        """Nothing that is pending will be stored; offsets go on at `next_offset`."""
+    def undone(self, next_offset: int, kept: Iterable[Notes | None] = ()) -> None:
+        """Of what is pending only `kept`, notes of groups in their order, may be stored; offsets go
+        on at `next_offset`."""
         self._pending.clear()
+        for notes in kept:
+            if notes is not None and notes.table is self:
+                self._pending.update(notes)
         self.known_from = min(self.known_from, next_offset)
 
     def _let_go(self) -> None:

@@ -2,22 +2,32 @@
 
 Records are appended to a group, one at a time or as columns, together with the answers that wait
 for the group. Both ways keep the same account: offsets, stamps, ids, last offsets of subjects.
+
+A group is judged, then *out* (being written), then committed. Several may be out; they are
+committed in order. When one fails, everything judged from it on is taken back, since it may have
+been answered on the strength of the failed group: duplicates of its messages, and expected
+sequences that count on its offsets. What was judged before it stays.
+
+A group that is durable here and waits for others to hold it too is *held*: no failure takes it back
+any more, and only its answers stay in memory.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
+from itertools import chain
 
 from envelope.liftbridge import Ack
 from liftlog.stream.ack_subjects import AckSubjects
-from liftlog.stream.acks import AckFormat, Echo, publish_commands
+from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
 from liftlog.stream.columns import Columns
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import Control
 from liftlog.stream.dedupe import DedupeWindow
-from liftlog.stream.group import CommitGroup
-from liftlog.stream.liftbridge import nack_body
+from liftlog.stream.group import CommitGroup, HeldGroup, Released
+from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import Refusal
 from liftlog.stream.subject_sequences import Notes, SubjectSequences
 
@@ -39,6 +49,7 @@ class Tail:
         next_offset: int,
         last_timestamp_ns: int,
         last_message_id: bytes,
+        commit_clock: Callable[[], int] | None,
     ) -> None:
         self.config = config
         self.dedupe = dedupe
@@ -52,7 +63,16 @@ class Tail:
         self.refused: Counter[str] = Counter()
         self.duplicates = 0
         self.acks_suppressed = 0
+        self.pending_bytes = 0
+        """Of all messages without an answer yet: judged, out, held."""
+        self.held_bytes = 0
+        """Of those whose group is held. Little of it is in memory."""
         self._ids_seen_ns = 0
+        self._commit_clock = commit_clock
+        self._open = self._new_group()
+        self._full: deque[CommitGroup] = deque()
+        self._out: deque[CommitGroup] = deque()
+        self._held: deque[HeldGroup] = deque()
 
     def _stamp(self, now_ns: int) -> int:
         """max(previous, now), unless the previous one lies more than a minute ahead: then the
@@ -72,6 +92,163 @@ class Tail:
             previous = 0
         self.last_timestamp_ns = max(previous, now_ns)
         return self.last_timestamp_ns
+
+    # --- groups ---
+
+    def _new_group(self) -> CommitGroup:
+        return CommitGroup(self.next_offset, self.last_message_id)
+
+    def _group_with_room(self) -> CommitGroup:
+        if self._open.memory_bytes >= self.config.group_max_bytes:
+            self._full.append(self._open)
+            self._open = self._new_group()
+        return self._open
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages judged since the last group was taken, answers to refusals included."""
+        if not self._full:
+            return self._open.received
+        return self._open.received + sum(group.received for group in self._full)
+
+    @property
+    def held_messages(self) -> int:
+        """Messages whose group is held."""
+        return sum(held.received for held in self._held)
+
+    @property
+    def oldest_out(self) -> CommitGroup | None:
+        """Of the groups that are out."""
+        return self._out[0] if self._out else None
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a group is held; then those behind it have to be held too."""
+        return bool(self._held)
+
+    def take_group(self) -> CommitGroup | None:
+        """The next group to write, None when nothing waits. It is out until it is committed, held,
+        or has failed."""
+        if self._full:
+            group = self._full.popleft()
+        else:
+            group = self._open
+            if not group.received:
+                return None
+            self._open = self._new_group()
+        self._out.append(group)
+        return group
+
+    def prepare_answers(self, group: CommitGroup) -> None:
+        """Word what `committed` will return, while the disk is busy. Nothing leaves by this."""
+        answers = b""
+        if group.has_acks:
+            answers = self.format.commands(group.ack_replies, group.base_offset)
+        if group.answers:
+            answers += b"".join(group.answers)
+        group.prepared_answers = answers
+
+    def committed(self, group: CommitGroup) -> bytes:
+        """The oldest group that is out is committed, and none is held: the NATS commands that
+        answer everyone who waited for it."""
+        answers = self._answers_of_oldest(group)
+        self.pending_bytes -= group.memory_bytes
+        if group.timed_acks is not None:
+            answers += ack_commands(group.timed_acks, self._commit_time_ns())
+        return answers
+
+    def _answers_of_oldest(self, group: CommitGroup) -> bytes:
+        """The oldest group that is out is out no longer, and no failure takes it back any more: its
+        answers, but for timed acks."""
+        oldest = self._out.popleft()
+        assert oldest is group, "groups are committed in the order in which they were taken"
+        if self.subjects is not None and group.subject_notes is not None:
+            self.subjects.committed(group.subject_notes)
+        if group.prepared_answers is None:
+            self.prepare_answers(group)
+        assert group.prepared_answers is not None
+        return group.prepared_answers
+
+    def _commit_time_ns(self) -> int:
+        return self.last_timestamp_ns if self._commit_clock is None else self._commit_clock()
+
+    def hold(self, group: CommitGroup) -> None:
+        """The oldest group that is out is durable here. Keep its answers until `release`."""
+        self.held_bytes += group.memory_bytes
+        self._held.append(
+            HeldGroup(
+                group.next_offset,
+                self._answers_of_oldest(group),
+                group.timed_acks,
+                group.received,
+                len(group),
+                group.memory_bytes,
+            )
+        )
+
+    def release(self, high_watermark: int) -> Released | None:
+        """Everything below `high_watermark` is committed: what answers the groups that were held
+        up to there; None when there are none."""
+        held = self._held
+        if not held or held[0].next_offset > high_watermark:
+            return None
+        answers: list[bytes] = []
+        received = records = size_bytes = 0
+        while held and held[0].next_offset <= high_watermark:
+            group = held.popleft()
+            answers.append(group.answers)
+            if group.timed_acks is not None:
+                answers.append(ack_commands(group.timed_acks, self._commit_time_ns()))
+            received += group.received
+            records += group.records
+            size_bytes += group.memory_bytes
+        self.held_bytes -= size_bytes
+        self.pending_bytes -= size_bytes
+        return Released(b"".join(answers), received, records)
+
+    def failed(
+        self, group: CommitGroup | None, refusal: Refusal, next_offset: int | None = None
+    ) -> bytes:
+        """`group`, which is out, could not be committed: everything judged from it on is undone.
+        With None it is what no group has taken yet.
+
+        Returns the nacks. `next_offset` overrides where numbering goes on.
+        """
+        undone = [*self._full, self._open]
+        self._full.clear()
+        while group is not None and undone[0] is not group:
+            undone.insert(0, self._out.pop())
+        nacks: list[Answer] = []
+        for lost in reversed(undone):
+            self.dedupe.forget_newest(lost.id_marks)
+            self.pending_bytes -= lost.memory_bytes
+        for lost in undone:
+            waiting: list[tuple[bytes, Echo]] = [
+                (reply, None) for reply in chain(lost.ack_replies, lost.waiting_replies) if reply
+            ]
+            waiting += [(reply, ack) for reply, ack, _ in lost.timed_acks or ()]
+            for reply, echo in waiting + lost.waiting:
+                body = nack_body(self.config.stream, refusal, echo)
+                if body is not None:
+                    nacks.append((reply, body))
+            self.refused[refusal.reason] += len(lost)
+        self.next_offset = undone[0].base_offset if next_offset is None else next_offset
+        self.last_message_id = undone[0].last_message_id_before
+        if self.subjects is not None:
+            self.subjects.undone(self.next_offset, [kept.subject_notes for kept in self._out])
+        self._open = self._new_group()
+        return publish_commands(nacks)
+
+    def step_down(self, refusal: Refusal) -> bytes:
+        """Nothing more is committed here. What was only judged is undone; returns the nacks. What
+        is out or held gets no answer: others may hold it too, and may commit it."""
+        nacks = self.failed(None, refusal)
+        self._out.clear()
+        self._held.clear()
+        self.pending_bytes = self.held_bytes = 0
+        return nacks
+
+    # --- storing ---
 
     def _store(
         self,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 from support.sequencer_model import (
     MAX_MESSAGE_BYTES,
@@ -104,7 +105,8 @@ def tombstones(draw: st.DrawFn) -> Message:
     return Message(value=b"", reply=b"_INBOX.3", wrapped=wrapped)
 
 
-# A step: messages that come together, a tick of the clock, or the end of a commit.
+# A step: messages that come together, a tick of the clock, a group that is taken to be written, one
+# that is durable here and held, or what becomes of one of those that are out or held.
 STEPS = st.lists(
     st.one_of(
         st.lists(
@@ -113,9 +115,11 @@ STEPS = st.lists(
             max_size=6,
         ),
         st.integers(1, WINDOW_NS // 1000),
-        st.sampled_from(["take", "commit", "commit", "fail", "retain", "compact"]),
+        st.sampled_from(["take", "take", "commit", "commit", "hold", "hold"]),
+        st.sampled_from(["retain", "compact", "fail_judged"]),
+        st.tuples(st.sampled_from(["fail", "fail", "release"]), st.integers(0, 3)),
     ),
-    max_size=25,
+    max_size=30,
 )
 
 
@@ -150,7 +154,11 @@ class Harness:
                 100, known_from=1, log_start_offset=lambda: self.model.log_start
             )
         self.now = T0
-        self.out: Any = None
+        self.out: list[Any] = []
+        self.held: list[tuple[int, int]] = []
+        """Messages and next offset of each group."""
+        self.runs: list[tuple[int, int]] = []
+        """Messages and bytes of each run without an answer."""
         self.records: list[Record] = []
 
     def judge(self, messages: list[Message]) -> None:
@@ -163,25 +171,75 @@ class Harness:
             blocks if any(blocks) else None,
             has_cookie=any(payload.startswith(envelope.COOKIES) for payload in payloads),
         )
+        before = self.sequencer.pending_bytes
         self.sequencer.judge(run, self.now)
+        self.runs.append((len(run), self.sequencer.pending_bytes - before))
         for message in messages:
             self.model.judge(message, self.now)
 
-    def take(self) -> None:
-        if self.out is None:
-            self.out = self.sequencer.take_group()
+    # --- what becomes of groups ---
 
-    def commit(self) -> None:
-        self.take()
-        if self.out is None:
-            return
-        group, self.out = self.out, None
-        assert group.base_offset == self.model.committed.next_offset
+    def take(self) -> None:
+        group = self.sequencer.take_group()
+        if group is not None:
+            assert group.base_offset == self.model.next_offset_after(
+                self.held_messages + sum(one.received for one in self.out)
+            )
+            self.out.append(group)
+
+    @property
+    def held_messages(self) -> int:
+        return sum(received for received, _ in self.held)
+
+    def oldest_out(self) -> Any:
+        if not self.out:
+            self.take()
+        return self.out.pop(0) if self.out else None
+
+    def write(self, group: Any) -> None:
+        """It is durable here."""
         if len(group):
             self.records += stored(group)
-        sent = self.sequencer.committed(group)
-        assert answers_in(sent) == sorted(self.model.commit(group.received), key=repr)
-        self.check_tail()
+
+    def commit(self) -> None:
+        """The oldest group that is out, and all that were held before."""
+        self.release(len(self.held))
+        group = self.oldest_out()
+        if group is None:
+            return
+        assert group.base_offset == self.model.committed.next_offset
+        self.write(group)
+        self.answered(self.sequencer.committed(group), group.received)
+
+    def hold(self) -> None:
+        group = self.oldest_out()
+        if group is None:
+            return
+        self.write(group)
+        self.sequencer.hold(group)
+        self.held.append((group.received, group.next_offset))
+
+    def release(self, count: int) -> None:
+        """The high watermark passes the first `count` groups that are held, and with them what
+        waits at the same offset."""
+        reached = self.held[min(count, len(self.held)) - 1][1] if count and self.held else 0
+        going = [received for received, next_offset in self.held if next_offset <= reached]
+        self.held = self.held[len(going) :]
+        before = len(self.model.records)
+        released = self.sequencer.release(reached)
+        if not going:
+            assert released is None
+            return
+        assert released is not None
+        assert released.received == sum(going)
+        self.answered(released.answers, released.received)
+        assert released.records == len(self.model.records) - before
+
+    def answered(self, sent: bytes, messages: int) -> None:
+        assert answers_in(sent) == sorted(self.model.commit(messages), key=repr)
+        while messages:
+            messages -= self.runs.pop(0)[0]
+        assert messages == 0
 
     def retain(self) -> None:
         """Retention removes half of what is there."""
@@ -202,21 +260,49 @@ class Harness:
         assert table.adopt(scan)
         assert table.is_complete
 
-    def fail(self) -> None:
-        self.take()
-        if self.out is None:
+    def fail(self, at: int) -> None:
+        """One of the groups that are out fails, and takes along those behind it."""
+        if not self.out:
+            self.take()
+        if not self.out:
             return
-        group, self.out = self.out, None
-        sent = self.sequencer.failed(group, STORE_FAILED)
-        assert answers_in(sent) == sorted(self.model.fail(STORE_FAILED.err_code), key=repr)
-        assert self.sequencer.pending_bytes == 0
+        at %= len(self.out)
+        group, self.out = self.out[at], self.out[:at]
+        self.failed(self.sequencer.failed(group, STORE_FAILED))
+        assert self.sequencer.next_offset == group.base_offset
+
+    def fail_judged(self) -> None:
+        """What no group has taken is given up."""
+        self.failed(self.sequencer.failed(None, STORE_FAILED))
+
+    def failed(self, nacks: bytes) -> None:
+        kept = self.held_messages + sum(group.received for group in self.out)
+        answers = self.model.fail(STORE_FAILED.err_code, kept)
+        assert answers_in(nacks) == sorted(answers, key=repr)
+        while sum(count for count, _ in self.runs) > kept:
+            self.runs.pop()
         assert self.sequencer.pending_messages == 0
-        self.check_tail()
 
     def check_tail(self) -> None:
         sequencer, state = self.sequencer, self.model.state
+        waiting = sum(count for count, _ in self.runs)
+        out = sum(group.received for group in self.out)
+        assert sequencer.pending_messages == waiting - self.held_messages - out
+        assert sequencer.held_messages == self.held_messages
+        assert sequencer.is_holding == bool(self.held)
+        assert sequencer.oldest_out is (self.out[0] if self.out else None)
+        assert sequencer.pending_bytes == sum(size for _, size in self.runs)
+        held = counted = 0
+        for count, size in self.runs:
+            held += size if counted < self.held_messages else 0
+            counted += count
+        assert sequencer.held_bytes == held
         assert sequencer.next_offset == state.next_offset
         assert sequencer.last_message_id.decode() == state.last_id
+        if sequencer.subjects is not None:
+            there = {name: at for at, name in state.stored if self.model.has(at)}
+            for name in {name for _, name in state.stored}:
+                assert sequencer.subjects.last_offset(name) == there.get(name, 0)
         self.dedupe.expire(self.now)
         remembered = {
             bytes.fromhex(mark): (offset, stamp)
@@ -228,7 +314,7 @@ class Harness:
         }
 
     def finish(self) -> None:
-        while self.out is not None or self.sequencer.pending_messages:
+        while self.out or self.held or self.sequencer.pending_messages:
             self.commit()
         assert self.sequencer.pending_bytes == 0
         assert self.records == self.model.records
@@ -315,6 +401,73 @@ def test_runs_and_groups_look_like_single_messages(
             harness.now += step * 1000
         elif isinstance(step, list):
             harness.judge(step)
+        elif isinstance(step, tuple):
+            getattr(harness, step[0])(step[1])
         else:
             getattr(harness, step)()
+        harness.check_tail()
     harness.finish()
+
+
+def runs_that_count_on_each_other() -> list[list[Message]]:
+    """Each judged on the strength of the one before: ids, expected sequences, the last id."""
+
+    def asks(subject: str, value: str, **headers: str) -> Message:
+        named = {f"Nats-{name.replace('_', '-')}": text for name, text in headers.items()}
+        return Message(value.encode(), f"in.{subject}".encode(), b"_INBOX.1", named)
+
+    runs = [
+        [
+            asks(f"a.{n}", "new", Msg_Id=f"id{n}", Expected_Last_Sequence=str(3 * n - 3)),
+            asks(f"a.{n - 1}", "first id again", Msg_Id="id1"),
+            asks("b", "plain", Expected_Last_Msg_Id=f"id{n}"),
+            asks("b", "subject", Expected_Last_Subject_Sequence=str(3 * n - 1)),
+            asks("b", "too late", Expected_Last_Sequence="1"),
+        ]
+        for n in range(1, 6)
+    ]
+    del runs[0][1]
+    return runs
+
+
+@pytest.mark.parametrize("columns_from_rows", [1, 100])
+@pytest.mark.parametrize(
+    ("fails", "held"), [(fails, held) for fails in range(5) for held in range(fails + 1)]
+)
+def test_a_failure_at_each_of_several_groups(fails: int, held: int, columns_from_rows: int) -> None:
+    """Five groups are out; some become durable and are held, one of the others fails. The same runs
+    then come again."""
+    harness = Harness("on", "fsync", 1, keeps_subjects=True, columns_from_rows=columns_from_rows)
+    for run in runs_that_count_on_each_other():
+        harness.judge(run)
+        harness.take()
+    assert [len(group) for group in harness.out] == [3] * 5
+    for _ in range(held):
+        harness.hold()
+        harness.check_tail()
+    harness.fail(fails - held)
+    harness.check_tail()
+    for run in runs_that_count_on_each_other():
+        harness.judge(run)
+        harness.check_tail()
+    harness.take()
+    harness.release(1)
+    harness.check_tail()
+    harness.fail_judged()
+    harness.check_tail()
+    harness.finish()
+
+
+def test_stepping_down_nacks_what_was_only_judged() -> None:
+    """The rest may be committed by another leader."""
+    harness = Harness("on", "fsync", 1, keeps_subjects=True, columns_from_rows=1)
+    for n in range(3):
+        harness.judge([Message(b"v", reply=b"_INBOX.%d" % n)])
+    harness.hold()
+    harness.take()
+    sent = harness.sequencer.step_down(STORE_FAILED)
+    assert answers_in(sent) == [(b"_INBOX.2", ("error", STORE_FAILED.err_code), None)]
+    sequencer = harness.sequencer
+    assert (sequencer.pending_bytes, sequencer.held_bytes, sequencer.pending_messages) == (0, 0, 0)
+    assert sequencer.oldest_out is None
+    assert sequencer.release(10) is None

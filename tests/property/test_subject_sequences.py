@@ -16,6 +16,7 @@ STEPS = st.lists(
         RUNS,
         RUNS,
         st.sampled_from(["commit", "commit", "fail", "retain", "lose"]),
+        st.tuples(st.just("fail_at"), st.integers(0, 3)),
         st.tuples(st.just("scan"), st.sets(st.integers(1, 60)), st.integers(0, 3)),
     ),
     max_size=40,
@@ -54,6 +55,13 @@ class World:
             self.next_offset = self.groups[0][0][0][0]
             self.groups.clear()
             self.table.undone(self.next_offset)
+
+    def fail_at(self, at: int) -> None:
+        """Those before it may still be committed."""
+        if at < len(self.groups):
+            self.next_offset = self.groups[at][0][0][0]
+            del self.groups[at:]
+            self.table.undone(self.next_offset, [notes for _, notes in self.groups])
 
     def retain(self) -> None:
         if self.committed:
@@ -112,7 +120,7 @@ def test_never_a_wrong_offset(steps: list[Any], max_subjects: int, known_from: i
         if isinstance(step, list):
             world.run(step)
         elif isinstance(step, tuple):
-            world.scan(step[1], step[2])
+            getattr(world, step[0])(*step[1:])
         else:
             getattr(world, step)()
         world.check()

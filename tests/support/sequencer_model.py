@@ -262,6 +262,10 @@ class Model:
 
     # --- what becomes of it ---
 
+    def next_offset_after(self, count: int) -> int:
+        """Where numbering went on behind the first `count` judged messages."""
+        return self._judged[count - 1][3].next_offset if count else self.committed.next_offset
+
     def commit(self, count: int) -> list[Any]:
         """The first `count` judged messages are committed; what their publishers hear."""
         done, self._judged = self._judged[:count], self._judged[count:]
@@ -270,10 +274,10 @@ class Model:
         self.records += [record for _, _, record, _ in done if record is not None]
         return [one for message, sent, _, _ in done for one in self._told_all(message, sent)]
 
-    def fail(self, err_code: int) -> list[Any]:
-        """Everything that is not committed is undone."""
-        undone, self._judged = self._judged, []
-        self.state = deepcopy(self.committed)
+    def fail(self, err_code: int, keep: int = 0) -> list[Any]:
+        """Everything is undone that is not committed, but for the first `keep` messages."""
+        undone, self._judged = self._judged[keep:], self._judged[:keep]
+        self.state = deepcopy(self._judged[-1][3] if self._judged else self.committed)
         return [
             answer
             for message, sent, _, _ in undone

@@ -46,8 +46,8 @@ class CommitResources(Protocol):
 
 
 class GroupCommits:
-    """Belongs to the event loop. `fail` stops the stream: it is called with a reason, and with the
-    group that is out, when the state of the log is unknown.
+    """Belongs to the event loop. `fail` stops the stream: it is called with a reason when the state
+    of the log is unknown.
 
     The high watermark moves in `_finish` and `_committed_up_to`, and nowhere else: what is stored
     here, as the stream's durability says, is committed.
@@ -65,7 +65,7 @@ class GroupCommits:
         own_records: OwnRecords,
         subjects: SubjectUpkeep,
         observed: StreamObservations,
-        fail: Callable[[str, CommitGroup | None], None],
+        fail: Callable[[str], None],
     ) -> None:
         self.flush_is_overdue = False
         """With `durability: interval`: a flush was due while a job was under way."""
@@ -173,20 +173,16 @@ class GroupCommits:
 
     # --- a group that failed ---
 
-    def _take_back(self, group: CommitGroup, error: Exception) -> None:
-        """Undo everything that was judged since the last commit, and nack it.
-
-        Messages judged after `group` may be answered on the strength of it: duplicates of its
-        messages, and expected sequences that count on its offsets. So all of them are taken back
-        together, and numbering goes on where the log ends now.
-        """
+    def _take_back(self, group: CommitGroup | None, error: Exception) -> None:
+        """Undo everything that was judged from `group` on, see `Tail`, and nack it; with None, what
+        no group has taken yet. Numbering goes on where the log ends now."""
         if not isinstance(error, LiftlogError):
             # A defect. What it left in the log or in memory is unknown, so nothing more is written.
-            self._fail(f"internal error while committing: {error!r}", group)
+            self._fail(f"internal error while committing: {error!r}")
             return
         refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
         logger.error(
-            "commit-failed stream=%s records=%d error=%s", self._log.name, len(group), error
+            "commit-failed stream=%s records=%d error=%s", self._log.name, len(group or ()), error
         )
         durable_end = self._log.durable_end_offset
         acked_before_sync = self._settings.durability != "fsync"
@@ -198,9 +194,7 @@ class GroupCommits:
             try:
                 self._log.abandon_tail(keep_offsets=acked_before_sync)
             except LiftlogError as second:
-                self._fail(
-                    f"storage failed ({error}) and so did starting a new segment ({second})", group
-                )
+                self._fail(f"storage failed ({error}) and so did starting a new segment ({second})")
                 return
         # Any other error came from the append, which has rolled itself back: the log ends where it
         # ended before, and what was written earlier is intact.
@@ -222,22 +216,15 @@ class GroupCommits:
 
     def _take_back_waiting(self, error: Exception) -> None:
         """A sync failed that no group waited for. What it should have made durable was acked by
-        `durability: interval` or `os`: the hole is recorded as lost, and what waits is nacked.
+        `durability: interval` or `os`: the hole is recorded as lost, and what waits is nacked."""
+        self._take_back(None, error)
 
-        Without a group that waits, an empty one stands for the place where judging goes on.
-        """
-        waiting = self._sequencer.take_group()
-        if waiting is None:
-            waiting = CommitGroup(self._sequencer.next_offset, self._sequencer.last_message_id)
-        self._take_back(waiting, error)
-
-    def give_up(self, reason: str, group: CommitGroup | None) -> None:
-        """The stream has failed for good: nack `group`, or the next one, and all that waits."""
+    def give_up(self, reason: str) -> None:
+        """The stream has failed for good: nack what waits. A group that a thread is writing ends as
+        its write does."""
         self._observed.failed()
-        if group is None:
-            group = self._sequencer.take_group()
-        if group is not None:
-            self._shared.send(self._sequencer.failed(group, STORE_FAILED))
+        out = None if self._turns.is_taken else self._sequencer.oldest_out
+        self._shared.send(self._sequencer.failed(out, STORE_FAILED))
         self._own_records.failed(reason)
         self._shared.pending_changed()
 

@@ -23,7 +23,7 @@ from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, Told, WatermarkWaiters
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
-from liftlog.stream import AckSubjects, CommitGroup, MessageRun, Sequencer
+from liftlog.stream import AckSubjects, MessageRun, Sequencer
 from liftlog.stream.refusals import (
     OVERLOADED,
     PAUSED,
@@ -189,15 +189,15 @@ class StreamHost:
             self._note_idle()
         turns.begin_exclusive()
 
-    def fail(self, reason: str, group: CommitGroup | None = None) -> None:
-        """Stop this stream for good; the others go on. `group` is the one that is out, if any.
+    def fail(self, reason: str) -> None:
+        """Stop this stream for good; the others go on.
 
         Everything that was judged is nacked. Some of it may be on disk, but none of it was acked.
         """
         self.failure = reason
         self._refuse_with = STORE_FAILED
         logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
-        self._commits.give_up(reason, group)
+        self._commits.give_up(reason)
         self._waiters.end()
         self._note_idle()
 
