@@ -225,6 +225,9 @@ class Log:
     def append_raw(self, data: Buffer) -> None:
         """Append whole batches as another log stores them; their bytes stay as they are.
 
+        Only the first one may begin below the log end, since the other log may have put batches
+        together: of it, the records from the log end on are appended as a batch of their own.
+
         Checked first: each batch is whole, its checksums are right, it continues the offsets, and
         no leader epoch is older than the one before. All of them or none; durable after `sync`.
         An epoch that is new here is noted, durably, before the first of its batches is written.

@@ -14,6 +14,8 @@ from liftlog.log.manifest import RESERVE_STEP, QuarantinedRange, epochs_below, r
 from liftlog.log.segment import MAX_POSITION, Segment
 from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState
+from liftlog.records.columns import cut_front
+from liftlog.records.decode import decode_batch
 from liftlog.records.header import parse_header, verify_body
 
 MAX_NOTED_ENDS = 4096
@@ -377,6 +379,12 @@ def _continuing(
         header = parse_header(view, position)
         piece = view[position : position + header.length]
         verify_body(piece, header)
+        length = header.length
+        if header.base_offset < offset < header.next_offset and not batches:
+            # The other log has put batches together, or compacted them, and its reader asked for
+            # what lies inside one.
+            piece = memoryview(cut_front(decode_batch(piece, verify=False), offset))
+            header = parse_header(piece)
         if header.base_offset != offset:
             raise ValueError(f"batch at offset {header.base_offset}, expected {offset}")
         last = epochs[-1][0] if epochs else 0
@@ -395,5 +403,5 @@ def _continuing(
             )
         )
         offset, group = header.next_offset, header.commit_group
-        position += header.length
+        position += length
     return batches, group

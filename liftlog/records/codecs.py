@@ -67,6 +67,12 @@ def codec_named(name: str) -> Codec | None:
     return _codec(_NUMBERS[name]) if name != "none" else None
 
 
+def codec_of(header: BatchHeader) -> Codec | None:
+    """The one that a batch is compressed with; None if it is not. Raises UnsupportedFormat."""
+    number = header.attributes & CODEC_MASK
+    return _codec(number) if number else None
+
+
 _NUMBERS = {name: number for number, name in CODEC_NAMES.items()}
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
+from liftlog.records.codecs import codec_of, compress_batch
 from liftlog.records.column_set import (
     BinaryColumn,
     Columns,
@@ -166,6 +167,29 @@ def encode_columns(
         commit_group=commit_group,
     )
     return batch
+
+
+def cut_front(batch: RecordBatch, offset: int) -> bytearray | memoryview:
+    """The part of a verified batch that begins at `offset`, as a batch of its own.
+
+    It stands for [offset, next_offset) and may be without records. Records keep their offsets and
+    stamps, the batch its leader epoch, commit group and codec. Raises ValueError when nothing of
+    the batch lies at or past `offset`, CorruptBatch.
+    """
+    header = batch.header
+    if offset <= header.base_offset:
+        return batch.stored
+    columns = decode_columns(batch)
+    first = int(np.searchsorted(columns.offsets, offset))
+    raw = encode_columns(
+        columns.part(first, len(columns)),
+        base_offset=offset,
+        last_offset=header.last_offset,
+        leader_epoch=header.leader_epoch,
+        commit_group=header.commit_group,
+    )
+    codec = codec_of(header)
+    return raw if codec is None else compress_batch(raw, codec)
 
 
 def can_share_batch(some: tuple[int, int], others: tuple[int, int]) -> bool:

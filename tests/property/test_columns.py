@@ -13,8 +13,9 @@ from support.values import binary
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import RecordBatch, decode_batch, encode_batch
+from liftlog.records.codecs import codec_named, compress_batch
 from liftlog.records.column_set import concat
-from liftlog.records.columns import can_share_batch, decode_columns, encode_columns
+from liftlog.records.columns import can_share_batch, cut_front, decode_columns, encode_columns
 from liftlog.records.many import can_decode_together, decode_many
 
 BASE_NS = 1_700_000_000_123_456_789
@@ -117,6 +118,28 @@ def test_taking_leaves_the_chosen_records(
     assert copy.header.max_timestamp_ns == max([row[1] for row in expected], default=0)
     # Taken columns are columns like any others.
     assert content(again(decode_columns(copy), below, batch.header.last_offset)) == expected
+
+
+@settings(max_examples=100)
+@given(rows, shape, st.sampled_from(["none", "lz4", "zstd"]), st.data())
+def test_a_batch_cut_in_front_holds_what_is_left(
+    rows: list[Row], shape: dict[str, bool], codec: str, data: st.DataObject
+) -> None:
+    batch = batch_of(rows, **shape)
+    mask = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    if data.draw(st.booleans()):  # compacted, so that records are missing anywhere, or all of them
+        batch = again(decode_columns(batch).take(np.array(mask)), 7, batch.header.last_offset)
+    if (chosen := codec_named(codec)) is not None:
+        batch = decode_batch(compress_batch(bytearray(batch.stored), chosen))
+    offset = data.draw(st.integers(5, batch.header.last_offset))
+    cut = decode_batch(cut_front(batch, offset))
+    header, before = cut.header, batch.header
+    assert content(cut) == [row for row in content(batch) if row[0] >= offset]
+    assert (header.base_offset, header.next_offset) == (max(offset, 7), before.next_offset)
+    assert (header.leader_epoch, header.commit_group) == (before.leader_epoch, before.commit_group)
+    assert header.max_timestamp_ns == max(cut.timestamps_ns(), default=0) or offset <= 7
+    with pytest.raises(ValueError, match="cannot stand for"):
+        cut_front(batch, batch.next_offset)
 
 
 @settings(max_examples=40)

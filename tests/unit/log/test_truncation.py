@@ -455,6 +455,7 @@ def test_batches_that_do_not_continue_the_log_are_refused() -> None:
         (CorruptBatch, raw + b"\0" * 8),
         (CorruptBatch, bytes(flipped)),
         (ValueError, raw[_length(raw) :]),
+        (ValueError, raw + raw),
         (ValueError, batch(1) + batch(3)),
         (ValueError, batch(1, epoch=4) + batch(2, epoch=3)),
         ((UnsupportedFormat, CorruptBatch), bytes(unknown)),
@@ -470,6 +471,34 @@ def test_batches_that_do_not_continue_the_log_are_refused() -> None:
     assert follower.leader_epoch == 5
     with pytest.raises(ValueError, match="epoch 4"):
         follower.append_raw(batch(3, epoch=4))
+
+
+@pytest.mark.parametrize("kept", [[], [3], [2, 3, 9], [1, 5, 6, 10]])
+def test_the_first_batch_may_begin_below_the_log_end(kept: list[int]) -> None:
+    """The leader has put batches together since, and compacted them."""
+    rows = {offset: b"value %d" % offset for offset in range(1, 11)}
+    whole = encode_batch(
+        base_offset=1, leader_epoch=1, commit_group=4, stamps=[(BASE_NS, len(kept))],
+        subjects=[b"orders.new"] * len(kept), values=[rows[offset] for offset in kept],
+        offsets=kept, last_offset=10,
+    )  # fmt: skip
+    behind = encode_batch(
+        base_offset=11, leader_epoch=1, commit_group=4, stamps=[(BASE_NS, 1)],
+        subjects=[b"orders.new"], values=[b"behind"],
+    )  # fmt: skip
+    for end in range(1, 11):
+        fs = SimFileSystem()
+        log = create(fs, config=BIG)
+        for offset in range(1, end):
+            log.append([encode(log, [rows[offset]])])
+        log.append_raw(bytes(whole + behind))
+        log.advance_high_watermark(log.sync())
+        expected = {o: v for o, v in rows.items() if o < end or o in kept} | {11: b"behind"}
+        assert read_all(log) == expected
+        with pytest.raises(ValueError, match="expected 12"):
+            log.append_raw(bytes(behind))
+        again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
+        assert read_all(again) == expected
 
 
 def _length(raw: bytes) -> int:
