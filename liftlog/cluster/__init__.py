@@ -10,4 +10,5 @@ safety follows from epochs and from the rules below.
 
 record        the metadata of one stream
 transitions   every change of a record: from the old one to the new one
+store         what is asked of the store that holds the records
 """

@@ -32,6 +32,12 @@ def to_json(content: dict[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), sort_keys=True)
 
 
+def checkpoint_bytes(kind: str, text: str) -> bytes:
+    """The whole file, for content that is JSON already."""
+    body = text.encode()
+    return b"liftlog %b %d crc32c=%08x\n%b" % (kind.encode(), VERSION, crc32c(body), body)
+
+
 def write_checkpoint_text(
     fs: FileSystem, path: Path, kind: str, text: str, *, copy: Path | None = None
 ) -> None:
@@ -40,14 +46,13 @@ def write_checkpoint_text(
     With `copy`, a file of the same directory gets the same content, before `path` does: both are
     whole on disk before either is renamed, and one fsync of the directory makes both names durable.
     """
-    body = text.encode()
-    head = f"liftlog {kind} {VERSION} crc32c={crc32c(body):08x}\n".encode()
+    raw = checkpoint_bytes(kind, text)
     targets = [path] if copy is None else [copy, path]
     temporaries = [target.with_name(target.name + TEMPORARY_SUFFIX) for target in targets]
     for temporary in temporaries:
         file = fs.open(temporary, create=True)
         try:
-            write_all(file, [head, body], 0)
+            write_all(file, [raw], 0)
             file.fdatasync()
         finally:
             file.close()
@@ -68,19 +73,24 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
     if isinstance(raw, OSError):
         reason = raw.strerror or str(raw)
         raise CorruptMetadata(f"{path.name} cannot be read from the disk: {reason}") from raw
+    return parse_checkpoint(raw, path.name, kind)
+
+
+def parse_checkpoint(raw: bytes, name: str, kind: str) -> dict[str, Any]:
+    """The content of a file that was read. Raises CorruptMetadata, UnsupportedFormat."""
     head, newline, body = raw.partition(b"\n")
     words = head.split()
     if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():
-        raise CorruptMetadata(f"{path.name} is not a liftlog {kind} file")
+        raise CorruptMetadata(f"{name} is not a liftlog {kind} file")
     if words[2] != str(VERSION).encode():
         version = words[2].decode("ascii", "backslashreplace")
-        raise UnsupportedFormat(f"{path.name} has format version {version}, {VERSION} is known")
+        raise UnsupportedFormat(f"{name} has format version {version}, {VERSION} is known")
     if words[3] != f"crc32c={crc32c(body):08x}".encode():
-        raise CorruptMetadata(f"{path.name} is damaged: its checksum does not match")
+        raise CorruptMetadata(f"{name} is damaged: its checksum does not match")
     try:
         content = json.loads(body)
     except ValueError as error:  # a correct checksum over something that is not JSON
-        raise CorruptMetadata(f"{path.name} does not hold JSON") from error
+        raise CorruptMetadata(f"{name} does not hold JSON") from error
     if not isinstance(content, dict):
-        raise CorruptMetadata(f"{path.name} does not hold a JSON object")
+        raise CorruptMetadata(f"{name} does not hold a JSON object")
     return content

@@ -9,6 +9,7 @@ http         probes, the HTTP API
 pull         the pull API's server
 streams      all streams: opened, created, changed; retention, leases
 cleaning     compaction, re-batching and scrubbing, in a process of their own
+replication  the store of the streams' records
 checkpoints  the positions of consumers, in the stream `_offsets`
 commits      one stream: from runs of messages to committed groups
 ingest       from the NATS connection to runs of messages
