@@ -70,6 +70,22 @@ def readable(log: Log) -> Rows:
             offset = reached
 
 
+def is_telling(raw: bytes, page: range) -> bool:
+    """Whether each batch on the page would lose something there that is not zero. A batch that
+    loses only zeros is served as long as it is read around the page, and lost to a recovery."""
+    position = 0
+    while position < len(raw):
+        try:
+            end = position + parse_header(raw, position).length
+        except CorruptBatch:
+            break
+        lost = raw[max(position, page.start) : min(end, page.stop)]
+        if lost and not any(lost):
+            return False
+        position = end
+    return True
+
+
 def offsets_on(raw: bytes, page: range) -> set[int]:
     """Those of the batches of a segment file that lie on these bytes, in part at least."""
     found: set[int] = set()
@@ -135,7 +151,13 @@ class LogModel(RuleBasedStateMachine):
         encoded = compressed(encoded, ("none", "lz4", "zstd")[self.serial % 3])
         for offset, one in found.items():
             self.written.setdefault(offset, []).append(one)
-        self.log.append(encoded)
+        active = self.log.segments[-1].path
+        try:
+            self.log.append(encoded)
+        except StorageError:
+            if self.fs.faults or not self.fs.is_bad(active):
+                raise
+            self.log.append(encoded)  # in another file: the end of that one cannot be written
         self.waiting.update(found)
 
     @rule(group=groups, tick=st.integers(0, 5))

@@ -143,6 +143,12 @@ class Directory:
         return found
 
 
+def page_at(position: int) -> range:
+    """The bytes of the page that `position` lies in."""
+    start = position - position % PAGE
+    return range(start, start + PAGE)
+
+
 def _add_to_digest(found: hashlib.blake2b, directory: Directory, path: str) -> None:
     for name, node in sorted(directory.entries.items()):
         where = f"{path}/{name}"
@@ -417,14 +423,20 @@ class SimFileSystem:
         node.stable = raw
         node.pending.clear()
 
+    def is_bad(self, path: Path) -> bool:
+        """Whether a page of the file is lost."""
+        node = self._node(path)
+        assert isinstance(node, Inode)
+        return bool(node.bad_pages)
+
     def lose_page(self, path: Path, position: int) -> range:
         """From now on the disk does not give the page that `position` lies in."""
         node = self._node(path)
         assert isinstance(node, Inode)
-        start = position - position % PAGE
-        assert start < len(node.data)
+        assert position < len(node.data)
         node.bad_pages.add(position // PAGE)
-        return range(start, min(start + PAGE, len(node.data)))
+        page = page_at(position)
+        return range(page.start, min(page.stop, len(node.data)))
 
     def files(self) -> list[Path]:
         """Every file on the disk."""
