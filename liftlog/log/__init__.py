@@ -42,6 +42,7 @@ from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.inventory import RecoveryReport
 from liftlog.log.log import Log
 from liftlog.log.opening import open_log
+from liftlog.log.reading import Gap
 from liftlog.log.recovery import ActiveState
 from liftlog.log.slices import LogSlice
 
@@ -51,6 +52,7 @@ __all__ = [
     "DataDir",
     "EncodedBatch",
     "FileSystem",
+    "Gap",
     "Log",
     "LogConfig",
     "LogEnvironment",

@@ -24,6 +24,7 @@ from liftlog.log.manifest import (
     epoch_before,
 )
 from liftlog.log.measuring import Extent, RecordCounts, measure
+from liftlog.log.reading import Gap
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
 from liftlog.log.slices import LogSlice
@@ -109,6 +110,11 @@ class Log:
     @property
     def log_start_offset(self) -> int:
         return self._state.view.manifest.log_start_offset
+
+    @property
+    def first_stored_offset(self) -> int:
+        """Where the oldest segment begins, at or below the log start."""
+        return self._state.view.segments[0].base_offset
 
     @property
     def log_end_offset(self) -> int:
@@ -297,6 +303,14 @@ class Log:
         below counts as committed. Raises StorageError, DiskFull."""
         self._writer.skip_to(offset)
 
+    def append_gap(self, next_offset: int, reason: str, *, is_loss: bool) -> None:
+        """Go on at `next_offset`, as the log that this one copies has a gap up to there (`Gap`).
+
+        Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
+        behind the log end, SyncFailed, StorageError, DiskFull.
+        """
+        self._writer.append_gap(next_offset, reason, is_loss=is_loss)
+
     def abandon_tail(self, *, keep_offsets: bool) -> None:
         """After a failed sync: go on in a new segment from the last durable position.
 
@@ -360,6 +374,16 @@ class Log:
         StorageError, DiskFull.
         """
         truncation.truncate_prefix(self._writer, offset)
+
+    def start_over(self, offset: int, *, tombstones_removed_below: int = 0) -> None:
+        """Drop everything and go on, empty, at `offset`, to copy another replica from there.
+
+        That one may have removed tombstones below `tombstones_removed_below`. Durable on return. A
+        stop before that leaves the log as it was. The offsets are assigned again, so it is another
+        lineage; the log has no epoch before the next `begin_epoch` or `append_raw`. Raises
+        StorageError, DiskFull; then nothing changed.
+        """
+        truncation.start_over(self._writer, offset, tombstones_removed_below)
 
     # --- structure: by any thread, beside the writer ---
 
@@ -457,6 +481,17 @@ class Log:
             self._state, offset, max_bytes, None, self.quarantine_damage, stored=True
         )
 
+    def read_replica(self, offset: int, max_bytes: int) -> LogSlice | Gap | None:
+        """What another replica is to append next: whole batches from the one that holds `offset`
+        on, at least one, batches without records too; from the first stored one, which may lie
+        below the log start, to the log end, which may not be committed or durable yet.
+
+        A `Gap` when no batch holds `offset` and none ever will; None at the log end. The slice must
+        be released. Raises OffsetOutOfRange; CorruptRange at damage that is not known yet, which
+        `quarantine_damage` makes a gap; StorageError.
+        """
+        return reading.read_replica(self._state, offset, max_bytes, self.quarantine_damage)
+
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
         """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
         return reading.offset_for_timestamp(self._state, timestamp_ns)
@@ -466,8 +501,9 @@ class Log:
         return is_covered(first_offset, next_offset, self.quarantined)
 
     def quarantine_damage(self, first_offset: int, next_offset: int) -> None:
-        """Verify what is stored of [first_offset, next_offset), up to the high watermark, and
-        quarantine what of it is damaged or cannot be read; durable on return.
+        """Verify what is stored of [first_offset, next_offset), up to the high watermark (of a
+        replica, up to the log end), and quarantine what of it is damaged or cannot be read;
+        durable on return.
 
         Takes as long as reading it; from any thread. Each range that is found is an ERROR in the
         log. Raises StorageError, DiskFull, UnsupportedFormat.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange, SegmentsChanged
 from liftlog.log.environment import LogEnvironment
@@ -16,6 +17,20 @@ from liftlog.log.structure import quarantine
 from liftlog.log.walk import Missing, is_covered, walk
 
 _DAMAGE_WINDOW_BYTES = 256 * 1024
+
+
+class Gap(NamedTuple):
+    """Offsets of which this log has no records, and never will have.
+
+    `is_loss` when acked records may have been in it; else they were only skipped, and readers pass
+    over them silently.
+    """
+
+    first_offset: int
+    next_offset: int
+    reason: str
+    is_loss: bool
+
 
 OnDamage = Callable[[int, int], object]
 
@@ -50,6 +65,50 @@ def read_from(
                     raise
 
 
+def read_replica(
+    state: LogState, offset: int, max_bytes: int, on_damage: OnDamage
+) -> LogSlice | Gap | None:
+    """See `Log.read_replica`."""
+    with storage_errors(f"reading {state.name}"):
+        while True:
+            view = state.written_view
+            start, end = view.segments[0].base_offset, view.committed.offset
+            if not start <= offset <= end:
+                raise OffsetOutOfRange(
+                    f"offset {offset} is outside [{start}, {end}], which stream {state.name} holds",
+                    log_start_offset=start,
+                    log_end_offset=end,
+                )
+            try:
+                found = _next_slice(
+                    view, state.environment, offset, max_bytes, None, with_empty=True
+                )
+            except FileNotFoundError:  # as in `read_from`
+                if view.segments is state.view.segments:
+                    raise
+                continue
+            following = end if found is None else found.first_offset
+            if following > offset:
+                if found is not None:
+                    found.release()
+                return _gap(view.manifest.quarantined, offset, following)
+            if found is not None:
+                found.on_damage = on_damage
+            return found
+
+
+def _gap(ranges: Sequence[QuarantinedRange], offset: int, following: int) -> Gap:
+    """What is known of [offset, following), where no batch lies, or of its beginning."""
+    known = [bad for bad in ranges if bad.next_offset > offset and bad.first_offset < following]
+    known.sort(key=lambda bad: (not bad.is_loss, bad.first_offset))
+    for bad in known:
+        if bad.first_offset <= offset:
+            end = min(bad.next_offset, following)
+            return Gap(offset, end, bad.reason, bad.is_loss)
+        following = min(following, bad.first_offset)  # a loss that begins further on
+    return Gap(offset, following, "no segment holds these offsets", is_loss=True)
+
+
 def _check_bounds(state: LogState, view: ReadView, offset: int) -> None:
     start, end = view.manifest.log_start_offset, state.active.end.offset
     if start <= offset <= max(end, view.committed.offset):
@@ -77,7 +136,8 @@ def offset_for_timestamp(state: LogState, timestamp_ns: int) -> int:
 def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> None:
     """See `Log.quarantine_damage`."""
     with storage_errors(f"examining {state.name}"):
-        view = state.view
+        # Other replicas read what is not committed yet, and find damage there.
+        view = state.written_view if state.config.replicated else state.view
         for segment in view.segments:
             if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
                 continue
@@ -138,6 +198,8 @@ def _next_slice(
     offset: int,
     max_bytes: int,
     max_records: int | None,
+    *,
+    with_empty: bool = False,
 ) -> LogSlice | None:
     committed, segments = view.committed, view.segments
     i = max(bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
@@ -155,6 +217,7 @@ def _next_slice(
                 end=end,
                 max_bytes=max_bytes,
                 max_records=max_records,
+                with_empty=with_empty,
             )
             if found is not None:
                 return found

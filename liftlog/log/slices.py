@@ -110,8 +110,10 @@ def slice_segment(
     end: IndexEntry,
     max_bytes: int,
     max_records: int | None,
+    with_empty: bool = False,
 ) -> LogSlice | None:
-    """The slice that begins with the batch holding `offset` (or what follows it).
+    """The slice that begins with the batch holding `offset` (or what follows it), and that is not
+    a batch without records unless `with_empty`.
 
     `end` is the place that readers may not pass. A slice ends where a leader epoch begins: its
     first batch is compared with the epochs of the manifest, and its receiver compares those behind
@@ -125,10 +127,11 @@ def slice_segment(
         file = pooled.file
         index = view.index_of(segment, file, environment.indexes)
         if not quarantined:
-            found = _find_start(file, index, index.floor(offset), end, offset, epochs)
+            start = index.floor(offset)
+            found = _find_start(file, index, start, end, offset, epochs, with_empty)
         else:
             for start, end in _stretches(index, quarantined, offset, end):  # noqa: B020
-                found = _find_start(file, index, start, end, offset, epochs)
+                found = _find_start(file, index, start, end, offset, epochs, with_empty)
                 if found is not None:
                     break
         if found is None:
@@ -173,6 +176,7 @@ def _find_start(
     end: IndexEntry,
     offset: int,
     epochs: Epochs,
+    with_empty: bool,
 ) -> tuple[int, int, IndexEntry] | None:
     """Position and base offset of the first batch that ends after `offset`, and its end."""
     stepped: list[SteppedOver] = []
@@ -187,7 +191,7 @@ def _find_start(
     )
     for position, header in walk:
         following = header.next_offset
-        if following > offset and header.record_count:
+        if following > offset and (header.record_count or with_empty):
             if stepped:
                 _refuse_damaged(stepped, offset, header.base_offset)
             return position, header.base_offset, IndexEntry(following, position + header.length)

@@ -175,6 +175,15 @@ class LogState:
             active = ActiveSegment(segment, file, SparseIndex(initial_offset))
             return cls(directory, environment, config, manifest, (), active)
 
+    @property
+    def written_view(self) -> ReadView:
+        """The newest view, with all that was written in the place of what is committed. For other
+        replicas, and for what looks after the files; never for consumers. From any thread."""
+        while True:
+            view, active = self.view, self.active
+            if active.segment is view.segments[-1]:  # not so while `begin_segment` replaces both
+                return view._replace(committed=active.end)
+
     # --- the manifest ---
 
     def write_manifest(self, manifest: Manifest) -> None:

@@ -126,6 +126,22 @@ def _cut_file(state: LogState, segment: Segment) -> None:
         logger.warning("file-not-cut path=%s error=%s", segment.path, error)
 
 
+def start_over(writer: LogWriter, offset: int, tombstones_removed_below: int) -> None:
+    """See `Log.start_over`."""
+    state = writer.state
+    with state.lock, storage_errors(f"starting over {state.name}"):
+        writer.begin_lineage(
+            LogEnd(offset, offset, 0),
+            (),
+            log_start_offset=offset,
+            high_watermark=offset,
+            epochs=(),
+            quarantined=(),
+            cleaned_below=0,
+            tombstones_removed_below=tombstones_removed_below,
+        )
+
+
 def truncate_prefix(writer: LogWriter, offset: int) -> None:
     """See `Log.truncate_prefix`."""
     state = writer.state

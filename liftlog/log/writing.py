@@ -5,12 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.environment import EncodedBatch
 from liftlog.log.filesystem import Buffer, storage_errors
-from liftlog.log.manifest import RESERVE_STEP, QuarantinedRange, epochs_below, ranges_below
+from liftlog.log.manifest import (
+    RESERVE_STEP,
+    SKIPPED,
+    QuarantinedRange,
+    epochs_below,
+    ranges_below,
+)
 from liftlog.log.segment import MAX_POSITION, Segment
 from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState
@@ -314,10 +321,32 @@ class LogWriter:
             kept = (*view.segments[:-1], sealed)
         state.begin_segment(kept, base_offset, is_committed=is_committed, quarantined=quarantined)
 
-    def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...]) -> None:
+    def append_gap(self, next_offset: int, reason: str, *, is_loss: bool) -> None:
+        """See `Log.append_gap`."""
+        state = self.state
+        with state.lock, storage_errors(f"noting a gap of {state.name}"):
+            end = state.active.end
+            if next_offset <= end.offset:
+                raise ValueError(f"a gap up to {next_offset}, and the log ends at {end.offset}")
+            self.sync()  # what the manifest lists as sealed is trusted by the next start
+            gap = QuarantinedRange(
+                end.offset,
+                next_offset,
+                state.active.segment.path.name,
+                end.position,
+                end.position,
+                reason if is_loss else SKIPPED,
+            )
+            # One write of the manifest: no start finds the one without the other.
+            quarantined = (*state.view.manifest.quarantined, gap)
+            self._seal_and_begin(end, next_offset, quarantined=quarantined)
+            self._appended.append(state.active.end)
+            self.note_acked(next_offset)
+
+    def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...], **changes: Any) -> None:
         """Go on at `place`, the end of `kept`, as a new lineage: the offsets from there on are
-        assigned again. Everything in `kept` is durable. Under `lock`. Raises OSError; then nothing
-        changed."""
+        assigned again. Everything in `kept` is durable. `changes` are those of the manifest that
+        do not follow from the place. Under `lock`. Raises OSError; then nothing changed."""
         state = self.state
         view, end = state.view, place.offset
         manifest = view.manifest
@@ -325,24 +354,24 @@ class LogWriter:
             # Before the manifest says so: a reader that took a record past `end` after it did could
             # not tell that it is of the old lineage.
             state.move_high_watermark(place)
+        fields = {
+            "generation": manifest.unclaimed_generation,
+            "log_start_offset": min(manifest.log_start_offset, end),
+            "epochs": epochs_below(manifest.epochs, end),
+            "quarantined": ranges_below(manifest.quarantined, end),
+            "cleaned_below": min(manifest.cleaned_below, end),
+            "tombstones_removed_below": min(manifest.tombstones_removed_below, end),
+            "acks_before_sync": False,  # what is left is durable
+        }
         try:
-            state.begin_segment(
-                kept,
-                end,
-                generation=manifest.unclaimed_generation,
-                log_start_offset=min(manifest.log_start_offset, end),
-                epochs=epochs_below(manifest.epochs, end),
-                quarantined=ranges_below(manifest.quarantined, end),
-                cleaned_below=min(manifest.cleaned_below, end),
-                tombstones_removed_below=min(manifest.tombstones_removed_below, end),
-                acks_before_sync=False,  # what is left is durable
-            )
+            state.begin_segment(kept, end, is_committed=not kept, **(fields | changes))
         except BaseException:
             # The old manifest counts, or it is written again before the next append.
             state.move_high_watermark(view.committed)
             raise
-        self._keep_ends(one for one in self._appended if one.offset < end)
-        if state.view.committed.offset < end:
+        high = state.view.committed.offset
+        self._keep_ends(one for one in self._appended if high < one.offset < end)
+        if high < end:
             self._appended.append(state.active.end)
         # The slot names its lineage. A stop before this update leaves an entry of the old one,
         # which the next start ignores. It then judges as after a power cut, which costs nothing:
