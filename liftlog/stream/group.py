@@ -198,12 +198,11 @@ class HeldGroup(NamedTuple):
 
 
 class Released(NamedTuple):
-    """Groups that were held and are committed: the NATS commands that answer everyone who waited
-    for them, and how many messages and records they are about."""
+    """Groups that were held and are committed, and the NATS commands that answer everyone who
+    waited for them."""
 
     answers: bytes
-    received: int
-    records: int
+    groups: list[HeldGroup]
 
 
 def _slice_stamps(stamps: list[tuple[int, int]], lo: int, hi: int) -> list[tuple[int, int]]:

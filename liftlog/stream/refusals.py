@@ -34,6 +34,10 @@ WRONG_STREAM = Refusal("wrong_stream", 400, 10060, "expected stream does not mat
 OVERLOADED = Refusal("overloaded", 429, 10167, "too many requests")
 STORE_FAILED = Refusal("store_failed", 503, 10077, "the message could not be stored")
 DISK_FULL = Refusal("disk_full", 503, 10077, "no space left on the disk of the log")
+NOT_LEADING = Refusal("not_leading", 503, 10008, "another node is to lead this stream")
+NOT_ENOUGH_REPLICAS = Refusal(
+    "not_enough_replicas", 503, 10008, "too few copies of the stream are in sync"
+)
 SHUTTING_DOWN = Refusal("shutting_down", 503, 10077, "the log is shutting down")
 PAUSED = Refusal("paused", 503, 10077, "the stream is paused")
 READ_ONLY = Refusal("read_only", 400, 10109, "the stream is read-only")

@@ -75,6 +75,8 @@ class Sequencer(Tail):
         """Subjects of streams that get messages of their own, by name; this one may be there."""
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Shorter runs are judged one message at a time, which comes to the same."""
+        self.too_few_copies: Refusal | None = None
+        """If set, messages that want an ack of all copies are refused with it."""
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
         """Judge by these settings from the next message on; what was judged stays judged. Call it
@@ -95,10 +97,11 @@ class Sequencer(Tail):
         before = group.size_bytes
         group.received += len(run)
         stamp = self._stamp(now_ns)
-        if not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
+        by_row = self.too_few_copies is not None and (run.has_cookie or any(run.replies))
+        if by_row or not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
             self._ids_seen_ns = stamp if steady_ns is None else steady_ns
             self.dedupe.expire(self._ids_seen_ns)
-            if len(run) < self.columns_from_rows:
+            if by_row or len(run) < self.columns_from_rows:
                 self._judge_rows(group, run, 0, len(run), stamp)
             else:
                 self._judge_columns(group, run, stamp)
@@ -288,6 +291,9 @@ class Sequencer(Tail):
         refusal = why_refused(self.config, control, value, too_large=too_large) or (
             FAST_BATCHES if is_fast_batch else bad_headers or refusal
         )
+        if refusal is None and reply and self.too_few_copies is not None:
+            policy = None if found is None else found[0].ack_policy
+            refusal = self.too_few_copies if policy != "leader" else None
         if refusal is not None:
             self._refuse(group, reply, refusal, echo)
             return

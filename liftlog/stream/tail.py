@@ -117,6 +117,17 @@ class Tail:
         return sum(held.received for held in self._held)
 
     @property
+    def unanswered_messages(self) -> int:
+        """Messages that are judged, out or held."""
+        out = sum(group.received for group in self._out)
+        return self.held_messages + out + self.pending_messages
+
+    @property
+    def untaken_offset(self) -> int:
+        """Where the records begin that no group has taken, or would."""
+        return self._full[0].base_offset if self._full else self._open.base_offset
+
+    @property
     def oldest_out(self) -> CommitGroup | None:
         """Of the groups that are out."""
         return self._out[0] if self._out else None
@@ -193,18 +204,16 @@ class Tail:
         if not held or held[0].next_offset > high_watermark:
             return None
         answers: list[bytes] = []
-        received = records = size_bytes = 0
+        groups: list[HeldGroup] = []
         while held and held[0].next_offset <= high_watermark:
             group = held.popleft()
+            groups.append(group)
             answers.append(group.answers)
             if group.timed_acks is not None:
                 answers.append(ack_commands(group.timed_acks, self._commit_time_ns()))
-            received += group.received
-            records += group.records
-            size_bytes += group.memory_bytes
-        self.held_bytes -= size_bytes
-        self.pending_bytes -= size_bytes
-        return Released(b"".join(answers), received, records)
+            self.held_bytes -= group.memory_bytes
+            self.pending_bytes -= group.memory_bytes
+        return Released(b"".join(answers), groups)
 
     def failed(
         self, group: CommitGroup | None, refusal: Refusal, next_offset: int | None = None

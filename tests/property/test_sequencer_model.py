@@ -231,9 +231,10 @@ class Harness:
             assert released is None
             return
         assert released is not None
-        assert released.received == sum(going)
-        self.answered(released.answers, released.received)
-        assert released.records == len(self.model.records) - before
+        assert [group.received for group in released.groups] == going
+        self.answered(released.answers, sum(going))
+        records = sum(group.records for group in released.groups)
+        assert records == len(self.model.records) - before
 
     def answered(self, sent: bytes, messages: int) -> None:
         assert answers_in(sent) == sorted(self.model.commit(messages), key=repr)
@@ -289,6 +290,7 @@ class Harness:
         out = sum(group.received for group in self.out)
         assert sequencer.pending_messages == waiting - self.held_messages - out
         assert sequencer.held_messages == self.held_messages
+        assert sequencer.unanswered_messages == waiting
         assert sequencer.is_holding == bool(self.held)
         assert sequencer.oldest_out is (self.out[0] if self.out else None)
         assert sequencer.pending_bytes == sum(size for _, size in self.runs)

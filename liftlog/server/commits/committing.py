@@ -1,8 +1,11 @@
 """The commits of one stream: groups that its sequencer has judged are written, synced, answered.
 
-This is how a stream writes what publishers send. At most one group is out at a time; messages that
-arrive meanwhile form the next one. A group is committed inside the event loop while syncs are fast,
+This is how a stream writes what publishers send. At most one group is being written; messages that
+arrive meanwhile form the next one. A group is written inside the event loop while syncs are fast,
 else in a writer thread. With `durability: interval` a flush commits many groups at once.
+
+The gate says when a group that is stored here is committed. With one copy that is at once. With
+several it is *held* until the others have it, and the next group is written meanwhile.
 
 Another way to write a stream, such as appending batches fetched from another node, belongs beside
 this module: it shares the log, its turns and its waiters, but not the sequencer.
@@ -20,6 +23,7 @@ from typing import Protocol
 from liftlog.errors import DiskFull, LiftlogError, SyncFailed
 from liftlog.log import Log
 from liftlog.server.commits.budget import InlineBudget
+from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.group_writing import GroupWriter
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
@@ -28,7 +32,7 @@ from liftlog.server.commits.waiting import OwnRecords, WatermarkWaiters
 from liftlog.server.commits.writer_pool import WriterPool
 from liftlog.settings import StreamSettings
 from liftlog.stream import CommitGroup, Sequencer
-from liftlog.stream.refusals import DISK_FULL, STORE_FAILED
+from liftlog.stream.refusals import DISK_FULL, STORE_FAILED, Refusal
 
 logger = logging.getLogger("liftlog.server.stream")
 
@@ -47,10 +51,10 @@ class CommitResources(Protocol):
 
 class GroupCommits:
     """Belongs to the event loop. `fail` stops the stream: it is called with a reason when the state
-    of the log is unknown.
+    of the log is unknown. `step_down` ends the lead: it is called when followers may hold what is
+    given up here.
 
-    The high watermark moves in `_finish` and `_committed_up_to`, and nowhere else: what is stored
-    here, as the stream's durability says, is committed.
+    The high watermark moves in `_finish` and `commit_up_to`, and nowhere else.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class GroupCommits:
         log: Log,
         sequencer: Sequencer,
         settings: StreamSettings,
+        gate: CommitGate,
         shared: CommitResources,
         *,
         turns: LogTurns,
@@ -66,12 +71,14 @@ class GroupCommits:
         subjects: SubjectUpkeep,
         observed: StreamObservations,
         fail: Callable[[str], None],
+        step_down: Callable[[str], None],
     ) -> None:
         self.flush_is_overdue = False
         """With `durability: interval`: a flush was due while a job was under way."""
         self._log = log
         self._sequencer = sequencer
         self._settings = settings
+        self._gate = gate
         self._shared = shared
         self._turns = turns
         self._waiters = waiters
@@ -79,10 +86,12 @@ class GroupCommits:
         self._subjects = subjects
         self._observed = observed
         self._fail = fail
+        self._step_down = step_down
         self._writer = GroupWriter(log, settings)
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._observed_syncs = log.fsync_count
+        self._held_since = 0.0
 
     # --- one group ---
 
@@ -104,6 +113,7 @@ class GroupCommits:
         if len(group):
             try:
                 self._writer.write(self._writer.encode(group))
+                self._gate.written()
                 # Before the sync, so that after it nothing is left but to send them.
                 self._sequencer.prepare_answers(group)
                 if self._writer.must_sync(self._unsynced + len(group)):
@@ -135,12 +145,20 @@ class GroupCommits:
             partial(self._writer.write, batches),
             self._log.sync if must_sync else None,
             partial(self._written, group),
+            self._appended if self._gate.has_followers else None,
         )
         self._sequencer.prepare_answers(group)  # while the thread writes
 
+    def _appended(self) -> None:
+        if self._sequencer.oldest_out is not None:  # or the lead has ended meanwhile
+            self._gate.written()
+
     def _written(self, group: CommitGroup, error: Exception | None) -> None:
         self._observe_sync()
-        self._finish(group, error)
+        if group is self._sequencer.oldest_out:
+            self._finish(group, error)
+        elif isinstance(error, SyncFailed):  # the lead ended meanwhile: there is no one to answer
+            self._abandon_tail(error, keep_offsets=False)
 
     def _observe_sync(self) -> None:
         """Tell the budget how long the newest sync took; a commit without one says nothing."""
@@ -149,7 +167,7 @@ class GroupCommits:
             self._shared.inline.observe(self._log.last_sync_seconds)
 
     def _finish(self, group: CommitGroup, error: Exception | None) -> None:
-        """Answer everyone who waited for this group."""
+        """Answer everyone who waited for this group, or hold the answers."""
         if error is not None:
             self._take_back(group, error)
             return
@@ -157,7 +175,11 @@ class GroupCommits:
         if interval:
             self._log.note_acked(self._log.log_end_offset)
         else:
-            self._log.advance_high_watermark(self._log.log_end_offset)
+            log = self._log
+            high_watermark = log.commit_up_to(self._gate.local(log.log_end_offset))
+            if group.next_offset > high_watermark or self._sequencer.is_holding:
+                self._hold(group, high_watermark)
+                return
         self._shared.send(self._sequencer.committed(group))
         self._observed.answered(group.received, len(group))
         if interval:
@@ -167,9 +189,33 @@ class GroupCommits:
         self._own_records.committed(group.next_offset)
         self._shared.pending_changed()
 
-    def _committed_up_to(self, offset: int) -> None:
-        self._log.advance_high_watermark(offset)
-        self._waiters.wake(self._log.high_watermark)
+    def _hold(self, group: CommitGroup, high_watermark: int) -> None:
+        """A group is stored here, and not committed or behind one that is not."""
+        if not self._sequencer.is_holding:
+            self._held_since = time.monotonic()
+        self._sequencer.hold(group)
+        self._release(high_watermark)
+
+    def _release(self, high_watermark: int) -> None:
+        """The high watermark is there: tell those who waited for it."""
+        released = self._sequencer.release(high_watermark)
+        if released is not None:
+            self._held_since = time.monotonic()
+            self._shared.send(released.answers)
+            for group in released.groups:
+                self._observed.answered(group.received, group.records)
+            self._shared.pending_changed()
+        self._waiters.wake(high_watermark)
+        self._own_records.committed(high_watermark)
+
+    def commit_up_to(self, offset: int) -> None:
+        """Everything below `offset` is committed, if it is stored here."""
+        self._release(self._log.commit_up_to(offset))
+
+    @property
+    def held_seconds(self) -> float:
+        """For how long nothing was released while a group is held; 0.0 when there is none."""
+        return time.monotonic() - self._held_since if self._sequencer.is_holding else 0.0
 
     # --- a group that failed ---
 
@@ -180,32 +226,25 @@ class GroupCommits:
             # A defect. What it left in the log or in memory is unknown, so nothing more is written.
             self._fail(f"internal error while committing: {error!r}")
             return
-        refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
         logger.error(
             "commit-failed stream=%s records=%d error=%s", self._log.name, len(group or ()), error
         )
         durable_end = self._log.durable_end_offset
         acked_before_sync = self._settings.durability != "fsync"
         if isinstance(error, SyncFailed):
-            # After a failed sync the kernel may drop the pages and report success the next time.
-            # Whatever was not durable is given up, and writing goes on in another file. If acks
-            # have left before the sync, readers and publishers know those offsets: they stay taken,
-            # as a recorded loss. Otherwise no one has seen them, and they are used again.
-            try:
-                self._log.abandon_tail(keep_offsets=acked_before_sync)
-            except LiftlogError as second:
-                self._fail(f"storage failed ({error}) and so did starting a new segment ({second})")
+            # If acks have left before the sync, readers and publishers know those offsets: they
+            # stay taken, as a recorded loss. Otherwise they are used again, unless a follower may
+            # have seen them: then another epoch must come first.
+            if not self._abandon_tail(error, keep_offsets=acked_before_sync):
+                return
+            if self._gate.has_followers:
+                self._step_down(f"a sync failed ({error}) that followers did not wait for")
                 return
         # Any other error came from the append, which has rolled itself back: the log ends where it
         # ended before, and what was written earlier is intact.
-        nacks = self._sequencer.failed(group, refusal, next_offset=self._log.log_end_offset)
+        self._nack(group, error)
         if isinstance(error, SyncFailed) and acked_before_sync:
             self._subjects.lost_from(durable_end)
-        self._observed.failed()
-        self._own_records.failed(error)
-        self._shared.send(nacks)
-        self._shared.pending_changed()
-        self._waiters.wake(self._log.high_watermark)
         if (
             isinstance(error, DiskFull)
             and self._log.leases.may_be_void
@@ -214,18 +253,49 @@ class GroupCommits:
             # Retention must be able to make room.
             self._turns.run_exclusive(partial(self._log.leases.void, "the disk is full"), None)
 
+    def _abandon_tail(self, error: SyncFailed, *, keep_offsets: bool) -> bool:
+        """Whether writing can go on in another file. After a failed sync the kernel may drop the
+        pages and report success the next time: whatever was not durable is given up."""
+        try:
+            self._log.abandon_tail(keep_offsets=keep_offsets)
+        except LiftlogError as second:
+            self._fail(f"storage failed ({error}) and so did starting a new segment ({second})")
+            return False
+        return True
+
+    def _nack(self, group: CommitGroup | None, error: Exception) -> None:
+        sequencer = self._sequencer
+        first = sequencer.untaken_offset if group is None else group.base_offset
+        refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
+        nacks = sequencer.failed(group, refusal, next_offset=self._log.log_end_offset)
+        self._observed.failed(sequencer.held_messages)
+        self._own_records.failed(error, first)
+        self._shared.send(nacks)
+        self._shared.pending_changed()
+        self._waiters.wake(self._log.high_watermark)
+
     def _take_back_waiting(self, error: Exception) -> None:
         """A sync failed that no group waited for. What it should have made durable was acked by
         `durability: interval` or `os`: the hole is recorded as lost, and what waits is nacked."""
         self._take_back(None, error)
 
     def give_up(self, reason: str) -> None:
-        """The stream has failed for good: nack what waits. A group that a thread is writing ends as
-        its write does."""
-        self._observed.failed()
+        """The stream, which has no followers, has failed for good: nack what waits. A group that a
+        thread is writing ends as its write does."""
         out = None if self._turns.is_taken else self._sequencer.oldest_out
-        self._shared.send(self._sequencer.failed(out, STORE_FAILED))
+        nacks = self._sequencer.failed(out, STORE_FAILED)
+        self._observed.failed(self._sequencer.unanswered_messages)
+        self._shared.send(nacks)
         self._own_records.failed(reason)
+        self._shared.pending_changed()
+
+    def step_down(self, refusal: Refusal) -> None:
+        """This stream is not led here any more. What was only judged is nacked. What was written
+        gets no answer: the next leader may commit it, and publishers ask again with their ids."""
+        nacks = self._sequencer.step_down(refusal)
+        self._observed.unanswered()
+        self._shared.send(nacks)
+        self._own_records.failed(refusal.description)
         self._shared.pending_changed()
 
     # --- durability: interval ---
@@ -235,7 +305,7 @@ class GroupCommits:
         if self._log.durable_end_offset == self._log.log_end_offset:
             self._unsynced = 0
             self._stop_flush_timer()
-            self._committed_up_to(self._log.log_end_offset)
+            self.commit_up_to(self._log.log_end_offset)
         elif self._unsynced and self._flush_timer is None and not self.flush_is_overdue:
             loop = asyncio.get_running_loop()
             delay = self._settings.flush.interval_seconds
@@ -266,7 +336,7 @@ class GroupCommits:
             self._take_back_waiting(error)
         else:
             self._unsynced = 0
-            self._committed_up_to(self._log.durable_end_offset)
+            self.commit_up_to(self._log.durable_end_offset)
 
     # --- what the host tells ---
 

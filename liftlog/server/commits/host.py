@@ -17,6 +17,7 @@ from liftlog.errors import DiskFull
 from liftlog.log import Log
 from liftlog.server.commits.committing import CommitResources, GroupCommits
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
+from liftlog.server.commits.gate import CommitGate, LocalGate
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
 from liftlog.server.commits.turns import LogTurns
@@ -25,6 +26,7 @@ from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
 from liftlog.stream import AckSubjects, MessageRun, Sequencer
 from liftlog.stream.refusals import (
+    NOT_LEADING,
     OVERLOADED,
     PAUSED,
     READ_ONLY,
@@ -40,8 +42,6 @@ SYSTEM = "system"
 
 _STALL_SECONDS = 1.0
 """A commit that takes longer no longer keeps the daemon from reading for other streams."""
-_CANCELLED_SECONDS = 10.0
-"""How long a cancelled caller waits for its exclusive call on a disk that stalls."""
 _LOOK_AGAIN_SECONDS = 0.05
 _MAX_POSSIBLE_LOSSES = 100
 
@@ -78,7 +78,9 @@ class StreamHost:
         *,
         origin: str,
         switches: Switches | None = None,
+        gate: CommitGate | None = None,
     ) -> None:
+        """Without a `gate` the only copy is here."""
         self.name = name
         self.settings = settings
         self.log = log
@@ -102,10 +104,12 @@ class StreamHost:
         self._waiters = WatermarkWaiters()
         self.subjects = SubjectUpkeep(log, sequencer, self._waiters)
         self._own_records = OwnRecords(name)
+        self._gate: CommitGate = gate or LocalGate()
         self._commits = GroupCommits(
             log,
             sequencer,
             settings,
+            self._gate,
             committers,
             turns=self.turns,
             waiters=self._waiters,
@@ -113,6 +117,7 @@ class StreamHost:
             subjects=self.subjects,
             observed=self.observed,
             fail=self.fail,
+            step_down=self.step_down,
         )
         self._idle: asyncio.Future[None] | None = None
         self._shown_settings: dict[str, Any] | None = None
@@ -131,6 +136,7 @@ class StreamHost:
                 self._shared.send(self.sequencer.refuse_run(run, OVERLOADED))
                 return
             self.observed.arrived(len(run))
+            self.sequencer.too_few_copies = self._gate.refuses
             self.sequencer.judge(run, self._shared.now_ns(), self._shared.steady_ns())
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self.fail(f"internal error while judging messages: {error!r}")
@@ -157,10 +163,13 @@ class StreamHost:
         self._shared.mark_dirty(self)
 
     def is_crowded(self) -> bool:
-        """Whether half of what may wait for this stream's disk waits, and the disk is not stuck."""
+        """Whether half of what may wait for this stream's disk, and for other nodes to have it,
+        waits, and neither is stuck."""
         if self.sequencer.pending_bytes * 2 < self.settings.max_pending_bytes:
             return False
-        return self.turns.is_taken and self.turns.taken_seconds < _STALL_SECONDS
+        if self.turns.is_taken:
+            return self.turns.taken_seconds < _STALL_SECONDS
+        return self.sequencer.is_holding and self._commits.held_seconds < _STALL_SECONDS
 
     # --- whose turn it is ---
 
@@ -193,12 +202,38 @@ class StreamHost:
         """Stop this stream for good; the others go on.
 
         Everything that was judged is nacked. Some of it may be on disk, but none of it was acked.
+        With followers it is as in `step_down`.
         """
         self.failure = reason
         self._refuse_with = STORE_FAILED
         logger.critical("stream-failed stream=%s reason=%s", self.name, reason)
-        self._commits.give_up(reason)
+        if self._gate.has_followers:
+            self._commits.step_down(STORE_FAILED)
+            self._gate.stepped_down(reason)
+        else:
+            self._commits.give_up(reason)
         self._waiters.end()
+        self._note_idle()
+
+    # --- what the gate says ---
+
+    def commit_up_to(self, offset: int) -> None:
+        """Everything below `offset` is committed, if it is stored here. Never raises."""
+        try:
+            self._commits.commit_up_to(offset)
+        except Exception as error:  # noqa: BLE001  # a supervisor, as above
+            self.fail(f"internal error while committing: {error!r}")
+        if not self.sequencer.is_holding:
+            self._note_idle()
+
+    def step_down(self, reason: str) -> None:
+        """This stream is not led here any more. What was only judged is nacked. What was written
+        and is not committed gets no answer: the next leader may commit it. A write that is under
+        way ends as it does, and is not answered."""
+        logger.warning("stepped-down stream=%s reason=%s", self.name, reason)
+        self._refuse_with = STORE_FAILED if self.failure else NOT_LEADING
+        self._commits.step_down(NOT_LEADING)
+        self._gate.stepped_down(reason)
         self._note_idle()
 
     # --- exclusive calls: log calls that must not run beside a commit ---
@@ -228,26 +263,12 @@ class StreamHost:
         call has ended before this raises, unless the disk stalls.
         """
         try:
-            return await self._uninterrupted(call, then)
+            return await self.turns.uninterrupted(call, then)
         except DiskFull:
             if reserve is None:
                 raise
         async with reserve.lent():
-            return await self._uninterrupted(call, then)
-
-    async def _uninterrupted(self, call: Callable[[], _T], then: Callable[[], None] | None) -> _T:
-        outcome: list[_T] = []
-        future = self.run_exclusive(lambda: outcome.append(call()), then)
-        try:
-            # Cancelling the future would not stop the thread. The caller would go on while its
-            # change is half made, and might begin the next one on top.
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait({future}, timeout=_CANCELLED_SECONDS)
-            if future.done() and not future.cancelled():
-                future.exception()  # or asyncio would report that no one retrieved it
-            raise
-        return outcome[0]
+            return await self.turns.uninterrupted(call, then)
 
     def _after_exclusive(self, error: Exception | None) -> None:
         self._commits.after_exclusive(error)
@@ -348,16 +369,19 @@ class StreamHost:
 
     async def drained(self) -> None:
         """Returns when everything received so far is committed and answered, or has failed."""
-        turns = self.turns
-        while turns.is_taken or (self.sequencer.pending_messages and not self.failure):
+        while not self._is_idle():
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
             self.kick()
-            if turns.is_taken or self.sequencer.pending_messages:
+            if not self._is_idle():
                 await asyncio.wait([self._idle], timeout=_LOOK_AGAIN_SECONDS)
 
+    def _is_idle(self) -> bool:
+        waits = self.sequencer.pending_messages > 0 or self.sequencer.is_holding
+        return not self.turns.is_taken and (not waits or bool(self.failure))
+
     def _note_idle(self) -> None:
-        if self._idle is not None and not self._idle.done() and not self.turns.is_taken:
+        if self._idle is not None and not self._idle.done() and self._is_idle():
             self._idle.set_result(None)
 
     def close(self) -> None:

@@ -50,7 +50,14 @@ class StreamObservations:
             self.ack_seconds.observe(now - since, count)
             messages -= count
 
-    def failed(self) -> None:
-        """A commit failed, and every message that waited was refused."""
+    def failed(self, still_waiting: int = 0) -> None:
+        """A commit failed, and every message that waited was refused, but for the first ones."""
         self.commit_failures += 1
+        arrivals, self._arrivals = self._arrivals, deque()
+        while still_waiting > 0 and arrivals:
+            self._arrivals.append(arrivals.popleft())
+            still_waiting -= self._arrivals[-1][1]
+
+    def unanswered(self) -> None:
+        """No message that waits will be answered."""
         self._arrivals.clear()

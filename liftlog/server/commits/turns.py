@@ -13,12 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from liftlog.errors import StreamUnavailable
 from liftlog.server.commits.writer_pool import CommitJob, WriterPool
 
 logger = logging.getLogger("liftlog.server.stream")
+
+_CANCELLED_SECONDS = 10.0
+"""How long a cancelled caller waits for its exclusive call on a disk that stalls."""
+
+_T = TypeVar("_T")
 
 
 class ExclusiveCall(NamedTuple):
@@ -73,13 +78,17 @@ class LogTurns:
         write: Callable[[], object],
         sync: Callable[[], object] | None,
         done: Callable[[Exception | None], None],
+        written: Callable[[], None] | None = None,
     ) -> None:
         """Have a writer thread write and sync. `done` gets the error, or None, on the loop; after
-        it the next job begins. Call it while no job is under way."""
+        it the next job begins. `written` is called on the loop between write and sync. Call it
+        while no job is under way."""
         self.is_taken = True
         self._taken_since = time.monotonic()
         loop = asyncio.get_running_loop()
-        self._pool.submit(CommitJob(write, sync, partial(_call_loop, loop, self._ended, done)))
+        ended = partial(_call_loop, loop, self._ended, done)
+        told = None if written is None else partial(_call_loop, loop, written)
+        self._pool.submit(CommitJob(write, sync, ended, told))
 
     def _ended(self, done: Callable[[Exception | None], None], error: Exception | None) -> None:
         self.is_taken = False
@@ -99,6 +108,21 @@ class LogTurns:
         self._waiting.append(ExclusiveCall(call, then, future))
         self.begin_exclusive()
         return future
+
+    async def uninterrupted(self, call: Callable[[], _T], then: Callable[[], None] | None) -> _T:
+        """See `StreamHost.exclusively`."""
+        outcome: list[_T] = []
+        future = self.run_exclusive(lambda: outcome.append(call()), then)
+        try:
+            # Cancelling the future would not stop the thread. The caller would go on while its
+            # change is half made, and might begin the next one on top.
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait({future}, timeout=_CANCELLED_SECONDS)
+            if future.done() and not future.cancelled():
+                future.exception()  # or asyncio would report that no one retrieved it
+            raise
+        return outcome[0]
 
     def exclusive_comes_first(self, *, messages_wait: bool) -> bool:
         """Whether an exclusive call comes before the messages. If not, the messages have their turn

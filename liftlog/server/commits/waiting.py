@@ -73,12 +73,15 @@ class OwnRecords:
         while waiting and waiting[0][0] <= next_offset:
             waiting.popleft()[1](None)
 
-    def failed(self, error: Exception | str) -> None:
-        """A group failed. The sequencer takes back everything numbered since the last commit, so
-        every record that waits here has lost its offset."""
-        told, self._waiting = self._waiting, deque()
-        for _, one in told:
-            one(self._told_about(error))
+    def failed(self, error: Exception | str, from_offset: int = 0) -> None:
+        """Everything from `from_offset` on was taken back, so the records there have lost their
+        offsets."""
+        waiting, self._waiting = self._waiting, deque()
+        for next_offset, told in waiting:
+            if next_offset <= from_offset:
+                self._waiting.append((next_offset, told))
+            else:
+                told(self._told_about(error))
 
     def refused(self, refusal: Refusal, told: Told) -> None:
         """The stream accepts no records now."""

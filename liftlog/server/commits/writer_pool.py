@@ -12,12 +12,14 @@ _MAX_JOBS_AT_ONCE = 64
 
 @dataclass(slots=True, eq=False)
 class CommitJob:
-    """`write` and `sync` run in a writer thread, in this order; `done` gets the first error, or
-    None, in that thread. After a failed `write` there is no `sync`."""
+    """`write`, `written` and `sync` run in a writer thread, in this order; `done` gets the first
+    error, or None, in that thread. After a failed `write` there is nothing but `done`. `written`
+    comes when all jobs of a batch have written, and never raises."""
 
     write: Callable[[], object]
     sync: Callable[[], object] | None
     done: Callable[[Exception | None], None]
+    written: Callable[[], object] | None = None
     error: Exception | None = None
 
 
@@ -79,6 +81,9 @@ def _run_batch(batch: list[CommitJob]) -> None:
             job.write()
         except Exception as error:  # noqa: BLE001  # a supervisor: the owner of the job decides
             job.error = error
+    for job in batch:
+        if job.written is not None and job.error is None:
+            job.written()
     for job in batch:
         if job.error is None and job.sync is not None:
             try:

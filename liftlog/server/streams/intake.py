@@ -109,7 +109,8 @@ class Intake:
         return bool(self._crowded) or self._pending_estimate > self._max_pending_bytes
 
     async def wait_until_ready_to_read(self) -> None:
-        """Returns at once unless too much waits for the disk.
+        """Returns at once unless too much waits for the disk. What only waits for other nodes to
+        have it is hardly in memory, and does not count.
 
         Reading stops for all streams, but only while the crowded one makes progress. A stream whose
         disk stalls must not delay the others: beyond its own bound it refuses messages instead.
@@ -117,7 +118,8 @@ class Intake:
         while self.reading_is_held():
             self._crowded = {host for host in self._crowded if host.is_crowded()}
             self._pending_estimate = sum(
-                host.sequencer.pending_bytes for host in self._hosts.values()
+                host.sequencer.pending_bytes - host.sequencer.held_bytes
+                for host in self._hosts.values()
             )
             if not self.reading_is_held():
                 return

@@ -59,6 +59,19 @@ def test_a_failed_group_takes_all_that_waited_along(now: Callable[[float], None]
     assert in_buckets(observed.ack_seconds) == {0.0001: 1}
 
 
+def test_a_failed_group_leaves_those_that_wait_for_followers(now: Callable[[float], None]) -> None:
+    observed = StreamObservations()
+    for count in (2, 1, 4):
+        observed.arrived(count)
+    observed.failed(3)
+    now(2.0)
+    observed.arrived(1)
+    observed.answered(2, 2)
+    observed.answered(1, 1)
+    observed.answered(1, 1)
+    assert in_buckets(observed.ack_seconds) == {2.5: 3, 0.0001: 1}
+
+
 def test_a_group_of_refusals_has_no_records() -> None:
     observed = StreamObservations()
     observed.arrived(3)

@@ -1,0 +1,56 @@
+"""When a group that is stored here counts as committed: with one copy at once, with several when
+the others have it too."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from liftlog.stream.refusals import Refusal
+
+
+class CommitGate(Protocol):
+    """Decides the high watermark of one stream that is led here. Belongs to the event loop.
+
+    The gate may move the high watermark at any other time too: then it calls
+    `StreamHost.commit_up_to`, but never from inside its own methods.
+    """
+
+    has_followers: bool
+    """Others may hold what is written here before it is durable here, and may commit it when this
+    node leads no longer. So a failed sync ends the lead, and what was written gets no answer."""
+
+    @property
+    def refuses(self) -> Refusal | None:
+        """Why messages that want an ack of all copies are not to be stored now: too few copies. The
+        others are stored, and can be read later."""
+        ...
+
+    def written(self) -> None:
+        """Groups were appended; they are about to be synced. Followers may fetch them."""
+        ...
+
+    def local(self, end: int) -> int:
+        """What is below offset `end` is stored here, as the stream's durability says. Returns the
+        high watermark."""
+        ...
+
+    def stepped_down(self, reason: str) -> None:
+        """`StreamHost.step_down` was called, here or after a failed sync: this stream is not led
+        here any more. The gate is not called again."""
+        ...
+
+
+class LocalGate:
+    """The only copy is here: what is stored is committed."""
+
+    has_followers = False
+    refuses: Refusal | None = None
+
+    def written(self) -> None:
+        """No one waits for it."""
+
+    def local(self, end: int) -> int:
+        return end
+
+    def stepped_down(self, reason: str) -> None:
+        """No one else could lead."""
