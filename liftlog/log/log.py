@@ -303,13 +303,21 @@ class Log:
         below counts as committed. Raises StorageError, DiskFull."""
         self._writer.skip_to(offset)
 
-    def append_gap(self, next_offset: int, reason: str, *, is_loss: bool) -> None:
-        """Go on at `next_offset`, as the log that this one copies has a gap up to there (`Gap`).
+    def append_gap(
+        self,
+        next_offset: int,
+        reason: str,
+        *,
+        is_loss: bool,
+        epochs: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Continue at `next_offset`, as the log that this one copies has a gap up to there (`Gap`).
 
+        `epochs` are those of that log that begin in the gap: (leader epoch, first offset).
         Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
         behind the log end, SyncFailed, StorageError, DiskFull.
         """
-        self._writer.append_gap(next_offset, reason, is_loss=is_loss)
+        self._writer.append_gap(next_offset, reason, is_loss=is_loss, epochs=epochs)
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:
         """After a failed sync: go on in a new segment from the last durable position.

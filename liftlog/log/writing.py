@@ -321,13 +321,21 @@ class LogWriter:
             kept = (*view.segments[:-1], sealed)
         state.begin_segment(kept, base_offset, is_committed=is_committed, quarantined=quarantined)
 
-    def append_gap(self, next_offset: int, reason: str, *, is_loss: bool) -> None:
+    def append_gap(
+        self, next_offset: int, reason: str, *, is_loss: bool, epochs: tuple[tuple[int, int], ...]
+    ) -> None:
         """See `Log.append_gap`."""
         state = self.state
         with state.lock, storage_errors(f"noting a gap of {state.name}"):
             end = state.active.end
             if next_offset <= end.offset:
                 raise ValueError(f"a gap up to {next_offset}, and the log ends at {end.offset}")
+            known = epochs_below(state.view.manifest.epochs, end.offset)
+            newest = known[-1][0] if known else 0
+            newer = [one for one in epochs if one[0] > newest and end.offset <= one[1]]
+            if newer:
+                # Before the gap: a stop in between leaves epochs of which there is no record yet.
+                self.note_epochs((*known, *newer))
             self.sync()  # what the manifest lists as sealed is trusted by the next start
             gap = QuarantinedRange(
                 end.offset,

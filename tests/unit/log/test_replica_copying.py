@@ -330,6 +330,32 @@ def test_a_log_can_be_cut_inside_and_before_a_gap() -> None:
         assert (again.log_end_offset, report.incomplete) == (reached, "")
 
 
+def test_the_epochs_of_a_gap_are_known_wherever_the_machine_stops() -> None:
+    fs, log = _log(2, ONE_FILE)
+    end, known = log.log_end_offset, log.epochs
+    in_gap = ((7, end + 1), (9, end + 4))
+    fs.stop_at = fs.operations
+    while True:
+        fs.stop_at += 1
+        copy = fs.power_cut("all")
+        other, _ = reopen(copy, boot="boot-1", config=ONE_FILE)
+        copy.stop_at = copy.operations + fs.stop_at - fs.operations
+        try:
+            other.append_gap(end + 10, "rot", is_loss=True, epochs=(*known, *in_gap))
+        except MachineStopped:
+            again, _ = reopen(copy.power_cut("some"), boot="boot-2", config=ONE_FILE)
+            assert again.log_end_offset in (end, end + 10)
+            if again.log_end_offset == end + 10:
+                assert again.last_epoch == 9
+            else:
+                again.append_gap(end + 10, "rot", is_loss=True, epochs=in_gap)
+                assert again.last_epoch == 9
+            assert again.epochs == (*known, *in_gap)
+        else:
+            assert (other.last_epoch, other.epochs) == (9, (*known, *in_gap))
+            return
+
+
 def test_a_gap_that_cannot_be_noted_changes_nothing() -> None:
     fs, log = _log(2, ONE_FILE)
     end = log.log_end_offset
