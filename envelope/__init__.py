@@ -7,6 +7,7 @@ docs/reference/envelope.md specifies the bytes.
     fields      what each field may hold
     codec       `encode` and `decode`
     liftbridge  the envelope of Liftbridge, which streams can accept too
+    alike       many envelopes of either kind decoded at once
     protobuf    the encoding of its body
 
 Pure; needs only msgpack and crc32c.
@@ -14,7 +15,7 @@ Pure; needs only msgpack and crc32c.
 
 from __future__ import annotations
 
-from . import liftbridge
+from . import alike, liftbridge
 from .codec import decode, encode
 from .fields import ACK_POLICIES, AckPolicy, Envelope
 from .format import COOKIE, VERSION
@@ -32,6 +33,7 @@ __all__ = [
     "VERSION",
     "AckPolicy",
     "Envelope",
+    "alike",
     "decode",
     "encode",
     "liftbridge",

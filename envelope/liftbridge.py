@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import binascii
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -205,6 +205,57 @@ def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> It
                 end,
             )
         )
+
+
+def encode_alike_acks(
+    acks: Sequence[Ack], offsets: Sequence[int], *, commit_timestamp: int
+) -> tuple[int, list[Sequence[bytes]]] | None:
+    """As `encode_acks`, for acks that differ only in the offset, in an ack inbox and a correlation
+    id of one length: the size of each, and columns that are the acks if laid side by side. None
+    if they differ in more."""
+    fields = list(zip(*acks, strict=True))
+    inboxes, correlation_ids = fields[4], fields[5]
+    same = [column for at, column in enumerate(fields) if at not in (4, 5)]
+    if any(column.count(column[0]) != len(acks) for column in same):
+        return None
+    numbers = _varints(offsets)
+    texts = [_equally_long(column) for column in (inboxes, correlation_ids)]
+    if None in texts or len({*map(len, numbers)}) != 1 or 0 in offsets:
+        return None
+    first = acks[0]
+    start = encode_ack(Ack(*first[:3])) + _OFFSET_TAG
+    rest = Ack("", "", "", 0, "", "", first.ack_policy, first.reception_timestamp, commit_timestamp,
+               first.ack_error)  # fmt: skip
+    end = protobuf.encode(rest, _ACK)
+    columns: list[Sequence[bytes]] = [[start] * len(acks), numbers]
+    between = b""
+    for tag, text in zip((_INBOX_TAG, _CORRELATION_TAG), texts, strict=True):
+        if text and text[0]:
+            between += tag + protobuf.varint(len(text[0]))
+            columns += [[between] * len(acks), text]
+            between = b""
+    columns.append([between + end] * len(acks))
+    return sum(len(column[0]) for column in columns), columns
+
+
+def _equally_long(texts: Sequence[str]) -> Sequence[bytes] | None:
+    """Encoded, if they are ASCII without blanks and of one length."""
+    joined = " ".join(texts)
+    size = len(texts[0])
+    if not joined.isascii() or {*map(len, texts)} != {size}:
+        return None
+    encoded = joined.encode().split(b" ")
+    return encoded if len(encoded) == len(texts) else None
+
+
+def _varints(numbers: Sequence[int]) -> list[bytes]:
+    """Of numbers that are mostly close to each other."""
+    highs = {high: protobuf.varint(high) for high in {number >> 7 for number in numbers}}
+    continued = protobuf.CONTINUED
+    return [
+        continued[number & 0x7F] + highs[number >> 7] if number > 0x7F else bytes((number,))
+        for number in numbers
+    ]
 
 
 def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:

@@ -192,7 +192,8 @@ def sized(raw: bytes) -> bytes:
 
 
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
-_CONTINUED = [bytes([0x80 | low]) for low in range(0x80)]
+CONTINUED = [bytes([0x80 | low]) for low in range(0x80)]
+"""The first byte of a varint of several, for each of its lowest seven bits."""
 
 
 def varint(value: int) -> bytes:
@@ -201,8 +202,8 @@ def varint(value: int) -> bytes:
         return _to_varint(value)
     low, middle, high = value & 0x7F, value >> 7 & 0x7F, value >> 14
     if not high:
-        return _CONTINUED[low] + _to_varint(middle)
-    return _CONTINUED[low] + _CONTINUED[middle] + _to_varint(high)
+        return CONTINUED[low] + _to_varint(middle)
+    return CONTINUED[low] + CONTINUED[middle] + _to_varint(high)
 
 
 @lru_cache(maxsize=4096)  # tags, sizes and times recur

@@ -4,7 +4,8 @@ run         messages as they come from NATS
 sequencer   judges, numbers and groups them; then words acks or nacks
 tail        what is judged and not committed: offsets, stamps, ids
 judging     what of a message is judged by itself
-columns, header_columns   the same for a whole run: keys, ids and envelopes as columns
+columns     the same for a whole run, by column; header_columns has the keys and ids of headers,
+            opened the fields of envelopes
 control, enveloped, liftbridge   what headers and envelopes ask for
 dedupe      message ids seen within the window
 subject_sequences   the last offset of each subject

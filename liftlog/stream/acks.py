@@ -13,7 +13,7 @@ from liftlog.stream.refusals import to_json
 
 _WEAVE_FROM = 16
 _COMMAND = b"PUB "
-_NEXT = b"\r\n" + _COMMAND
+_CRLF = b"\r\n"
 
 Answer = tuple[bytes, bytes]
 """(subject, body) of one answer."""
@@ -61,13 +61,27 @@ class AckFormat:
         tails = (self._tail, self._duplicate_tail)
         fixed = len(self._head) + digits
         heads = [b" %d\r\n%b" % (fixed + len(tail), self._head) for tail in tails]
-        nexts = [tail + _NEXT for tail in tails]
-        return _woven(
-            replies,
-            [heads[duplicate] for duplicate in is_duplicate],
-            offsets,
-            [nexts[duplicate] for duplicate in is_duplicate],
+        ends = [tail + _CRLF for tail in tails]
+        return woven(
+            [
+                replies,
+                [heads[duplicate] for duplicate in is_duplicate],
+                _numbers(offsets),
+                [ends[duplicate] for duplicate in is_duplicate],
+            ]
         )
+
+    def repeating(self, answers: Sequence[tuple[bytes, str, int]]) -> bytes:
+        """`PUB` commands for acks that repeat a correlation id: (reply, id, offset) of each."""
+        before = self._tail[:-1] + b',"correlation_id":'
+        form = b"PUB %%b %%d\r\n%b%%d%b%%b}\r\n" % (self._head, before)
+        fixed = len(self._head) + len(before) + 1
+        commands = []
+        for reply, correlation_id, offset in answers:
+            text = json_text(correlation_id).encode()
+            size = fixed + len(str(offset)) + len(text)
+            commands.append(form % (reply, size, offset, text))
+        return b"".join(commands)
 
     def commands(self, replies: Sequence[bytes], first_offset: int) -> bytes:
         """`PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.
@@ -103,7 +117,7 @@ class AckFormat:
         size = len(self._head) + digits + len(self._tail)
         head = b" %d\r\n%b" % (size, self._head)
         numbers = range(start, start + count)
-        return _woven(replies, [head] * count, numbers, [self._tail + _NEXT] * count)
+        return woven([replies, [head] * count, _numbers(numbers), [self._tail + _CRLF] * count])
 
     def _make_form(self, digits: int) -> bytes:
         size = len(self._head) + digits + len(self._tail)
@@ -112,21 +126,19 @@ class AckFormat:
         return form
 
 
-def _woven(
-    replies: Sequence[bytes],
-    heads: Sequence[bytes],
-    numbers: Sequence[int],
-    tails: Sequence[bytes],
-) -> bytes:
-    """Four columns, laid side by side and joined: `PUB` commands, each tail with the start of the
-    next command."""
-    count = len(replies)
-    pieces = [b""] * (4 * count)
-    pieces[0::4] = replies
-    pieces[1::4] = heads
-    pieces[2::4] = (b"%d " * count % tuple(numbers)).split()
-    pieces[3::4] = tails
-    pieces[-1] = tails[-1].removesuffix(_COMMAND)
+def _numbers(numbers: Sequence[int]) -> list[bytes]:
+    return (b"%d " * len(numbers) % tuple(numbers)).split()
+
+
+def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
+    """Many `PUB` commands from columns that are laid side by side and joined: first the subjects,
+    last what ends each command."""
+    width, count = len(columns), len(columns[0])
+    pieces = [b""] * ((width + 1) * count)
+    for at, column in enumerate(columns):
+        pieces[at :: width + 1] = column
+    # The start of each next command is one more column, whose last entry comes to the front.
+    pieces[width :: width + 1] = [_COMMAND] * (count - 1) + [b""]
     return _COMMAND + b"".join(pieces)
 
 

@@ -205,7 +205,7 @@ def message_ids(batch: RecordBatch) -> list[tuple[int, int, bytes]]:
     _, columns, odd = header_columns(blocks)
     if columns is None and not odd:
         return []
-    ids = columns or [None] * len(blocks)
+    ids = list(columns or [None] * len(blocks))
     for row in odd:
         ids[row] = first_value(blocks[row], MESSAGE_ID)
     rows = zip(batch.offsets(), batch.timestamps_ns(), ids, strict=True)

@@ -7,6 +7,8 @@ become headers of the message and mean what they would mean there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import envelope
 from envelope import Envelope
 from liftlog.records.message_headers import build_block, header_lines
@@ -57,6 +59,17 @@ def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
     if not correlation_id:
         return _ONLY_MESSAGE_ID % message_id.encode()
     return _BOTH_IDS % (message_id.encode(), correlation_id.encode())
+
+
+def own_blocks(
+    message_ids: Sequence[bytes] | None, correlation_ids: Sequence[bytes] | None
+) -> list[bytes]:
+    """As `own_block`, for many that bring the same; one column at least is given."""
+    if message_ids is None:
+        return list(map(_ONLY_CORRELATION_ID.__mod__, correlation_ids or ()))
+    if correlation_ids is None:
+        return list(map(_ONLY_MESSAGE_ID.__mod__, message_ids))
+    return list(map(_BOTH_IDS.__mod__, zip(message_ids, correlation_ids, strict=True)))
 
 
 def merge_headers(opened: Envelope, block: bytes) -> bytes:

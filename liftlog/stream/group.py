@@ -60,7 +60,7 @@ class CommitGroup:
         self.ack_replies: list[bytes] = []
         self.has_acks = False
         self.answers: list[bytes] = []
-        self.timed_acks: list[tuple[bytes, Ack, int]] | None = None
+        self.timed_acks: list[tuple[bytes, Ack, int]] = []
         self.waiting: list[tuple[bytes, Echo]] = []
         self.waiting_replies: list[bytes] = []
         self.id_marks: list[bytes] = []
@@ -190,7 +190,7 @@ class HeldGroup(NamedTuple):
 
     next_offset: int
     answers: bytes
-    timed_acks: list[tuple[bytes, Ack, int]] | None
+    timed_acks: list[tuple[bytes, Ack, int]]
     received: int
     records: int
     memory_bytes: int

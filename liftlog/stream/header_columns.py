@@ -1,6 +1,7 @@
-"""Keys and message ids of a whole run, taken from its header blocks by one regular expression.
+"""Keys and message ids of a whole run, taken from its header blocks as columns.
 
-The blocks are joined, each closed by a NUL, and one `split` returns a row of groups for each. A
+Blocks of one length that differ only in the values of their headers are cut at the same places.
+All others are joined, each closed by a NUL, and one `split` returns a row of groups for each. A
 block that the expression does not describe in full is *odd*: its message is judged by itself, by
 `control.parse_control`. Blocks are described if they hold, in any order, at most one `Liftlog-Key`
 or one on each side of the id, at most one `Nats-Msg-Id`, and a few headers that ask nothing of the
@@ -10,9 +11,10 @@ stream. Whatever `parse_control` would have to refuse, or compare with something
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from envelope.alike import rows_by_length, split
 from liftlog.records import message_headers
 from liftlog.records.message_headers import PREAMBLE
 from liftlog.stream.control import MAX_MESSAGE_ID_BYTES
@@ -21,6 +23,8 @@ MAX_BLOCK_BYTES = 4096
 MAX_FOREIGN_LINES = 24
 """In a row. Publishers choose how many lines they send, and each costs a step of the expression."""
 
+_CRLF = b"\r\n"
+_BREAK = re.compile(rb"[\r\n\0]")
 _ODD = b"\n"  # no header block, so the expression finds it odd
 # Names are case-sensitive, as in nats-server: any other line asks nothing of the stream. Lines are
 # matched possessively, so that no input makes the expression go back over them.
@@ -39,8 +43,8 @@ _STRIDE = _GROUPS + 1
 class HeaderColumns(NamedTuple):
     """One entry per block, None for a block without one; or None for a column without any."""
 
-    keys: list[bytes | None] | None
-    message_ids: list[bytes | None] | None
+    keys: Sequence[bytes | None] | None
+    message_ids: Sequence[bytes | None] | None
     odd: list[int]
     """Rows whose blocks have to be looked at one by one, in ascending order."""
 
@@ -48,6 +52,91 @@ class HeaderColumns(NamedTuple):
 def header_columns(blocks: Sequence[bytes]) -> HeaderColumns:
     """What `parse_control` would find in each block. Of odd rows the columns say nothing."""
     count = len(blocks)
+    parts: list[tuple[Sequence[int], HeaderColumns]] = []
+    for rows in rows_by_length(blocks, range(count)):
+        whole = len(rows) == count
+        found = _alike(blocks if whole else [blocks[row] for row in rows])
+        if found is not None:
+            if whole and not found.odd:
+                return found
+            parts.append((rows, found))
+    if not parts:
+        return _by_expression(blocks)
+    left = {*range(count)}
+    for rows, found in parts:
+        odd = {rows[at] for at in found.odd}
+        left.difference_update(rows if not odd else {*rows}.difference(odd))
+    rest = sorted(left)
+    found = _by_expression([blocks[row] for row in rest])
+    parts.append((rest, found))
+    keys = _gathered(count, [(rows, part.keys) for rows, part in parts])
+    message_ids = _gathered(count, [(rows, part.message_ids) for rows, part in parts])
+    return HeaderColumns(keys, message_ids, [rest[at] for at in found.odd])
+
+
+_Column = Sequence[bytes | None] | None
+
+
+def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _Column:
+    """The columns of parts as one; the last part knows the rows that are odd in another."""
+    if all(column is None for _, column in columns):
+        return None
+    whole: list[bytes | None] = [None] * count
+    for rows, column in columns:
+        for row, item in zip(rows, column or [None] * len(rows), strict=True):
+            whole[row] = item
+    return whole
+
+
+def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
+    """Of equally long blocks that are like one of them but for their values; those that are not
+    are odd here. None if few are alike."""
+    example = blocks[len(blocks) // 2]
+    match = _ROW.fullmatch(example + b"\0")
+    if not example or len(example) > MAX_BLOCK_BYTES or match is None or match[_GROUPS] is None:
+        return None if example else HeaderColumns(None, None, [])
+    spans, asks = _values(example, {match.start(group): group for group in (1, 2, 3)})
+    columns, misfits = split(blocks, example, spans)
+    first_key, message_id, second_key = None, None, None
+    for column, group in zip(columns, asks, strict=True):
+        joined = b"\0".join(column)
+        if b"\r" in joined or b"\n" in joined or joined.count(b"\0") >= len(column):
+            misfits.update(row for row, value in enumerate(column) if _BREAK.search(value))
+        if group and (b" " in joined or b"\t" in joined):
+            misfits.update(row for row, value in enumerate(column) if value != value.strip(b" \t"))
+        if group == 1:
+            first_key = column
+        elif group == 2:
+            message_id = column
+        elif group == 3:
+            second_key = column
+    if len(misfits) * 2 > len(blocks):
+        return None
+    return HeaderColumns(first_key or second_key, message_id, sorted(misfits))
+
+
+def _values(block: bytes, groups: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Where the values of the headers lie; and for each the number of its group, if it begins where
+    one does, or 0."""
+    spans, found = [], []
+    pos = len(PREAMBLE) + len(_CRLF)
+    while (end := block.index(_CRLF, pos)) > pos:
+        starts = [start for start in groups if pos < start < end]
+        colon = block.find(b":", pos, end)
+        if starts:
+            spans.append((starts[0], end))
+            found.append(groups[starts[0]])
+        elif colon >= 0:
+            spans.append((colon + 1, end))
+            found.append(0)
+        pos = end + len(_CRLF)
+    return spans, found
+
+
+def _by_expression(blocks: Sequence[bytes]) -> HeaderColumns:
+    count = len(blocks)
+    if not count:
+        return HeaderColumns(None, None, [])
     joined = b"\0".join(blocks) + b"\0"
     if joined.count(b"\0") != count or len(max(blocks, key=len)) > MAX_BLOCK_BYTES:
         joined = b"\0".join(map(_or_odd, blocks)) + b"\0"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from envelope import AckPolicy, Envelope, liftbridge
 from envelope.fields import NO_HEADERS, wrong_id, wrong_key
 from envelope.liftbridge import Ack
-from liftlog.stream.acks import Echo, publish_commands
+from liftlog.stream.acks import Echo, publish_commands, woven
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.refusals import BAD_ENVELOPE, Refusal, refusal_body
 
@@ -75,6 +75,23 @@ def ack_to(
     )  # fmt: skip
 
 
+def acks_to(
+    config: SequencerConfig,
+    subjects: Sequence[str],
+    ack_inboxes: Sequence[str],
+    correlation_ids: Sequence[str],
+    ack_policy: int,
+    stamp: int,
+) -> list[Ack]:
+    """As `ack_to`, for many with one policy."""
+    stream, subject, error = config.stream, config.subject, liftbridge.OK
+    columns = zip(subjects, ack_inboxes, correlation_ids, strict=True)
+    return [
+        _new(Ack, (stream, subject, name, 0, inbox, correlation_id, ack_policy, stamp, 0, error))
+        for name, inbox, correlation_id in columns
+    ]
+
+
 def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
     """A nack in the form that the publisher understands; None: it is told nothing.
 
@@ -90,8 +107,11 @@ def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
 
 def ack_commands(acks: Sequence[tuple[bytes, Ack, int]], now_ns: int) -> bytes:
     """`PUB` commands for acks of what is committed now; the last of each is the offset."""
-    replies = [reply for reply, _, _ in acks]
-    bodies = liftbridge.encode_acks(
-        [(ack, offset) for _, ack, offset in acks], commit_timestamp=now_ns
-    )
+    replies, echoes, offsets = zip(*acks, strict=True)
+    alike = liftbridge.encode_alike_acks(echoes, offsets, commit_timestamp=now_ns)
+    if alike is not None:
+        size, columns = alike
+        line = b" %d\r\n" % size
+        return woven([replies, [line] * len(acks), *columns, [b"\r\n"] * len(acks)])
+    bodies = liftbridge.encode_acks(zip(echoes, offsets, strict=True), commit_timestamp=now_ns)
     return publish_commands(zip(replies, bodies, strict=True))

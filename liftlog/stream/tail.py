@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from envelope.liftbridge import Ack
@@ -164,7 +164,7 @@ class Tail:
         answer everyone who waited for it."""
         answers = self._answers_of_oldest(group)
         self.pending_bytes -= group.memory_bytes
-        if group.timed_acks is not None:
+        if group.timed_acks:
             answers += ack_commands(group.timed_acks, self._commit_time_ns())
         return answers
 
@@ -209,7 +209,7 @@ class Tail:
             group = held.popleft()
             groups.append(group)
             answers.append(group.answers)
-            if group.timed_acks is not None:
+            if group.timed_acks:
                 answers.append(ack_commands(group.timed_acks, self._commit_time_ns()))
             self.held_bytes -= group.memory_bytes
             self.pending_bytes -= group.memory_bytes
@@ -235,7 +235,7 @@ class Tail:
             waiting: list[tuple[bytes, Echo]] = [
                 (reply, None) for reply in chain(lost.ack_replies, lost.waiting_replies) if reply
             ]
-            waiting += [(reply, ack) for reply, ack, _ in lost.timed_acks or ()]
+            waiting += [(reply, ack) for reply, ack, _ in lost.timed_acks]
             for reply, echo in waiting + lost.waiting:
                 body = nack_body(self.config.stream, refusal, echo)
                 if body is not None:
@@ -305,12 +305,7 @@ class Tail:
         replies = part.replies
         if part.echoes is not None:
             group.has_tombstones |= None in part.values
-            replies = list(replies)
-            for row, echo in enumerate(part.echoes):
-                if echo is not None:
-                    if replies[row]:
-                        self._acknowledge(group, replies[row], echo, first + row)
-                    replies[row] = NO_REPLY
+            replies = self._acknowledge_echoes(group, part.echoes, replies, first)
         group.subjects += part.subjects
         group.values += part.values
         group.add_stamp(stamp, count)
@@ -334,6 +329,36 @@ class Tail:
             return part
         return part._replace(replies=[self._checked(reply) for reply in part.replies])
 
+    def _acknowledge_echoes(
+        self,
+        group: CommitGroup,
+        echoes: Sequence[Echo],
+        replies: Sequence[bytes],
+        first_offset: int,
+    ) -> Sequence[bytes]:
+        """Ack the rows that want something repeated; returns the replies without theirs."""
+        kinds = {*map(type, echoes)}
+        if kinds == {type(None)}:
+            return replies
+        if kinds == {Ack} and all(replies):
+            end = first_offset + len(replies)
+            timed = zip(replies, echoes, range(first_offset, end), strict=True)
+            group.timed_acks += timed  # type: ignore[arg-type]  # echoes are all Acks
+            return [NO_REPLY] * len(replies)
+        left = list(replies)
+        named = []
+        for row, echo in enumerate(echoes):
+            if echo is not None:
+                reply, left[row] = left[row], NO_REPLY
+                if reply and isinstance(echo, Ack):
+                    group.timed_acks.append((reply, echo, first_offset + row))
+                elif reply and isinstance(echo, str):
+                    named.append((reply, echo, first_offset + row))
+        if named:
+            group.answers.append(self.format.repeating(named))
+            group.waiting += [(reply, text) for reply, text, _ in named]
+        return left
+
     def _acknowledge(
         self,
         group: CommitGroup,
@@ -345,8 +370,6 @@ class Tail:
     ) -> None:
         """An ack that is not of the common form."""
         if isinstance(echo, Ack):
-            if group.timed_acks is None:
-                group.timed_acks = []
             group.timed_acks.append((reply, echo, offset))
         else:
             body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)

@@ -7,17 +7,24 @@ whole and broken, reply subjects good and bad.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 import envelope
-from envelope import liftbridge
+from envelope import alike, liftbridge
 from envelope.liftbridge import Publish, encode_publish
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.control import NO_CONTROL, parse_control
-from liftlog.stream.header_columns import MAX_BLOCK_BYTES, MAX_FOREIGN_LINES, header_columns
+from liftlog.stream.header_columns import (
+    MAX_BLOCK_BYTES,
+    MAX_FOREIGN_LINES,
+    _by_expression,
+    header_columns,
+)
 from liftlog.stream.refusals import STORE_FAILED
 from liftlog.stream.subject_sequences import SubjectSequences
 
@@ -138,11 +145,56 @@ MESSAGES = st.tuples(
 PLAINER = st.tuples(
     st.just(b"in.a"), GOOD_REPLIES, GOOD_LINES.map(b"NATS/1.0\r\n%b\r\n".__mod__), st.just(b"v")
 )
+WORDS = st.sampled_from(["a", "b", "c", " "])
+
+
+@st.composite
+def alike_runs(draw: st.DrawFn) -> list[tuple[bytes, bytes, bytes, bytes]]:
+    """Envelopes as one publisher sends them, and others between them."""
+    names = draw(st.sets(st.sampled_from(["key", "correlation_id", "message_id", "inbox"])))
+    is_theirs, policy = draw(st.booleans()), draw(st.sampled_from(["leader", "none"]))
+    run = []
+    for _ in range(draw(st.integers(1, 8))):
+        subject, reply, block, payload = draw(MESSAGES)
+        if draw(st.integers(0, 5)):
+            fields: dict[str, Any] = {"value": draw(WORDS).encode()}
+            for name in names - {"inbox"}:
+                fields[name] = draw(WORDS) if name == "key" else draw(WORDS).strip() or "d"
+            if "inbox" in names:
+                fields["ack_subject"] = draw(st.sampled_from(["acks.1", "acks.2", "in.aaa"]))
+            if is_theirs:
+                fields.pop("message_id", None)
+                fields["key"] = fields.get("key", "").encode()
+                fields["ack_inbox"] = fields.pop("ack_subject", "")
+                payload = encode_publish(Publish(**fields))
+            else:
+                payload = envelope.encode(**fields, ack_policy=policy)
+            block = draw(st.sampled_from([b"", b"", b"", block]))
+        run.append((subject, reply, block, payload))
+    return run
+
+
 RUNS = st.lists(st.one_of(PLAINER, PLAINER, MESSAGES), min_size=1, max_size=10)
 STEPS = st.lists(
-    st.one_of(RUNS, RUNS, RUNS, st.integers(0, WINDOW_NS), st.sampled_from(["commit", "fail"])),
+    st.one_of(
+        RUNS,
+        RUNS,
+        RUNS,
+        alike_runs(),
+        alike_runs(),
+        st.integers(0, WINDOW_NS),
+        st.sampled_from(["commit", "fail"]),
+    ),
     max_size=12,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_are_enough() -> Iterator[None]:
+    """Runs that are short enough for Hypothesis take the ways of long ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alike, "MIN_ROWS", 1)
+        yield
 
 
 def sequencer(config: SequencerConfig, max_ids: int, *, columns_from_rows: int) -> Sequencer:
@@ -272,6 +324,32 @@ def test_header_columns_hold_what_each_block_says(blocks: list[bytes]) -> None:
         control = parse_control(blocks[row])
         expected = NO_CONTROL._replace(key=keys[row], message_id=message_ids[row] or b"")
         assert control == expected
+
+
+@st.composite
+def blocks_of_one_form(draw: st.DrawFn) -> list[bytes]:
+    """Of one length mostly, with other bytes here and there."""
+    names = [b"Liftlog-Key", b"Nats-Msg-Id", b"Nats-TTL", b"X", b"Nats-Msg-Ie", b"traceparent"]
+    lines = draw(st.lists(st.sampled_from(names), max_size=3))
+    block = b"".join([b"NATS/1.0\r\n", *(line + b": abcd\r\n" for line in lines), b"\r\n"])
+    blocks = []
+    for _ in range(draw(st.integers(1, 6))):
+        changed = bytearray(block)
+        for place in draw(st.lists(st.integers(0, len(block) - 1), max_size=2)):
+            changed[place] = draw(st.sampled_from(b"abcd: \t\r\n\0\xff"))
+        blocks.append(bytes(changed))
+    return blocks + draw(st.lists(BLOCKS, max_size=2))
+
+
+@settings(max_examples=2000)
+@given(blocks_of_one_form())
+def test_blocks_of_one_form_say_what_the_expression_finds(blocks: list[bytes]) -> None:
+    nothing = [None] * len(blocks)
+    found, wanted = header_columns(blocks), _by_expression(blocks)
+    assert found.odd == wanted.odd
+    for row in set(range(len(blocks))) - set(wanted.odd):
+        assert (found.keys or nothing)[row] == (wanted.keys or nothing)[row]
+        assert (found.message_ids or nothing)[row] == (wanted.message_ids or nothing)[row]
 
 
 def test_ordinary_blocks_are_not_odd() -> None:
