@@ -208,6 +208,21 @@ def test_what_a_publisher_sends_is_alike() -> None:
     assert alike.ours(theirs) is alike.liftbridges(ours) is None
 
 
+def test_a_bad_ack_subject_is_decoded_by_itself() -> None:
+    good = [
+        envelope.encode(b"v", ack_subject=f"_INBOX.{n:03}", correlation_id=f"{n:03}", crc=False)
+        for n in range(20)
+    ]
+    for bad in (b"_INBOX.0.*", b"_INBOX.00.", b"$INBOX.000", b"_INBOX.0 0"):
+        for row in (0, 7, 19):
+            mixed = [*good]
+            mixed[row] = mixed[row].replace(b"_INBOX.%03d" % row, bad)
+            found = alike.ours(mixed)
+            assert found is not None
+            assert set(range(20)) - set(found.rows) == {row}
+            assert envelope.decode(mixed[row]) is None
+
+
 acks = st.builds(
     Ack,
     stream=st.sampled_from(["s", "s", "ü"]),
