@@ -115,6 +115,7 @@ class Manifest:
     cleaned_below: int = 0  # compaction has looked at everything below
     acks_before_sync: bool = False  # acks may have left for what only the page cache held
     generation: int = 0  # of new segment files; truncation raises it, so that no name comes twice
+    replicated: bool = False  # sealed segments, too, may hold what is not committed
     incomplete: str = ""  # why records may be missing that this replica had confirmed
     metadata: dict[str, Any] = field(default_factory=dict)
     sequence: int = 1  # rises with every change; 0 when an older version wrote it
@@ -135,6 +136,14 @@ class Manifest:
         whatever it finds under the name.
         """
         return max(self.generation, *(one.generation for one in self.segments)) + 2
+
+    @property
+    def committed_segments(self) -> tuple[SegmentEntry, ...]:
+        """The sealed segments of which everything is known to be committed."""
+        sealed = self.segments[:-1]
+        if not self.replicated:
+            return sealed
+        return tuple(one for one in sealed if one.next_offset <= self.high_watermark)
 
     def quarantined_in(self, file_name: str) -> list[QuarantinedRange]:
         """The ranges of one segment file."""
@@ -164,6 +173,8 @@ class Manifest:
             ],
             "metadata": self.metadata,
         }
+        if self.replicated:
+            content["replicated"] = True
         if self.incomplete:
             content["incomplete"] = self.incomplete
         # Behind it, by the order of the keys, stand numbers only.
@@ -321,6 +332,7 @@ def _read(fs: FileSystem, directory: Path, name: str) -> Manifest | None:
                 QuarantinedRange(**{name: entry[name] for name in QuarantinedRange.__slots__})
                 for entry in content["quarantined"]
             ),
+            replicated=content.get("replicated", False),
             incomplete=content.get("incomplete", ""),
             metadata=content["metadata"],
             sequence=content.get("sequence", 0),

@@ -547,12 +547,14 @@ class _Opening(Inventory):
         manifest = self.manifest
         epoch = max(manifest.leader_epoch, state.leader_epoch)
         quarantined, epochs = tuple(self.quarantined), manifest.epochs
+        replicated = self.config.replicated
         if self.report.clean:
-            if len(quarantined) > len(manifest.quarantined):  # a sealed file may be missing
-                self.manifest = manifest.with_changes(quarantined=quarantined)
+            settled = replace(manifest, quarantined=quarantined, replicated=replicated)
+            if settled != manifest:  # a sealed file may be missing
+                self.manifest = settled.with_changes()
                 self.manifest.write(self.fs, self.directory)
             return
-        if self.config.replicated:
+        if replicated:
             # The epochs come from the record of the stream, and what is fetched again of the
             # offsets from `end` on is neither damaged nor of an epoch that is known yet.
             epochs = epochs_below(epochs, end)
@@ -570,5 +572,6 @@ class _Opening(Inventory):
             high_watermark=high_watermark,
             reserved_offset=max(manifest.reserved_offset, end + RESERVE_STEP),
             acks_before_sync=False,
+            replicated=replicated,
         )
         self.manifest.write(self.fs, self.directory)

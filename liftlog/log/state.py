@@ -162,6 +162,7 @@ class LogState:
                 high_watermark=initial_offset,
                 segments=(entry,),
                 epochs=((1, initial_offset),),
+                replicated=config.replicated,
                 metadata=metadata,
             )
             segment = Segment(directory, entry, sealed=False)
@@ -260,6 +261,7 @@ class LogState:
         fields = {
             "segments": (*(segment.entry() for segment in kept), entry),
             "high_watermark": view.committed.offset,
+            "replicated": self.config.replicated,
             "reserved_offset": max(manifest.reserved_offset, base_offset + RESERVE_STEP),
         }
         manifest = manifest.with_changes(**(fields | changes))

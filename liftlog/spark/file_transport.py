@@ -53,8 +53,8 @@ class FileTransport:
 
     def state(self) -> StreamState:
         manifest = self._manifest()
-        sealed = _sealed(manifest)
-        end = sealed[-1].next_offset if sealed else manifest.segments[-1].base_offset
+        sealed = manifest.committed_segments
+        end = sealed[-1].next_offset if sealed else manifest.segments[0].base_offset
         return StreamState(
             stream=self._stream,
             identity=manifest.lineage,
@@ -69,7 +69,7 @@ class FileTransport:
     def offset_at(self, timestamp_ns: int) -> int:
         manifest = self._manifest()
         losses = Losses(self._stream, fail=False)
-        for entry in _sealed(manifest):
+        for entry in manifest.committed_segments:
             if entry.max_timestamp_ns < timestamp_ns:
                 continue
             with self._opened(entry) as (file, index):
@@ -92,11 +92,17 @@ class FileTransport:
         """Files cannot be protected. Raises InvalidArgument if there are records, but none that can
         be read from files: an empty result would look like an empty stream."""
         manifest = self._manifest()
-        if _sealed(manifest):
+        if manifest.committed_segments:
             return state
         path = self._directory / manifest.segments[-1].file_name
         with storage_errors(f"looking at {path}"):
             size_bytes = path.stat().st_size if path.exists() else 0
+        if manifest.segments[:-1]:
+            raise InvalidArgument(
+                f"{self._directory} is one of several replicas, and of none of its segments it is "
+                "known here that everything is committed",
+                hint="use server=, or wait until the next segment is full or old enough",
+            )
         if size_bytes:
             raise InvalidArgument(
                 f"{self._directory} has no sealed segment: its only one, of {size_bytes} bytes, is "
@@ -111,7 +117,7 @@ class FileTransport:
     ) -> StreamState:
         segments = [
             Segment(self._directory, entry, sealed=True)
-            for entry in _sealed(self._manifest())
+            for entry in self._manifest().committed_segments
             if entry.next_offset > first_offset and entry.base_offset < end_offset
         ]
         with storage_errors(f"measuring {self._directory}"):
@@ -136,7 +142,8 @@ class FileTransport:
                 losses.removed(reached, following)
                 reached = following
                 continue
-            entry = next((one for one in _sealed(manifest) if one.next_offset > reached), None)
+            sealed = manifest.committed_segments
+            entry = next((one for one in sealed if one.next_offset > reached), None)
             if entry is None or entry.base_offset >= end:
                 _gap(manifest, reached, end, losses)
                 return
@@ -232,15 +239,11 @@ def _whole(segment: Segment) -> IndexEntry:
     return IndexEntry(segment.next_offset, segment.size_bytes)
 
 
-def _sealed(manifest: Manifest) -> tuple[SegmentEntry, ...]:
-    return manifest.segments[:-1]
-
-
 def _files(manifest: Manifest, wanted: ScanRange) -> tuple[str, ...]:
     return tuple(
         [
             entry.file_name
-            for entry in _sealed(manifest)
+            for entry in manifest.committed_segments
             if entry.next_offset > wanted.first_offset and entry.base_offset < wanted.end_offset
         ]
     )

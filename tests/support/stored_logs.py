@@ -22,11 +22,15 @@ STAMP_NS = 1_767_225_600_000_000_000
 class StoredLog:
     """Append batches, then `close` (a clean stop) or `crash` (the process is gone)."""
 
-    def __init__(self, data_dir: Path, *, segment_max_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, data_dir: Path, *, segment_max_bytes: int = 1 << 20, replicated: bool = False
+    ) -> None:
         self.data_dir = data_dir
         self.directory = data_dir / "streams" / STREAM
         self.environment = LogEnvironment.create(OsFileSystem(), SystemClock())
-        self.config = LogConfig(segment_max_bytes=segment_max_bytes, segment_max_age_ns=None)
+        self.config = LogConfig(
+            segment_max_bytes=segment_max_bytes, segment_max_age_ns=None, replicated=replicated
+        )
         self._dir = DataDir(data_dir, self.environment)
         self._dir.open()
         if STREAM in self._dir.stream_names():

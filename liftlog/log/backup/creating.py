@@ -29,7 +29,7 @@ from liftlog.log.backup.source import Source, look, loss_in_words, seal_active
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem
 from liftlog.log.index import index_path
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.manifest import MANIFEST_NAME, QuarantinedRange, SegmentEntry
 from liftlog.log.unreadable import is_unreadable
 from liftlog.log.walk import is_covered
 from liftlog.names import is_stream_name
@@ -200,7 +200,7 @@ class _StreamCopy:
         )
         if active is None:
             return None
-        self._forget_unlisted(manifest)
+        self._forget_unlisted(found)
         unreadable = [
             bad
             for found_bad in self.unreadable.values()
@@ -252,9 +252,9 @@ class _StreamCopy:
             and not is_covered(one.base_offset, one.next_offset, found.manifest.quarantined)
         ]
 
-    def _forget_unlisted(self, manifest: Manifest) -> None:
+    def _forget_unlisted(self, found: Source) -> None:
         """What was copied and then deleted or rewritten by the daemon."""
-        listed = {entry.file_name for entry in manifest.segments[:-1]}
+        listed = {entry.file_name for entry in found.sealed}
         for name in [name for name in self.copied if name not in listed]:
             _, files = self.copied.pop(name)
             self.unreadable.pop(name, None)

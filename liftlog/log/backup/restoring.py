@@ -209,6 +209,7 @@ def _new_epoch(
         manifest,
         leader_epoch=epoch,
         epochs=epochs_from((*before, (epoch, end)), manifest.log_start_offset),
+        incomplete="it was restored from a backup" if manifest.replicated else "",
     )
     manifest.write(fs, directory)
     return manifest

@@ -3,7 +3,8 @@ and deleting.
 
 The end is what was acked when this was read. Of a daemon that runs, or was killed since the last
 boot, the slot says it exactly; of one that was stopped, the clean marker. Otherwise the end is
-not known before a recovery has judged the tail, and there is no backup.
+not known before a recovery has judged the tail, and there is no backup. Of a replica, the end is
+the high watermark as it was last stored: what its slot tells of may never be committed.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
 the manifest: what of the active segment lies below the end is all there, whatever happens since.
@@ -12,6 +13,7 @@ The backup gets that part as a sealed segment.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,10 +72,21 @@ def look(fs: FileSystem, data_dir: Path, name: str, boot_id: str | None = None) 
                 f"how far stream {name} was acked is not known since the machine was restarted",
                 hint="start the daemon once: its recovery settles that",
             )
-        end = max(end, manifest.segments[-1].base_offset)
+        if manifest.replicated:
+            manifest = _up_to(manifest, end)
+        else:
+            end = max(end, manifest.segments[-1].base_offset)
         if manifest.log_start_offset <= end:
             return Source(manifest, end)
     raise StreamUnavailable(f"stream {name} changes faster than it can be looked at")
+
+
+def _up_to(manifest: Manifest, end: int) -> Manifest:
+    """Without the segments that begin at or past `end`; the last one is handled like an active
+    one, of which only a part may be committed."""
+    segments = manifest.segments
+    count = max(bisect_left(segments, end, key=lambda one: one.base_offset), 1)
+    return replace(manifest, segments=segments[:count])
 
 
 def _has_data(fs: FileSystem, directory: Path) -> bool:
@@ -89,7 +102,13 @@ def _end(
     """Everything below was acked, and nothing at or above it; None when that is not known."""
     if not manifest.segments:
         return None
-    clean = read_known_states(fs, data_dir, name).clean
+    states = read_known_states(fs, data_dir, name)
+    if manifest.replicated:
+        # What this replica has acked to others need not be committed.
+        active = manifest.segments[-1]
+        known = [one.high_watermark for one in states.of(manifest.incarnation, active)]
+        return max([manifest.high_watermark, *known])
+    clean = states.clean
     if clean is not None and clean.is_of(manifest.incarnation, manifest.segments[-1]):
         # A hole behind the last record, where more was acked than is left, is in the manifest.
         return max(clean.next_offset, manifest.high_watermark)

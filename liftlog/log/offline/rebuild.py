@@ -117,6 +117,7 @@ def rebuild_manifest(
         high_watermark=start,
         quarantined=tuple(lost),
         tombstones_removed_below=max(compacted, default=0),
+        replicated=metadata.get("settings", {}).get("replicas", 1) > 1,
         acks_before_sync=True,  # unknown, so no offset that may be acked is assigned again
         metadata=dict(metadata),
     )

@@ -78,6 +78,8 @@ class Repair:
         if found:
             steps += map(_quarantine_step, found)
             manifest = manifest.with_changes(quarantined=merged(manifest.quarantined, found))
+        if rebuilt or (found and manifest.replicated):
+            manifest = manifest.with_changes(incomplete="it was repaired")
         if found or rebuilt or problems:
             manifest.write(fs, self.directory)
         # An unclean stop alone needs no repair: the daemon recovers when it starts.
@@ -135,7 +137,7 @@ class Repair:
             log, report = open_log(
                 self.directory,
                 environment,
-                LogConfig(segment_max_age_ns=None),
+                LogConfig(segment_max_age_ns=None, replicated=manifest.replicated),
                 clean=self.states.clean,
                 recovery_point=self.states.recovery_point,
                 boot_id=self.boot_id,
