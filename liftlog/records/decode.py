@@ -189,10 +189,24 @@ class RecordBatch:
 
     def values(self) -> list[bytes | None]:
         """The payloads as bytes; None for a tombstone."""
-        column = (self._located or self._locate()).values
-        if self.header.attributes & TOMBSTONES:
-            return self._nullable(column)
-        return self._binary(column)  # type: ignore[return-value]  # list is invariant
+        view, header = self._view, self.header
+        found = self._located
+        if found is None:
+            found = self._located = find_layout(view, header)
+        if header.attributes & TOMBSTONES:
+            return self._nullable(found.values)
+        count = header.record_count
+        if count <= FEW and self._hi - self._lo == count:
+            # As `_binary` would do it. Synchronous publishers leave such batches, and there each
+            # call costs as much as copying a value.
+            position, _, data = found.values
+            ends = FEW_ENDS[count].unpack_from(view, position)
+            raw = view[data : data + ends[count]].tobytes()
+            if count == 1:
+                return [raw]
+            ascending([*ends])
+            return [raw[a:b] for a, b in pairwise(ends)]
+        return self._binary(found.values)  # type: ignore[return-value]  # list is invariant
 
     def value_column(self) -> tuple[memoryview, list[int]]:
         """The value column itself: its bytes, and the `len + 1` places in them
@@ -300,9 +314,6 @@ class RecordBatch:
             if first:
                 data += first
                 ends = [end - first for end in ends]
-        elif count == 1:
-            _, size = FEW_ENDS[1].unpack_from(view, column.ends)
-            return [view[data : data + size].tobytes()]
         elif count <= FEW:
             ends = ends_of(view, column, count)
         else:

@@ -77,8 +77,8 @@ class Words(Protocol[N]):
 
 _SIZE = struct.Struct("<i")
 _COLUMNS = KNOWN_ATTRIBUTES & ~CODEC_MASK
-_DICTIONARY = struct.Struct("<2q")
-"""The number of entries, the reserved field, and the first two offsets."""
+_read_dictionary = struct.Struct("<2q").unpack_from
+"""The number of entries with the reserved field above it, and the first two offsets."""
 
 PROBLEMS = (
     "the subject dictionary does not fit the batch",
@@ -137,13 +137,14 @@ def _binary(words: Words[N], at: N, count: N, has_bitmap: int) -> tuple[Binary[N
     return _new(Binary, (at, bitmap, data)), end, words[place] | (size < 0)
 
 
-_MOST_KNOWN = 1024
-_known: dict[tuple[int, tuple[int, int]], Layout[int]] = {}
-"""Layouts of batches with few records, one subject and no optional column, found before.
+_MOST_KNOWN = 128
+_known: list[dict[int, tuple[Layout[int], Any, int, int]]] = [{} for _ in range(FEW + 1)]
+"""For each count of records: layouts of batches with one subject and no optional column, found
+before; with what reads the offsets of the values, and where these and the data lie.
 
 A publisher that waits for each ack writes such batches, and to walk one takes longer than to read
-its value. The key is the number of records and the beginning of the dictionary. Nothing else moves
-a column of such a batch: only the end of the values differs.
+its value. The key is both offsets of the dictionary in one number. Nothing else moves a column of
+such a batch: only the end of the values differs.
 """
 
 
@@ -151,17 +152,18 @@ def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
     """Where the columns of one batch lie. Raises CorruptBatch."""
     attributes, count = header.attributes, header.record_count
     is_plain = count <= FEW and not attributes & _COLUMNS
+    subject = 0
     try:
         if is_plain:
-            key = (count, _DICTIONARY.unpack_from(view, HEADER_SIZE))
-            known = _known.get(key)
+            entries, subject = _read_dictionary(view, HEADER_SIZE)
+            known = _known[count].get(subject) if entries == 1 else None
             if known is not None:
-                position, _, data = known.values
-                ends = FEW_ENDS[count].unpack_from(view, position)
-                size = ends[-1]
+                layout, read_ends, position, data = known
+                ends = read_ends(view, position)
+                size = ends[count]
                 # This is all that `walk` would check. If it fails, `walk` says why.
-                if not ends[0] and size >= 0 and data + (size + 7 & ~7) == len(view):
-                    return known
+                if size >= 0 and data + (size + 7 & ~7) == len(view) and not ends[0]:
+                    return layout
         found, end, wrong, unclear, past_end = walk(view.cast("i"), attributes, count, HEADER_SIZE)
     except (IndexError, struct.error) as error:
         raise CorruptBatch(PROBLEMS[-1]) from error
@@ -170,9 +172,10 @@ def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
     if end != len(view):
         raise CorruptBatch(f"the columns end at {end}, the batch at {len(view)}")
     if is_plain and found.entries == 1:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[key] = found
+        if len(_known[count]) >= _MOST_KNOWN:
+            _known[count].clear()
+        position, _, data = found.values
+        _known[count][subject] = found, FEW_ENDS[count].unpack_from, position, data
     return found
 
 

@@ -239,15 +239,16 @@ class ManyBatches:
         """The items of a binary column, `counts[i]` in each batch; empty where it is lacking."""
         # The first offset of each batch, 0, is where the previous one ended, so the ends suffice.
         stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
-        ends = np.empty(int(counts.sum()) + 1, np.int32)
+        following = np.cumsum(counts)
+        ends = np.empty(int(following[-1]) + 1, np.int32)
         ends[0] = 0
-        sizes = np.zeros(len(counts), np.int64)
         if present is None:
             ends[1:] = stops
-            sizes[:] = stops[np.cumsum(counts) - 1]
+            sizes = stops[following - 1].astype(np.int64)
         else:
-            ends[:] = 0
+            ends[1:] = 0
             ends[1:][np.repeat(present, counts)] = stops
+            sizes = np.zeros(len(counts), np.int64)
             sizes[present] = stops[np.cumsum(counts[present]) - 1]
         if len(counts) > 1:
             before = np.cumsum(sizes) - sizes

@@ -148,20 +148,21 @@ def _positions_one_by_one(batches: Sequence[RecordBatch]) -> Positions:
 
 def _row_of(header: BatchHeader, layout: Layout[int]) -> tuple[int, ...]:
     """What Positions holds of one batch."""
+    offset_deltas, time_deltas, entries, dictionary, ids, keys, headers, values = layout
     return (
         header.attributes,
         header.record_count,
         header.base_offset,
         header.last_offset_delta,
         header.base_timestamp_ns,
-        layout.offset_deltas,
-        layout.time_deltas,
-        layout.entries,
-        layout.ids,
-        *layout.dictionary,
-        *(layout.keys or _NOTHING),
-        *(layout.headers or _NOTHING),
-        *layout.values,
+        offset_deltas,
+        time_deltas,
+        entries,
+        ids,
+        *dictionary,
+        *(keys or _NOTHING),
+        *(headers or _NOTHING),
+        *values,
     )
 
 
