@@ -7,7 +7,7 @@ out. Judging runs ahead of the disk on the speculative tail of `Tail`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, compress, repeat
 from operator import not_, sub
 
 from acl.subjects import matches
@@ -360,15 +360,22 @@ class Sequencer(Tail):
         self.refused[refusal.reason] += len(run)
         if self.config.acks == "off":
             return b""
-        if run.headers is None and not run.has_cookie:
-            if self.config.acks != "on":
-                return b""
-            body = refusal_body(self.config.stream, refusal)
-            replies = filter(None, map(self._checked, run.replies))
-            return publish_commands([(reply, body) for reply in replies])
-        headers = run.headers or [b""] * len(run)
-        rows = zip(run.subjects, run.replies, headers, run.payloads, strict=True)
-        return publish_commands([answer for row in rows for answer in self._nack(refusal, *row)])
+        columns, odd = columns_of(self.config, run, self.last_timestamp_ns)
+        body = refusal_body(self.config.stream, refusal)
+        answers: list[Answer] = []
+        at = 0
+        for row in [*odd, len(run)]:
+            part = self._with_checked_replies(columns.part(at, row))
+            for reply, echo in zip(part.replies, part.echoes or repeat(None), strict=False):
+                told = body if echo is None else nack_body(self.config.stream, refusal, echo)
+                if reply and told is not None:
+                    answers.append((reply, told))
+            if row < len(run):
+                block = b"" if run.headers is None else run.headers[row]
+                message = run.subjects[row], run.replies[row], block, run.payloads[row]
+                answers += self._nack(refusal, *message)
+            at = row + 1
+        return publish_commands(answers)
 
     def _nack(
         self, refusal: Refusal, subject: bytes, reply: bytes, block: bytes, payload: bytes

@@ -18,6 +18,7 @@ import envelope
 from envelope import alike, liftbridge
 from envelope.liftbridge import Publish, encode_publish
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream.acks import published
 from liftlog.stream.control import NO_CONTROL, parse_control
 from liftlog.stream.header_columns import (
     MAX_BLOCK_BYTES,
@@ -311,6 +312,41 @@ def test_columns_come_to_the_same_as_single_messages(
             by_column.judge(run, now)
             one_by_one.judge(run, now)
         assert state_of(by_column) == state_of(one_by_one)
+
+
+@settings(max_examples=500)
+@given(
+    st.one_of(RUNS, alike_runs()),
+    st.sampled_from(["on", "on", "off", "envelope"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_run_is_refused_as_each_of_its_messages(
+    rows: list[tuple[bytes, bytes, bytes, bytes]],
+    acks: str,
+    recognise_envelopes: bool,
+    recognise_liftbridge: bool,
+) -> None:
+    config = SequencerConfig(
+        "s",
+        acks=acks,
+        max_message_bytes=MAX_MESSAGE_BYTES,
+        recognise_envelopes=recognise_envelopes,
+        recognise_liftbridge=recognise_liftbridge,
+        subject="in.>",
+    )
+    by_column = sequencer(config, 10, columns_from_rows=1)
+    one_by_one = sequencer(config, 10, columns_from_rows=1)
+    subjects, replies, blocks, payloads = (list(column) for column in zip(*rows, strict=True))
+    run = MessageRun(subjects, replies, payloads, blocks if any(blocks) else None)
+    sent = by_column.refuse_run(run, STORE_FAILED)
+    wanted = []
+    if acks != "off":
+        for subject, reply, block, payload in rows:
+            wanted += one_by_one._nack(STORE_FAILED, subject, reply, block, payload)
+    assert list(published(sent)) == wanted
+    assert by_column.refused[STORE_FAILED.reason] == len(rows)
+    assert by_column.acks_suppressed == one_by_one.acks_suppressed
 
 
 @settings(max_examples=1000)
