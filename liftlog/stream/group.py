@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -125,7 +127,8 @@ class CommitGroup:
             self.pad_headers()
         if self.keys is not None:
             self.pad_keys()
-        if count <= max_records and self.size_bytes <= max_bytes:
+        overhead = _BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES * count
+        if count <= max_records and self.size_bytes + overhead <= max_bytes:
             encoded = self._encode_range(0, count, leader_epoch, commit_group)
             if len(encoded[0]) <= max_bytes or count == 1:
                 return [encoded]
@@ -157,8 +160,8 @@ class CommitGroup:
             stamps=stamps,
             subjects=self.subjects if whole else self.subjects[lo:hi],
             values=self.values if whole else self.values[lo:hi],
-            keys=self.keys[lo:hi] if self.keys is not None else None,
-            headers=self.headers[lo:hi] if self.headers is not None else None,
+            keys=self.keys if whole or self.keys is None else self.keys[lo:hi],
+            headers=self.headers if whole or self.headers is None else self.headers[lo:hi],
             has_tombstones=self.has_tombstones,
         )
         first = stamps[0][0]
@@ -167,22 +170,26 @@ class CommitGroup:
 
     def _split(self, max_records: int, max_bytes: int) -> list[tuple[int, int]]:
         """Where to cut so that no batch passes the limits, unless a single record does."""
-        sizes = [len(value or b"") + _RECORD_OVERHEAD_BYTES for value in self.values]
-        for column in (self.headers, self.keys):
-            if column is not None:
-                sizes = [size + len(item or b"") for size, item in zip(sizes, column, strict=True)]
-        bounds = []
-        lo = 0
-        ends = list(accumulate(sizes))
+        columns = [
+            column for column in (self.values, self.headers, self.keys) if column is not None
+        ]
+        sizes = map(sum, zip(*map(_lengths, columns), strict=True))
+        ends = list(accumulate(map(_RECORD_OVERHEAD_BYTES.__add__, sizes)))
         capacity = max_bytes - _BATCH_OVERHEAD_BYTES
-        budget = capacity
-        for i, end in enumerate(ends):
-            if i > lo and (end > budget or i - lo >= max_records):
-                bounds.append((lo, i))
-                lo = i
-                budget = ends[i - 1] + capacity
-        bounds.append((lo, len(sizes)))
+        bounds = []
+        lo = before = 0
+        while lo < len(ends):
+            most = min(len(ends), lo + max_records)
+            hi = max(bisect_right(ends, before + capacity, lo, most), lo + 1)
+            bounds.append((lo, hi))
+            lo, before = hi, ends[hi - 1]
         return bounds
+
+
+def _lengths(column: Sequence[bytes | None]) -> Iterable[int]:
+    if None in column:
+        return [len(item or b"") for item in column]
+    return map(len, column)  # type: ignore[arg-type]  # no None
 
 
 class HeldGroup(NamedTuple):

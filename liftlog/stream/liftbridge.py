@@ -6,6 +6,7 @@ commit, so it is worded when the commit is known, not before.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from envelope import AckPolicy, Envelope, liftbridge
@@ -108,10 +109,24 @@ def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
 def ack_commands(acks: Sequence[tuple[bytes, Ack, int]], now_ns: int) -> bytes:
     """`PUB` commands for acks of what is committed now; the last of each is the offset."""
     replies, echoes, offsets = zip(*acks, strict=True)
-    alike = liftbridge.encode_alike_acks(echoes, offsets, commit_timestamp=now_ns)
+    # Those of one run were received at one time, and are alike but for that.
+    received = [ack.reception_timestamp for ack in echoes]
+    commands, start = [], 0
+    while start < len(acks):
+        end = bisect_right(received, received[start], start + 1)
+        part = slice(start, end)
+        commands.append(_commands(replies[part], echoes[part], offsets[part], now_ns))
+        start = end
+    return b"".join(commands)
+
+
+def _commands(
+    replies: Sequence[bytes], acks: Sequence[Ack], offsets: Sequence[int], now_ns: int
+) -> bytes:
+    alike = liftbridge.encode_alike_acks(acks, offsets, commit_timestamp=now_ns)
     if alike is not None:
         size, columns = alike
         line = b" %d\r\n" % size
         return woven([replies, [line] * len(acks), *columns, [b"\r\n"] * len(acks)])
-    bodies = liftbridge.encode_acks(zip(echoes, offsets, strict=True), commit_timestamp=now_ns)
+    bodies = liftbridge.encode_acks(zip(acks, offsets, strict=True), commit_timestamp=now_ns)
     return publish_commands(zip(replies, bodies, strict=True))

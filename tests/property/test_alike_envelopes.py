@@ -14,6 +14,8 @@ import envelope
 from envelope import alike, liftbridge
 from envelope.alike import Alike
 from envelope.liftbridge import Ack, Publish
+from liftlog.stream.acks import publish_commands
+from liftlog.stream.liftbridge import ack_commands
 
 LETTERS = st.sampled_from(["a", "b", "-", " ", "\x00", "\x7f", ".", "*", "$", "ü"])
 WORDS = st.one_of(st.text("abc-", min_size=3, max_size=3), st.text(LETTERS, min_size=3, max_size=3))
@@ -262,3 +264,18 @@ def test_acks_that_are_alike(many: list[Ack], first_offset: int, same: bool) -> 
         odd = "".join(ack.ack_inbox + ack.correlation_id for ack in many)
         lengths = {(len(a.ack_inbox), len(a.correlation_id)) for a in many}
         assert " " in odd or not odd.isascii() or len(lengths) > 1 or first_offset != 1
+
+
+@settings(max_examples=500)
+@given(st.lists(acks, min_size=1, max_size=12), st.sampled_from([1, 120, 16_380]))
+def test_acks_of_a_group_are_worded_as_one_by_one(many: list[Ack], first_offset: int) -> None:
+    waiting = [
+        (ack.ack_inbox.encode() or b"_INBOX.x", ack, first_offset + 2 * at)
+        for at, ack in enumerate(many)
+    ]
+    wanted = [
+        (reply, liftbridge.encode_ack(ack._replace(offset=offset, commit_timestamp=9)))
+        for reply, ack, offset in waiting
+    ]
+    sent = ack_commands(waiting, 9)
+    assert sent == publish_commands(wanted)

@@ -133,6 +133,31 @@ def _kind_rows() -> tuple[Row, ...]:
     return tuple(rows)
 
 
+WAYS = {
+    "values": "values by batch",
+    "columns": "values, keys and header blocks by batch",
+    "records": "one record at a time",
+    "arrow": "as Arrow",
+}
+"""Ways to read."""
+READ_KINDS = ("plain", "key", "key+id")
+
+
+def kind_series(kind: str, way: str) -> str:
+    """Records per second."""
+    return f"read-{way}-{kind}"
+
+
+def _read_rows() -> tuple[Row, ...]:
+    rows = []
+    for kind, (must, reach) in {"key": (0.6, 0.8), "key+id": (0.5, 0.7)}.items():
+        for way, how in WAYS.items():
+            over, under = (LIFTLOG, kind_series(kind, way)), (LIFTLOG, kind_series("plain", way))
+            title = f"read 256 B with {_BESIDE_PLAIN[kind][0]}, {how} / plain"
+            rows.append(_ratio(f"read-{way}-{kind}-vs-plain", title, over, under, must, reach))
+    return tuple(rows)
+
+
 def spread(measured: Measurements, who: str) -> float:
     """Worst / best."""
     medians = [measured.median((who, load)) for load in SPREAD]
@@ -236,6 +261,7 @@ ROWS = (
         2,
         5,
     ),
+    *_read_rows(),
     Row(
         "flood",
         "un-acked flood of 128 B, nothing lost, memory within the bound",

@@ -17,7 +17,7 @@ from typing import Any
 from support.repository import REPOSITORY
 
 from . import behaviour, cleaning, consuming, deciding, operating, publishing, reading, report
-from .figures import LOADS, ROWS, Measurements, Row
+from .figures import LOADS, READ_KINDS, ROWS, WAYS, Measurements, Row, kind_series
 from .fsyncs import can_trace
 from .processes import WorkerFailed, is_real_disk
 from .progress import Progress
@@ -99,6 +99,13 @@ def measure(
     if contents:
         share = 0.25 if options.quick else 1.0
         reading.measure(contents, directory, measured, progress, rounds=options.rounds, share=share)
+    series = {what for who, what in wanted if who == LIFTLOG}
+    kinds = series & {kind_series(kind, way) for kind in READ_KINDS for way in WAYS}
+    if kinds:
+        share = 0.25 if options.quick else 1.0
+        reading.measure_kinds(
+            kinds, directory, measured, progress, rounds=options.rounds, share=share
+        )
     if (everything or "flood" in options.only) and DEFAULT in options.systems:
         behaviour.flood_jetstream(directory, measured, progress)
     if (LIFTLOG, "flood-500000") in wanted:

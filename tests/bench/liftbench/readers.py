@@ -48,6 +48,60 @@ def read_liftlog(spec: dict[str, Any]) -> Iterator[Pass]:
             yield records, value_bytes, time.perf_counter() - started
 
 
+def read_ways(spec: dict[str, Any]) -> Iterator[Pass]:
+    """A stream whose records may have keys and headers, in the way that `way` names."""
+    from liftlog.client import connect_sync
+
+    with closing(connect_sync(spec["address"])) as client:
+        for _ in range(spec["passes"]):
+            started = time.perf_counter()
+            records, value_bytes = _WAYS[spec["way"]](client, spec["stream"])
+            yield records, value_bytes, time.perf_counter() - started
+
+
+def _values(client: Any, stream: str) -> tuple[int, int]:
+    records = value_bytes = 0
+    for batch in client.read_batches(stream, start="earliest", until="end"):
+        records += len(batch)
+        value_bytes += sum(map(len, batch.values()))
+    return records, value_bytes
+
+
+def _columns(client: Any, stream: str) -> tuple[int, int]:
+    """Values, keys and header blocks."""
+    records = value_bytes = 0
+    for batch in client.read_batches(stream, start="earliest", until="end"):
+        keys, blocks, values = batch.keys(), batch.headers(), batch.values()
+        assert len(keys) == len(blocks) == len(values)
+        records += len(values)
+        value_bytes += sum(map(len, values))
+    return records, value_bytes
+
+
+def _one_by_one(client: Any, stream: str) -> tuple[int, int]:
+    """As most programs read: a record at a time, with the key, not the headers."""
+    records = value_bytes = 0
+    for record in client.read(stream, start="earliest", until="end"):
+        records += 1
+        value_bytes += len(record.value)
+        assert record.key != b""
+    return records, value_bytes
+
+
+def _arrow(client: Any, stream: str) -> tuple[int, int]:
+    import pyarrow.compute as pc
+
+    records = value_bytes = 0
+    for batch in client.read_batches(stream, start="earliest", until="end"):
+        table = batch.to_arrow()
+        records += table.num_rows
+        value_bytes += pc.sum(pc.binary_length(table.column("value"))).as_py()
+    return records, value_bytes
+
+
+_WAYS = {"values": _values, "columns": _columns, "records": _one_by_one, "arrow": _arrow}
+
+
 def read_jetstream(spec: dict[str, Any]) -> Iterator[Pass]:
     """The ordered consumer of nats-py; a callback is the fastest of its ways to receive."""
     for _ in range(spec["passes"]):
@@ -112,7 +166,7 @@ def _send_file(connection: socket.socket, path: str, size: int) -> None:
             left -= sent
 
 
-MODES = {"liftlog": read_liftlog, "jetstream": read_jetstream, "drain": drain}
+MODES = {"liftlog": read_liftlog, "ways": read_ways, "jetstream": read_jetstream, "drain": drain}
 
 
 def main(argument: str) -> None:

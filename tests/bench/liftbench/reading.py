@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .figures import SENDFILE, Measurements
+from .figures import READ_KINDS, SENDFILE, WAYS, Measurements, kind_series
+from .kinds import PLAIN
 from .processes import WorkerFailed, run_worker, settle_disk, worker
 from .progress import Progress
 from .systems import DEFAULT, LIFTLOG, JetStream, Liftlog, System
@@ -75,7 +76,41 @@ def measure(
                 system.delete(what)
 
 
-def _fill(system: System, stream: str, content: Content, count: int) -> None:
+def measure_kinds(
+    wanted: Collection[str],
+    directory: Path,
+    measured: Measurements,
+    progress: Progress,
+    *,
+    rounds: int,
+    share: float = 1.0,
+) -> None:
+    """Records with keys and headers beside plain ones, in one daemon. `wanted` are the series, as
+    `kind_series` names them."""
+    content = CONTENTS["read-256"]
+    count = int(content.count * share / 2)
+    pairs = [(kind, way) for kind in READ_KINDS for way in WAYS if kind_series(kind, way) in wanted]
+    with Liftlog(directory / "read-kinds") as ours:
+        for kind in dict.fromkeys(kind for kind, _ in pairs):
+            _fill(ours, f"read-{kind.replace('+', '-')}", content, count, kind)
+        settle_disk()
+        for number in range(rounds):
+            for kind, way in pairs[:: -1 if number % 2 else 1]:
+                spec = {
+                    "mode": "ways",
+                    "way": way,
+                    "address": ours.daemon.pull_address,
+                    "stream": f"read-{kind.replace('+', '-')}",
+                    "passes": _PASSES,
+                }
+                speed = _read(spec, content, count) * 2**20 / content.payload_bytes
+                measured.add(LIFTLOG, kind_series(kind, way), speed)
+                progress.say(
+                    f"round {number + 1}/{rounds} {WAYS[way]}, {kind:<6} {speed:>10,.0f} records/s"
+                )
+
+
+def _fill(system: System, stream: str, content: Content, count: int, kind: str = PLAIN) -> None:
     subject = f"bench.{stream}"
     system.create(stream, subject)
     run_worker(
@@ -87,6 +122,7 @@ def _fill(system: System, stream: str, content: Content, count: int) -> None:
             "in_flight": content.in_flight,
             "payload_bytes": content.payload_bytes,
             "count": count,
+            "kind": kind,
         },
     )
     stored = system.stored(stream)

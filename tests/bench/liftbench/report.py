@@ -18,16 +18,19 @@ from .figures import (
     KINDS,
     LOADS,
     PARQUET,
+    READ_KINDS,
     ROWS,
     SENDFILE,
     SPARK_ROWS,
     SPREAD,
     TUPLES,
     UNIX,
+    WAYS,
     WINDOW,
     Measurements,
     Row,
     Series,
+    kind_series,
     spread,
 )
 from .processes import fdatasync_us, file_system_of
@@ -115,6 +118,7 @@ def render(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
         ("128 in flight spread on connections, acks per second", _spread(measured)),
         ("Round trip of a message, p50 / p99", _latencies(measured)),
         ("Reading, MiB of values per second", _reading(measured)),
+        ("Reading records of 256 B, per second", _read_kinds(measured)),
         ("Flood without acks, 128 B", _floods(measured)),
         ("Compaction, re-batching, recovery", _medians(measured, _CLEANING)),
         ("Consumers", _medians(measured, _CONSUMERS)),
@@ -247,6 +251,16 @@ def _reading(measured: Measurements) -> str:
             size = f"{measured.median((LIFTLOG, f'{what}-bytes-per-record')):,.0f}"
         how = f"{content.connections}x{content.in_flight}"
         lines.append((f"{content.payload_bytes} B written {how}", *cells, per_second, size))
+    return table(lines) if len(lines) > 1 else ""
+
+
+def _read_kinds(measured: Measurements) -> str:
+    lines = [("read", *READ_KINDS)]
+    for way, how in WAYS.items():
+        series = [(LIFTLOG, kind_series(kind, way)) for kind in READ_KINDS]
+        cells = [f"{measured.median(one):,.0f}" if measured.has(one) else "" for one in series]
+        if any(cells):
+            lines.append((how, *cells))
     return table(lines) if len(lines) > 1 else ""
 
 
