@@ -33,13 +33,19 @@ class Stored(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Records of [start, end), in the order in which they came; by whom, for messages. One that
-    `is_last` was made when all had come to rest: nothing stands behind its end."""
+    `is_last` was made when all had come to rest: nothing stands behind its end. `damaged` are the
+    ranges of which the reader was told that they cannot be read."""
 
     reader: str
     start: int
     end: int
     records: Sequence[Stored]
     is_last: bool = False
+    damaged: Sequence[tuple[int, int]] = ()
+
+    def is_told(self, offset: int) -> bool:
+        """Whether the reader knows that it lacks this one."""
+        return any(first <= offset < following for first, following in self.damaged)
 
 
 @dataclass(slots=True)
@@ -191,7 +197,7 @@ class History:
             first = bisect_left(offsets, reading.start)
             end = len(offsets) if reading.is_last else bisect_left(offsets, reading.end)
             for offset in offsets[first:end]:
-                if offset in had:
+                if offset in had or reading.is_told(offset):
                     continue
                 message, key = self._at(offset, standing, promised)
                 if self.is_compacted and key is not None and newest.get(key, -1) > offset:

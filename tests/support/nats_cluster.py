@@ -14,16 +14,20 @@ from support.raw_nats import RawNats
 
 
 class NatsCluster:
-    """Use as a context manager; `servers` are started and know each other."""
+    """Use as a context manager; `servers` are started and know each other. Their files lie below
+    `directory`, which stays, or in a temporary one."""
 
-    def __init__(self, size: int, **config: Any) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="nats-cluster-")
+    def __init__(self, size: int, directory: Path | None = None, **config: Any) -> None:
+        self._temporary = None
+        if directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="nats-cluster-")
+            directory = Path(self._temporary.name)
         free = _free_ports(2 * size)
         ports, monitors = free[:size], free[size:]
         routes = [f"nats://127.0.0.1:{port}" for port in ports]
         self.servers = [
             NatsServer(
-                Path(self._temporary.name) / f"n{number}",
+                directory / f"n{number}",
                 server_name=f"n{number}",
                 cluster={"name": "c", "listen": f"127.0.0.1:{port}", "routes": routes},
                 http=f"127.0.0.1:{monitor}",
@@ -53,7 +57,8 @@ class NatsCluster:
     ) -> None:
         for server in self.servers:
             server.kill()
-        self._temporary.cleanup()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.history import (
@@ -77,7 +78,7 @@ def promises(history: History) -> list[tuple[str, int]]:
     ]  # type: ignore[misc]
 
 
-def change(history: History, reading: int, records: list[Stored], **more: int) -> None:
+def change(history: History, reading: int, records: list[Stored], **more: Any) -> None:
     history.readings[reading] = replace(history.readings[reading], records=records, **more)
 
 
@@ -228,6 +229,19 @@ def test_a_compacted_replica_without_the_newest_of_a_key_is_found() -> None:
         assert kinds(history) <= {LOST, MISSING}
         assert kinds(history), gone
         history.readings[last] = before
+
+
+def test_what_a_reader_was_told_to_be_damaged_is_not_missing() -> None:
+    history = good(random.Random(2))
+    last = len(history.readings) - 1
+    records = list(history.readings[last].records)
+    gone = records[5:9]
+    told = (gone[0].offset, gone[-1].offset + 1)
+    change(history, last, records[:5] + records[9:], damaged=[told])
+    assert history.check() == []
+    change(history, last, records[:5] + records[10:])
+    assert kinds(history) <= {LOST, MISSING}
+    assert kinds(history)
 
 
 def test_an_ack_of_the_leader_alone_promises_nothing() -> None:

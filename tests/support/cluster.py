@@ -1,0 +1,338 @@
+"""Three real daemons on one machine that replicate to each other, beside one core nats-server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from support.command_line import COMMAND
+from support.daemon import Daemon
+from support.history import History, Reading, Stored
+from support.ingesting import AckedPublisher, number_of
+from support.raw_nats import RawMessage
+from support.repository import REPOSITORY
+
+from liftlog.client import connect_sync
+from liftlog.errors import CorruptRange
+from liftlog.records.decode import Record
+
+if TYPE_CHECKING:
+    from liftlog.client import ClusterStream
+
+NODES = ("a", "b", "c")
+NAME = "tests"
+PATIENCE = 60.0
+
+
+class Cluster:
+    """Use as a context manager. Each node has a directory, an address that stays, and the same
+    `streams`; the metadata are files that all of them share.
+
+        with Cluster(server.url, {"orders": {"subject": "orders.>", "replicas": 3}}) as cluster:
+            cluster.kill("b", "c")
+    """
+
+    def __init__(
+        self,
+        nats_url: str,
+        streams: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        cluster: Mapping[str, Any] | None = None,
+        directory: Path | None = None,
+        disks: Mapping[str, Path] | None = None,
+        store: Path | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
+        """`cluster` are more settings of that section; `disks` are places for the data of some
+        nodes, by their names, and `store` is one for the metadata; `wrapper` as for `Daemon`."""
+        self._stack = ExitStack()
+        if directory is None:
+            made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
+            directory = Path(self._stack.enter_context(made))
+        self.directory = directory
+        self.store = store or directory / "meta"
+        self.nodes: dict[str, Daemon] = {}
+        self._paused: set[str] = set()
+        for name, port in zip(NODES, lasting_ports(len(NODES)), strict=True):
+            address = f"tcp://127.0.0.1:{port}"
+            member = {
+                "name": NAME,
+                "node": name,
+                "advertise": address,
+                "store": self.store.as_uri(),
+            }
+            self.nodes[name] = Daemon(
+                nats_url,
+                {
+                    **(settings or {}),
+                    "pull": {"listen": [address]},
+                    "cluster": {**member, **(cluster or {})},
+                    "streams": {key: dict(value) for key, value in (streams or {}).items()},
+                },
+                directory=directory / name,
+                wrapper=wrapper,
+            )
+        for name, disk in (disks or {}).items():
+            daemon = self.nodes[name]
+            daemon.data_dir = disk / name
+            daemon.settings["data_dir"] = str(daemon.data_dir)
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.stop()
+            else:
+                for name, daemon in self.nodes.items():
+                    sys.stderr.write(f"--- node {name}, {daemon.log_path}\n{daemon.log_tail()}\n")
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.kill()
+        self._stack.close()
+
+    # --- life ---------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        """Those that do not run, of all or of these, at the same time; each is ready on return."""
+        chosen = [self.nodes[name] for name in names or NODES if not self.nodes[name].running]
+        for daemon in chosen:
+            daemon.spawn()
+        for daemon in chosen:
+            daemon.wait_ready()
+
+    def stop(self, *names: str) -> None:
+        """SIGTERM, one node after the other."""
+        for name in names or NODES:
+            if self.nodes[name].running:
+                self.resume(name)
+                self.nodes[name].stop()
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL to all of them or to these, as near to at once as signals are."""
+        chosen = [self.nodes[name] for name in names or NODES if self.nodes[name].running]
+        for daemon in chosen:
+            os.kill(daemon.pid, signal.SIGKILL)
+        for daemon in chosen:
+            daemon.wait(PATIENCE)
+        self._paused.difference_update(names or NODES)
+
+    def pause(self, *names: str) -> None:
+        """SIGSTOP: connections stay up, and nothing moves."""
+        for name in names or NODES:
+            os.kill(self.nodes[name].pid, signal.SIGSTOP)
+            self._paused.add(name)
+
+    def resume(self, *names: str) -> None:
+        for name in names or NODES:
+            if name in self._paused:
+                os.kill(self.nodes[name].pid, signal.SIGCONT)
+                self._paused.discard(name)
+
+    def wipe(self, name: str) -> None:
+        """The node does not run; it comes back with an empty disk."""
+        shutil.rmtree(self.nodes[name].data_dir)
+
+    # --- what it says -----------------------------------------------------------
+
+    def up(self) -> list[str]:
+        return [n for n in NODES if self.nodes[n].running and n not in self._paused]
+
+    def status(self, through: str | None = None) -> tuple[dict[str, Any], int]:
+        """What `liftlog cluster status --output json` prints, and its exit code."""
+        address = self.nodes[through or self.up()[0]].pull_address
+        done = subprocess.run(
+            [*COMMAND, "cluster", "status", "--output", "json"],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "LIFTLOG_SERVER": address},
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode in (0, 1), done.stderr.decode()
+        return json.loads(done.stdout), done.returncode
+
+    def stream(self, name: str, through: str | None = None) -> ClusterStream:
+        """The stream as this node knows it, with the offsets of its own copy; waits until the node
+        knows it."""
+        node = self.nodes[through or self.up()[0]]
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with connect_sync(node.pull_address) as client:
+                for found in client.cluster().replicated:
+                    if found.name == name:
+                        return found
+            assert time.monotonic() < deadline, f"there is no stream {name}"
+            time.sleep(0.05)
+
+    def leader(self, stream: str) -> str:
+        """Waits until there is one that is up."""
+        deadline = time.monotonic() + PATIENCE
+        while (leader := self.stream(stream).leader) not in self.up():
+            assert time.monotonic() < deadline, f"{stream} has no leader: {self.stream(stream)}"
+            time.sleep(0.05)
+        assert leader is not None
+        return leader
+
+    def followers(self, stream: str) -> list[str]:
+        leader = self.leader(stream)
+        return [name for name in self.stream(stream).replicas if name != leader]
+
+    def wait_isr(
+        self, stream: str, nodes: Iterable[str] = NODES, timeout: float = PATIENCE
+    ) -> None:
+        """Until exactly these are in sync, with a leader among them."""
+        wanted = set(nodes)
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self.stream(stream)
+            if set(found.isr) == wanted and found.leader in wanted:
+                return
+            assert time.monotonic() < deadline, f"in sync on {sorted(wanted)}? {found}"
+            time.sleep(0.02)
+
+    def wait_settled(self, stream: str, nodes: Iterable[str] = NODES) -> int:
+        """Until these replicas end at the same offset and all below is committed; returns it."""
+        nodes = list(nodes)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            found = [self.stream(stream, through=name) for name in nodes]
+            ends = {end for one in found for end in (one.high_watermark, one.log_end_offset)}
+            if len(ends) == 1 and (end := ends.pop()) is not None:
+                return end
+            assert time.monotonic() < deadline, f"one end and one high watermark? {found}"
+            time.sleep(0.02)
+
+    # --- what it holds --------------------------------------------------------------
+
+    def read(self, stream: str, node: str, start: int = 1, *, is_last: bool = False) -> Reading:
+        """The copy of one node, up to its high watermark, past what it says to be damaged."""
+        end = self.stream(stream, through=node).high_watermark
+        assert end is not None, f"{node} has no copy of {stream}"
+        records: list[Stored] = []
+        damaged: list[tuple[int, int]] = []
+        with connect_sync(self.nodes[node].pull_address) as client:
+            place = start
+            while True:
+                try:
+                    found = client.read(stream, start=place, until="end", replica=node)
+                    records.extend(map(as_stored, found))  # up to the damage
+                    break
+                except CorruptRange as damage:
+                    damaged.append((damage.first_offset, damage.next_offset))
+                    place = damage.next_offset
+        end = max(end, records[-1].offset + 1 if records else start)
+        return Reading(node, start, end, records, is_last, damaged)
+
+    def read_all(self, stream: str, nodes: Iterable[str] = NODES) -> list[Reading]:
+        """The whole copies of these nodes, once they agree on where it ends."""
+        nodes = list(nodes)
+        self.wait_settled(stream, nodes)
+        return [self.read(stream, name, is_last=True) for name in nodes]
+
+    def assert_sound(self) -> None:
+        """No node has logged an error that it did not expect."""
+        for name, daemon in self.nodes.items():
+            assert "Traceback" not in daemon.log, f"node {name}:\n{daemon.log}"
+            assert "was never retrieved" not in daemon.log, f"node {name}:\n{daemon.log}"
+
+
+def as_stored(record: Record) -> Stored:
+    message = (record.subject, number_of(record.value))
+    content = (record.timestamp_ns, record.value, tuple(record.headers.items()))
+    return Stored(record.offset, message, content, record.key)
+
+
+class TimedPublisher(AckedPublisher):
+    """Notes when it sent what, when the acks came, and which of them only the leader stood for."""
+
+    def __init__(self, port: int, subject: str, **more: Any) -> None:
+        super().__init__(port, subject, **more)
+        self.sent_at: dict[int, float] = {}
+        self.acked_at: dict[int, float] = {}
+        self.by_leader: set[int] = set()
+
+    def _frame(self, number: int, reply: bytes) -> bytes:
+        self.sent_at[number] = time.monotonic()
+        return super()._frame(number, reply)
+
+    def _take(self, message: RawMessage, waiting: set[int]) -> None:
+        super()._take(message, waiting)
+        number = int(message.subject.rpartition(b".")[2])
+        if number in self.acked:
+            self.acked_at[number] = time.monotonic()
+            if b'"policy":"leader"' in message.payload.replace(b" ", b""):
+                self.by_leader.add(number)
+
+    def tell(self, history: History) -> None:
+        """What has been sent until now; answers that come meanwhile may be in it or not."""
+        nacked, acked_at = self.nacked.copy(), self.acked_at.copy()
+        for number, at in self.sent_at.copy().items():
+            history.sent((self.subject, number), at)
+        for number, at in acked_at.items():
+            promised = number not in self.by_leader
+            history.acked((self.subject, number), self.acked[number], at, promised=promised)
+        for number, code in nacked.items():
+            history.refused((self.subject, number), code)
+
+    def longest_wait(self, since: float = 0.0) -> float:
+        """Most seconds between two acks in a row, of those that came after `since`."""
+        times = sorted(at for at in self.acked_at.copy().values() if at >= since)
+        return max((later - one for one, later in itertools.pairwise(times)), default=0.0)
+
+
+def assert_kept(
+    publishers: Iterable[TimedPublisher], readings: Iterable[Reading], **more: bool
+) -> History:
+    """All promises to these publishers are kept in these readings."""
+    readings = list(readings)  # read before the publishers are asked: what is read was sent
+    history = History(**more)
+    for publisher in publishers:
+        publisher.tell(history)
+    for reading in readings:
+        history.read(reading)
+    found = history.check()
+    assert not found, "\n".join(map(str, found))
+    return history
+
+
+def lasting_ports(count: int) -> list[int]:
+    """Free ports that no outgoing connection takes while the daemon that listens is down."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    candidate = first - 1 - (os.getpid() * 16) % (first // 2)
+    while len(found) < count:
+        candidate = candidate - 1 if candidate > 2048 else first - 1
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", candidate))
+            except OSError:
+                continue
+            found.append(candidate)
+    return found
