@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz lint type bench bench-spark docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz simulate lint type bench bench-spark docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \
 	  tests/property tests/unit/log/test_crash_points.py $(ARGS)
+
+simulate: setup ## Replication under random schedules (RUNS=n STEPS=n SEED=n; 10,000 runs take an hour)
+	SIMULATE_RUNS=$(or $(RUNS),10000) SIMULATE_STEPS=$(or $(STEPS),4000) SIMULATE_SEED=$(or $(SEED),0) \
+	  $(BIN)/python -m pytest -o timeout=0 -rP tests/property/test_replication.py $(ARGS)
 
 lint: setup ## Check style, the direction of imports, and that the blocking client is up to date
 	$(BIN)/ruff check

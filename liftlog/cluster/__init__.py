@@ -11,4 +11,8 @@ safety follows from epochs and from the rules below.
 record        the metadata of one stream
 transitions   every change of a record: from the old one to the new one
 store         what is asked of the store that holds the records
+roles         what a node does for a stream, by the record
+epochs        the table by which two logs find out where they part
+leading       the leader: what is committed, what followers get, who is in sync
+following     the follower: ask, append, cut, start again
 """

@@ -1,0 +1,68 @@
+"""The epoch table of a log: which leader epoch begins at which offset.
+
+A table is a tuple of (epoch, first offset), both ascending, as the manifest of a log keeps it. Two
+logs agree up to the end of the newest epoch that both have, because an epoch has one leader, and a
+leader assigns each offset once. This is how a follower finds out where its log leaves the leader's.
+"""
+
+from __future__ import annotations
+
+EpochTable = tuple[tuple[int, int], ...]
+
+NO_EPOCH = 0
+"""Lower than any epoch: of a log without records."""
+
+
+def last_epoch(epochs: EpochTable, log_end: int) -> int:
+    """The epoch of the last record below `log_end`; NO_EPOCH if there is no record."""
+    for epoch, start in reversed(epochs):
+        if start < log_end:
+            return epoch
+    return NO_EPOCH
+
+
+def end_of_epoch(epochs: EpochTable, epoch: int, log_end: int) -> tuple[int, int]:
+    """The newest epoch up to `epoch` in the table, and where its records end (exclusive).
+
+    NO_EPOCH and where the table begins, if all its epochs are newer.
+    """
+    end = log_end
+    for found, start in reversed(epochs):
+        if found <= epoch:
+            return found, end
+        end = start
+    return NO_EPOCH, end
+
+
+def begin_epoch(epochs: EpochTable, epoch: int, log_end: int) -> EpochTable:
+    """The table of a leader that appends from `log_end` on. An epoch without records is dropped."""
+    return (*cut(epochs, log_end), (epoch, log_end))
+
+
+def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
+    """What the table says about the offsets from `first` to `end`."""
+    starts = [max(start, first) for _, start in epochs]
+    ends = [*starts[1:], end]
+    return tuple(
+        (epoch, start)
+        for (epoch, _), start, next_start in zip(epochs, starts, ends, strict=True)
+        if start < min(next_start, end)
+    )
+
+
+def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
+    """The table of a log after what `more` tells about has been appended to it.
+
+    An epoch that began there and got no record is dropped: its leader has appended nothing, and
+    what comes from another one may be older.
+    """
+    if not more:
+        return epochs
+    kept = cut(epochs, more[0][1])
+    newest = kept[-1][0] if kept else NO_EPOCH
+    return (*kept, *(entry for entry in more if entry[0] > newest))
+
+
+def cut(epochs: EpochTable, log_end: int) -> EpochTable:
+    """Without the epochs that begin at or past `log_end`."""
+    return tuple(entry for entry in epochs if entry[1] < log_end)

@@ -1,0 +1,388 @@
+"""What the leader of a stream decides: what is committed, what followers get, who is in sync.
+
+One `Leader` exists per stream and epoch. The shell appends and syncs the log, serves the followers,
+changes the record, and tells the leader about each; it needs no rule to do so.
+
+    log:        written(end, now) -> followers to wake     local(end) -> high watermark
+    followers:  fetched(request, now) -> verdict           expired(node, now)   lost(node)
+    record:     propose(now) -> change to commit           adopt(record)
+
+The high watermark is the end of what is committed, exclusive; so are all ends.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftlog.cluster import transitions
+from liftlog.cluster.epochs import NO_EPOCH, EpochTable, begin_epoch, between, end_of_epoch
+from liftlog.cluster.record import StreamRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """A follower asks for what follows `offset`. All below it is durable in its log."""
+
+    node: str
+    start: int
+    epoch: int
+    offset: int
+    last_epoch: int
+    """The epoch of its last record; NO_EPOCH if its log is empty."""
+    side_version: int = 0
+    """The newest side state that it has stored."""
+
+
+class Kind(enum.Enum):
+    SEND = "send"
+    """Answer now, with what the log has from the offset on."""
+    PARK = "park"
+    """There is nothing yet: keep the request until `written` or `untold` names the follower."""
+    DIVERGING = "diverging"
+    """Answer with `epoch` and `end`: the logs agree at most up to there."""
+    FENCED_EPOCH = "fenced epoch"
+    """The follower is behind the record: it knows an older epoch, or has started again since."""
+    UNKNOWN_EPOCH = "unknown epoch"
+    """The leader is behind the record, and reads it again."""
+    NOT_LEADER = "not leader"
+    """This leader has resigned, or the node has no copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a follower's request is answered with."""
+
+    kind: Kind
+    epoch: int = NO_EPOCH
+    end: int = 0
+
+
+_SEND = Verdict(Kind.SEND)
+_PARK = Verdict(Kind.PARK)
+_FENCED_EPOCH = Verdict(Kind.FENCED_EPOCH)
+_UNKNOWN_EPOCH = Verdict(Kind.UNKNOWN_EPOCH)
+_NOT_LEADER = Verdict(Kind.NOT_LEADER)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A record to commit by compare-and-set, at the revision under which `before` was read."""
+
+    before: StreamRecord
+    after: StreamRecord
+
+
+@dataclass(slots=True)
+class FollowerState:
+    """What the leader knows of one life of a follower."""
+
+    node: str
+    start: int
+    offset: int = -1
+    """Everything below is durable there; -1 before it has confirmed anything in this epoch."""
+    side_version: int = 0
+    heard: float = 0.0
+    """When it last asked."""
+    caught_up: float = 0.0
+    """When it last had all that the leader had."""
+    leader_end: int = 0
+    """The leader's log end when it last asked."""
+    told: int = 0
+    """The high watermark in the last answer."""
+    parked: bool = False
+    lost: bool = False
+    """Its connection is gone, and it did not ask since."""
+
+
+class Leader:
+    """One leader of one stream in one epoch.
+
+    `log_end` is the log's end when the epoch begins. The entry (epoch, log_end) must be durable in
+    the log's epoch table before the first append. `durable_end` and `high_watermark` are what this
+    node knew as a follower or found at its start. Times are monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        record: StreamRecord,
+        node: str,
+        epochs: EpochTable,
+        *,
+        log_end: int,
+        durable_end: int,
+        high_watermark: int,
+        now: float,
+        lag_max: float = 10.0,
+    ) -> None:
+        if record.leader != node:
+            raise ValueError(f"the record of {record.name!r} has the leader {record.leader!r}")
+        self.node = node
+        self.record = record
+        self.epoch = record.leader_epoch
+        self.epochs = begin_epoch(epochs, self.epoch, log_end)
+        self.begin_offset = log_end
+        self.log_end = log_end
+        self.durable_end = durable_end
+        self.high_watermark = min(high_watermark, durable_end)
+        self.side_version = 0
+        self.resigned = False
+        self.pending: Change | None = None
+        self._lag_max = lag_max
+        self._began = now
+        self._followers: dict[str, FollowerState] = {}
+        self._waits_for: tuple[str, ...] = ()
+        self._see(record)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the high watermark has reached what the log had when the epoch began.
+
+        Before that it may be lower than what the previous leader has shown, so the newest offset,
+        times, leases and checkpoints are answered with "not ready": clients ask again.
+        """
+        return self.high_watermark >= self.begin_offset
+
+    @property
+    def can_commit(self) -> bool:
+        """Whether the ISR is large enough to ack."""
+        return self.record.can_commit
+
+    # --- the log -----------------------------------------------------------------
+
+    def written(self, log_end: int, now: float) -> list[str]:
+        """Records below `log_end` can be read, and may not be durable yet: followers get them while
+        the leader syncs. Returns the followers whose parked requests are to be answered now."""
+        self.log_end = log_end
+        return self._wake(now, lambda follower: follower.offset < log_end)
+
+    def local(self, durable_end: int) -> int:
+        """All below `durable_end` is durable here. Returns the high watermark."""
+        self.durable_end = durable_end
+        return self._advance()
+
+    def side_changed(self, version: int, now: float) -> list[str]:
+        """Side state `version` is to be copied. Returns the followers to answer now."""
+        self.side_version = version
+        return self._wake(now, lambda follower: follower.side_version < version)
+
+    @property
+    def side_confirmed(self) -> int:
+        """The newest side state that all whom the high watermark waits for have stored."""
+        others = [self._followers.get(node) for node in self._waits_for]
+        return min([self.side_version, *(one.side_version if one else 0 for one in others)])
+
+    def resign(self) -> None:
+        """Nothing more is committed in this epoch, whatever the record says.
+
+        Needed when an fdatasync failed: followers may have records that this log gave up, and an
+        offset never gets a second record in the same epoch.
+        """
+        self.resigned = True
+
+    # --- followers ---------------------------------------------------------------
+
+    def fetched(self, request: FetchRequest, now: float) -> Verdict:
+        """A follower's request. Its offset counts as a confirmation, unless its log diverges."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        follower = self._followers.get(request.node)
+        if follower is None or follower.start != request.start:
+            follower = FollowerState(request.node, request.start, caught_up=self._began)
+            self._followers[request.node] = follower
+        asked_before, leader_end_before = follower.heard, follower.leader_end
+        follower.heard, follower.leader_end = now, self.log_end
+        follower.lost = follower.parked = False
+        diverging = self._diverging(request)
+        if diverging is not None:
+            return diverging
+        follower.offset = request.offset
+        follower.side_version = request.side_version
+        if request.offset >= self.log_end:
+            follower.caught_up = now
+        elif request.offset >= leader_end_before:
+            # It has all that there was when it asked before: under load it is never quite level.
+            follower.caught_up = max(follower.caught_up, asked_before)
+        self._advance()
+        if request.offset < self.log_end or request.side_version < self.side_version:
+            follower.told = self.high_watermark
+            return _SEND
+        follower.parked = True
+        return _PARK
+
+    def untold(self, now: float) -> list[str]:
+        """Parked followers that have been told a lower high watermark: answer them now. The shell
+        asks a little after the high watermark moved, when no data has carried it."""
+        return self._wake(now, lambda follower: follower.told < self.high_watermark)
+
+    def expired(self, node: str, now: float) -> list[str]:
+        """The request of `node` was parked for long: it is answered without news, if it still is
+        parked, and the follower asks again."""
+        return self._wake(now, lambda follower: follower.node == node)
+
+    def epochs_of_gap(self, first: int, end: int) -> EpochTable:
+        """What a follower must know of offsets without records; it goes with the answer."""
+        return between(self.epochs, first, end)
+
+    def lost(self, node: str) -> None:
+        """The connection of `node` is gone, or it answers no ping: stop waiting for it."""
+        follower = self._followers.get(node)
+        if follower is None:
+            follower = self._followers[node] = FollowerState(node, self.record.starts.get(node, 0))
+        follower.lost = True
+        follower.parked = False
+
+    def heard_by_majority(self, now: float, within: float) -> bool:
+        """Whether most replicas, this one included, asked within that many seconds. If so, no other
+        node can have been elected that long ago, even if the metadata store is out of reach."""
+        recent = [
+            one
+            for one in self._followers.values()
+            if one.node in self.record.replicas and now - one.heard <= within
+        ]
+        return 2 * (len(recent) + 1) > len(self.record.replicas)
+
+    def confirmed_by_all(self, now: float, forget_after: float) -> int:
+        """Below this end every replica has everything durable, except those that did not ask for
+        `forget_after` seconds: tombstones below it may be deleted."""
+        end = self.high_watermark
+        for node in self.record.members:
+            if node == self.node:
+                continue
+            follower = self._followers.get(node)
+            if follower is not None and now - follower.heard <= forget_after:
+                end = min(end, max(follower.offset, 0))
+            elif now - self._began <= forget_after:
+                return 0
+        return end
+
+    # --- the record --------------------------------------------------------------
+
+    def propose(self, now: float) -> Change | None:
+        """A change of the ISR that is due, to be committed by compare-and-set.
+
+        From now on the high watermark waits for the nodes of both records, until `adopt` brings a
+        newer version: either the change was made, or it cannot be made any more. Until then this
+        returns the same change: repeating it is how an unknown outcome becomes known.
+        """
+        if self.resigned:
+            return None
+        if self.pending is None:
+            after = self._shrunk(now) or self._expanded()
+            if after is None:
+                return None
+            self.pending = Change(self.record, after)
+            self._see(self.record)
+        return self.pending
+
+    def adopt(self, record: StreamRecord) -> int:
+        """A newer record; an older one changes nothing. If this epoch has ended in it, the leader
+        has resigned. Returns the high watermark."""
+        if record.version > self.record.version:
+            self.pending = None
+            if record.leader != self.node or record.leader_epoch != self.epoch:
+                self.resign()
+            self._see(record)
+        return self._advance()
+
+    # --- rules -------------------------------------------------------------------
+
+    def _refusal(self, request: FetchRequest) -> Verdict | None:
+        """Fencing. A request of another epoch says nothing about this one. A life of a follower
+        ends when the next one is known: what it confirmed may be lost since."""
+        if self.resigned or request.node not in self.record.members or request.node == self.node:
+            return _NOT_LEADER
+        if request.epoch > self.epoch:
+            return _UNKNOWN_EPOCH
+        if request.epoch < self.epoch or request.start < self._newest_start(request.node):
+            return _FENCED_EPOCH
+        return None
+
+    def _newest_start(self, node: str) -> int:
+        follower = self._followers.get(node)
+        return max(self.record.starts.get(node, 0), follower.start if follower else 0)
+
+    def _diverging(self, request: FetchRequest) -> Verdict | None:
+        """Whether the follower's log leaves this one before its end. If so, its offset confirms
+        nothing. An empty log cannot diverge."""
+        if request.last_epoch == NO_EPOCH:
+            if request.offset > self.log_end:
+                return Verdict(Kind.DIVERGING, NO_EPOCH, self.log_end)
+            return None
+        epoch, end = end_of_epoch(self.epochs, request.last_epoch, self.log_end)
+        if epoch == NO_EPOCH and self._must_keep(request.node):
+            # Retention here has deleted all that the follower's last epoch had. The follower has
+            # all that is committed, and only what is committed is deleted, so they agree there.
+            epoch = request.last_epoch
+        if epoch < request.last_epoch or end < request.offset:
+            return Verdict(Kind.DIVERGING, epoch, end)
+        return None
+
+    def _advance(self) -> int:
+        """The high watermark is the least durable end of all whom it waits for. It never falls, and
+        stands still while the ISR is too small: then replicas leave it that stay eligible."""
+        if not self.resigned and self.record.can_commit:
+            end = self.durable_end
+            for node in self._waits_for:
+                follower = self._followers.get(node)
+                end = min(end, follower.offset if follower else -1)
+            self.high_watermark = max(self.high_watermark, end)
+        return self.high_watermark
+
+    def _see(self, record: StreamRecord) -> None:
+        """The high watermark waits for the ISR and for all that a change under way may bring into
+        it or may not have taken out of it: another leader may be elected from either."""
+        self.record = record
+        nodes = {*record.isr, *(self.pending.after.isr if self.pending else ())}
+        self._waits_for = tuple(sorted(nodes - {self.node}))
+        for node, follower in list(self._followers.items()):
+            if follower.start < record.starts.get(node, 0) or node not in record.members:
+                del self._followers[node]
+
+    def _must_keep(self, node: str) -> bool:
+        """Whether the follower may have the last copy of something that is committed."""
+        joins = self.pending is not None and node in self.pending.after.isr
+        return joins or self.record.must_keep(node)
+
+    def _shrunk(self, now: float) -> StreamRecord | None:
+        behind = [node for node in self.record.isr if node != self.node and self._lags(node, now)]
+        return transitions.fence(self.record, behind) if behind else None
+
+    def _lags(self, node: str, now: float) -> bool:
+        follower = self._followers.get(node)
+        if follower is None:
+            return now - self._began > self._lag_max
+        if follower.parked and follower.offset >= self.log_end:
+            return False
+        return follower.lost or now - follower.caught_up > self._lag_max
+
+    def _expanded(self) -> StreamRecord | None:
+        for node, follower in self._followers.items():
+            joins = node in self.record.replicas and node not in self.record.isr
+            if joins and self._has_caught_up(follower):
+                return transitions.expand(self.record, node, follower.start)
+        return None
+
+    def _has_caught_up(self, follower: FollowerState) -> bool:
+        """It has all that is committed, and all that may have been committed under former leaders:
+        both this high watermark and the log's end when the epoch began. It must have said so in
+        this epoch, in the life that the record knows."""
+        return (
+            not follower.lost
+            and follower.start == self.record.starts.get(follower.node)
+            and follower.offset >= max(self.high_watermark, self.begin_offset)
+        )
+
+    # --- parts -------------------------------------------------------------------
+
+    def _wake(self, now: float, wants: Callable[[FollowerState], bool]) -> list[str]:
+        woken = []
+        for follower in self._followers.values():
+            if follower.parked and wants(follower):
+                follower.parked = False
+                follower.caught_up = now  # up to here it had everything
+                follower.told = self.high_watermark
+                woken.append(follower.node)
+        return woken

@@ -1,0 +1,87 @@
+"""Replication under a random scheduler: the rules hold, and each of them is needed.
+
+`make simulate` runs more of the same for longer: SIMULATE_RUNS runs of SIMULATE_STEPS steps in each
+setting. A failure names its seed; the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+
+import pytest
+from support.broken_rules import BROKEN
+from support.replica_world import Faults, Violation, World
+
+RUNS = int(os.environ.get("SIMULATE_RUNS", "30"))
+STEPS = int(os.environ.get("SIMULATE_STEPS", "2000"))
+FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
+
+STATIC_LEADER = Faults(
+    elections=0,
+    planned=0,
+    crashes=0,
+    power_cuts=0,
+    blackouts=0,
+    lost_disks=0,
+    failing_syncs=0,
+)
+NOTHING_BREAKS = Faults(
+    crashes=0,
+    power_cuts=0,
+    blackouts=0,
+    lost_disks=0,
+    failing_syncs=0,
+    lost_frames=0,
+    late_copies=0,
+    reordered=0,
+    unknown_outcomes=0,
+)
+SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
+    "static leader": (3, 2, STATIC_LEADER, ("committed", "isr", "gaps", "unknown outcomes")),
+    "elections only": (3, 2, NOTHING_BREAKS, ("committed", "failover", "transfer", "leave")),
+    "2 of 3": (
+        3,
+        2,
+        Faults(),
+        (
+            *("committed", "failover", "truncations", "lost tails", "lost disks", "resyncs"),
+            *("failed syncs", "register unclean", "resign", "blackouts", "fenced epoch"),
+        ),
+    ),
+    "1 of 3": (3, 1, Faults(), ("committed", "failover", "truncations", "lost tails")),
+    "1 of 2": (2, 1, Faults(), ("committed", "failover", "truncations", "lost tails")),
+    "3 of 5": (5, 3, Faults(), ("committed", "failover", "truncations", "lost disks")),
+    "all of 3": (3, 3, Faults(), ("committed", "failover", "truncations", "lost disks")),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_nothing_acked_is_lost_and_no_offset_has_two_records(name: str) -> None:
+    replicas, min_isr, faults, expected = SETTINGS[name]
+    seen: Counter[str] = Counter()
+    began = time.perf_counter()
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = World(seed, replicas=replicas, min_isr=min_isr, faults=faults)
+        try:
+            world.run(STEPS)
+        except Violation as violation:
+            pytest.fail(f"{name}, seed {seed}, {STEPS} steps: {violation}")
+        seen += world.stats
+    took = time.perf_counter() - began
+    print(f"\n{name}: {RUNS} runs of {STEPS} steps in {took:.0f} s: {dict(seen)}")
+    # A schedule under which nothing happens would pass, too.
+    assert {what for what in expected if not seen[what]} == set()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_without_any_one_rule_the_scheduler_finds_a_violation(name: str) -> None:
+    broken = BROKEN[name]
+    for seed in (broken.first_seed, *range(3000)):
+        world = World(seed, rules=broken.rules, faults=broken.faults)
+        try:
+            world.run(1000)
+        except Violation:
+            return
+    pytest.fail(f"{name}: not found in 3,000 runs")

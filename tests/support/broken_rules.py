@@ -1,0 +1,144 @@
+"""Each rule of replication, broken: the simulator has to notice every one of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from support.replica_world import Faults, Rules
+
+from liftlog.cluster.following import Answer, Effect, Follower, Resync
+from liftlog.cluster.leading import FetchRequest, FollowerState, Leader, Verdict
+from liftlog.cluster.record import StreamRecord
+
+
+class AnyEpochServed(Leader):
+    def _refusal(self, request: FetchRequest) -> Verdict | None:
+        return super()._refusal(replace(request, epoch=self.epoch))
+
+
+class NothingDiverges(Leader):
+    def _diverging(self, request: FetchRequest) -> Verdict | None:
+        return None
+
+
+class CommittedUnsynced(Leader):
+    def written(self, log_end: int, now: float) -> list[str]:
+        self.local(log_end)
+        return super().written(log_end, now)
+
+
+class CommittedBySmallIsr(Leader):
+    def _advance(self) -> int:
+        small, self.record = self.record, replace(self.record, settings={"min_isr": 1})
+        end = super()._advance()
+        self.record = small
+        return end
+
+
+class OnlyTheIsrOfTheRecord(Leader):
+    def _see(self, record: StreamRecord) -> None:
+        pending, self.pending = self.pending, None
+        super()._see(record)
+        self.pending = pending
+
+
+class CaughtUpWithTheHighWatermark(Leader):
+    def _has_caught_up(self, follower: FollowerState) -> bool:
+        begin, self.begin_offset = self.begin_offset, 0
+        caught_up = super()._has_caught_up(follower)
+        self.begin_offset = begin
+        return caught_up
+
+
+class CaughtUpAtOnce(Leader):
+    def _has_caught_up(self, follower: FollowerState) -> bool:
+        return super()._has_caught_up(replace(follower, offset=self.log_end))
+
+
+class AnyStartServed(Leader):
+    """A late request of a former life counts for the present one."""
+
+    def fetched(self, request: FetchRequest, now: float) -> Verdict:
+        return super().fetched(replace(request, start=self._newest_start(request.node)), now)
+
+
+class LateAnswersUsed(Follower):
+    def _is_awaited(self, answer: Answer) -> bool:
+        if answer.diverging is None or self.working is not None:
+            return super()._is_awaited(answer)
+        return answer.epoch == self.record.leader_epoch
+
+
+class AllIsCommitted(Follower):
+    def _see(self, high_watermark: int) -> None:
+        super()._see(self.log_end)
+
+
+class AlwaysReady(Leader):
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+
+class DropsInsteadOfCutting(Follower):
+    def _cut(self, answer: Answer, epoch: int, end: int) -> Effect | None:
+        return self._resync(answer)
+
+    def _resync(self, answer: Answer) -> Effect | None:
+        return Resync(answer.first_stored)
+
+
+CALM = Faults(
+    elections=4,
+    crashes=0,
+    power_cuts=0,
+    blackouts=0,
+    lost_disks=0,
+    failing_syncs=0,
+    planned=10,
+    late_copies=8,
+    reordered=0.1,
+)
+"""Nothing breaks, but the lead moves often, and frames of two epochs ago arrive."""
+
+FORGETFUL = Faults(
+    elections=0.3,
+    crashes=3,
+    power_cuts=0,
+    blackouts=0,
+    lost_disks=30,
+    failing_syncs=0,
+    late_copies=4,
+)
+"""Followers come back with older disks, and frames of their former lives arrive."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule that is switched off, and where to look for what comes of it."""
+
+    rules: Rules
+    faults: Faults | None = None
+    first_seed: int = 0
+    """Where to begin: with a run that found it, for those that come up once in hundreds."""
+
+
+BROKEN: dict[str, Broken] = {
+    "R1 requests of any epoch": Broken(Rules(leader=AnyEpochServed), CALM, 412),
+    "R2 nothing diverges": Broken(Rules(leader=NothingDiverges)),
+    "R3 cut to the high watermark": Broken(Rules(mutations=frozenset({"R3"}))),
+    "R4 committed before the leader synced": Broken(Rules(leader=CommittedUnsynced)),
+    "R4 committed by too small an ISR": Broken(Rules(leader=CommittedBySmallIsr)),
+    "R5 without changes under way": Broken(Rules(leader=OnlyTheIsrOfTheRecord)),
+    "R5 guessing an outcome": Broken(Rules(mutations=frozenset({"R5"}))),
+    "R6 caught up before it is": Broken(Rules(leader=CaughtUpAtOnce)),
+    "R6 caught up with the high watermark only": Broken(Rules(leader=CaughtUpWithTheHighWatermark)),
+    "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 10),
+    "R8 a damaged disk counts as whole": Broken(Rules(mutations=frozenset({"R8"}))),
+    "R9 late answers": Broken(Rules(follower=LateAnswersUsed)),
+    "R11 all is committed on followers": Broken(Rules(follower=AllIsCommitted)),
+    "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"}))),
+    "R13 confirmed before the sync": Broken(Rules(mutations=frozenset({"R13"}))),
+    "R14 always ready": Broken(Rules(leader=AlwaysReady)),
+    "R15 dropping a log that is needed": Broken(Rules(follower=DropsInsteadOfCutting)),
+}

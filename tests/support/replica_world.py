@@ -1,0 +1,714 @@
+"""A world of a few nodes with one replicated stream, under a random scheduler.
+
+The rules are the production modules of `liftlog.cluster`. Everything around them is a list: each
+node's log with a durable and a volatile part, the frames that are under way, the metadata store
+with its history, and compare-and-sets that are applied now, later or never. `World.step` does one
+random thing to one random node, and what must never happen raises Violation:
+
+- an acked record is missing on a node that leads, or that could be elected
+- an offset below the high watermark of any node has two records
+- a follower confirms what its disk does not have
+- a leader that calls itself ready shows less than was acked before
+
+`committed` is what any leader's high watermark ever reached: at least what was acked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from liftlog.cluster import transitions as t
+from liftlog.cluster.epochs import EpochTable, cut, extend
+from liftlog.cluster.following import (
+    Answer,
+    Append,
+    Effect,
+    Fail,
+    Fetch,
+    Follower,
+    Gap,
+    Resync,
+    Truncate,
+)
+from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
+from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.roles import Follow, Lead, role_of
+
+Entry = tuple[int, int] | None
+"""A record as (epoch, value); None is an offset without one."""
+
+
+class Violation(AssertionError):
+    """Something happened that replication promises never happens."""
+
+
+@dataclass
+class Faults:
+    """How often what happens; 0 turns it off. The other weights are those of ordinary work."""
+
+    elections: float = 1.0
+    crashes: float = 1.0
+    power_cuts: float = 1.0
+    blackouts: float = 1.0
+    lost_disks: float = 1.0
+    failing_syncs: float = 1.0
+    lost_frames: float = 0.06
+    late_copies: float = 1.0
+    reordered: float = 0.4
+    unknown_outcomes: float = 0.25
+    planned: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a mutation of a rule replaces; the defaults are the rules."""
+
+    leader: type[Leader] = Leader
+    follower: type[Follower] = Follower
+    mutations: frozenset[str] = frozenset()
+    """Rules that the shell has to keep, switched off in `Node` and `World`."""
+
+
+@dataclass
+class Frame:
+    """A request or an answer. A connection ends with either process: an answer never reaches
+    another life of the follower, but a request may still be read after its sender died."""
+
+    source: str
+    target: str
+    target_start: int
+    request: FetchRequest | None = None
+    answer: Answer | None = None
+    body: list[Entry] = field(default_factory=list)
+
+
+@dataclass
+class Cas:
+    """A compare-and-set that may be applied at any time from now on."""
+
+    node: str
+    start: int
+    expected: int  # the version that the record must have
+    record: StreamRecord
+    what: str
+
+
+class Node:
+    """A process and its disk."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.world = world
+        # The disk.
+        self.log: list[Entry] = []
+        self.synced = 0
+        self.first = 0
+        self.epochs: EpochTable = ()
+        self.stored_high_watermark = 0
+        self.lost_data = False  # synced records are gone since the last registration
+        # The process.
+        self.start = 1
+        self.up = True
+        self.record: StreamRecord = world.record
+        self.resigned_epoch = 0
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self.body: list[Entry] = []
+        self.parked: dict[str, FetchRequest] = {}
+        self.shown = 0  # this process's high watermark, as far as it was checked
+
+    # --- roles -------------------------------------------------------------------
+
+    def adopt(self, record: StreamRecord) -> None:
+        """Acts on a record, if it is newer than what this process acted on."""
+        if record.version <= self.record.version:
+            return
+        self.record = record
+        self.take_role()
+
+    def take_role(self) -> None:
+        """Becomes what the record says."""
+        role = role_of(self.record, self.name, self.start, resigned_epoch=self.resigned_epoch)
+        if isinstance(role, Lead):
+            if self.leader is not None and self.leader.epoch == role.epoch:
+                self.leader.adopt(self.record)
+                self.world.see(self)
+            else:
+                self.lead()
+            self.world.check_leader(self)
+            return
+        if self.leader is not None:
+            self.step_down()
+        if self.follower is None:
+            self.shown = self.stored_high_watermark
+            self.follower = self.world.rules.follower(
+                self.record,
+                self.name,
+                self.epochs,
+                log_end=len(self.log),
+                high_watermark=self.shown,
+            )
+            self.perform(self.follower.resumed())
+        elif "R3" in self.world.rules.mutations and isinstance(role, Follow):
+            if role.epoch != self.follower.record.leader_epoch and not self.follower.working:
+                self.cut(self.follower.high_watermark)
+                self.follower.failed(len(self.log), self.epochs)
+            self.perform(self.follower.assigned(self.record))
+        else:
+            self.perform(self.follower.assigned(self.record))
+
+    def lead(self) -> None:
+        """Begins the epoch of the record. What is being appended is finished first."""
+        if self.follower is not None:
+            if self.follower.working is not None:
+                self.finish_work()
+            self.stored_high_watermark = self.follower.high_watermark
+        elif self.leader is not None:
+            self.stored_high_watermark = self.leader.high_watermark
+        self.follower = None
+        self.synced = len(self.log)
+        self.world.stats["terms"] += 1
+        self.leader = self.world.rules.leader(
+            self.record,
+            self.name,
+            self.epochs,
+            log_end=len(self.log),
+            durable_end=self.synced,
+            high_watermark=self.stored_high_watermark,
+            now=self.world.now,
+            lag_max=20.0,
+        )
+        self.epochs = self.leader.epochs
+        self.parked.clear()
+        self.shown = self.leader.high_watermark
+        self.world.check_leader(self)
+        self.world.see(self)
+
+    def step_down(self) -> None:
+        """What is written and not committed stays in the log and is not answered."""
+        assert self.leader is not None
+        self.stored_high_watermark = self.leader.high_watermark
+        self.leader = None
+        self.parked.clear()
+        self.synced = len(self.log)
+
+    # --- work --------------------------------------------------------------------
+
+    def publish(self, count: int, holes: int) -> None:
+        """Appends records, after offsets that are skipped; followers get them before the sync."""
+        leader = self.leader
+        if leader is None or leader.resigned:
+            return
+        self.log += [None] * holes
+        for _ in range(count):
+            self.world.value += 1
+            self.log.append((leader.epoch, self.world.value))
+        for name in leader.written(len(self.log), self.world.now):
+            self.answer(self.parked.pop(name))
+
+    def sync(self) -> None:
+        """What is written becomes durable."""
+        if self.leader is not None:
+            self.synced = len(self.log)
+            self.leader.local(self.synced)
+            self.world.see(self)
+        elif self.follower is not None and self.follower.working is not None:
+            self.finish_work()
+
+    def finish_work(self) -> None:
+        assert self.follower is not None
+        self.synced = len(self.log)
+        self.perform(self.follower.stored(len(self.log), self.epochs))
+        self.world.see(self)
+
+    def failing_sync(self) -> None:
+        """The log gives up what it could not sync."""
+        if self.synced == len(self.log):
+            return
+        self.world.stats["failed syncs"] += 1
+        self.cut(self.synced)
+        if self.leader is not None:
+            if "R12" in self.world.rules.mutations:
+                self.leader.log_end = len(self.log)
+            else:
+                self.leader.resign()
+                self.resigned_epoch = self.leader.epoch
+                self.step_down()
+                self.take_role()
+        elif self.follower is not None:
+            self.follower.failed(len(self.log), self.epochs)
+
+    def retry(self) -> None:
+        """The follower's request has waited for long enough, or its pause is over."""
+        if self.follower is not None:
+            self.follower.lost()
+            self.perform(self.follower.resumed())
+
+    def perform(self, effect: Effect | None) -> None:
+        """Does what the follower asks for. What is written becomes durable by a later step."""
+        follower = self.follower
+        if effect is None or follower is None:
+            return
+        if isinstance(effect, Fetch):
+            if effect.offset > self.synced:
+                raise Violation(
+                    f"{self.name} confirms offset {effect.offset}, and {self.synced} is durable"
+                )
+            request = FetchRequest(
+                self.name, self.start, effect.epoch, effect.offset, effect.last_epoch
+            )
+            self.world.send(Frame(self.name, effect.leader, 0, request=request))
+        elif isinstance(effect, Append):
+            self.append(self.body)
+            if "R13" in self.world.rules.mutations:
+                synced, self.synced = self.synced, len(self.log)
+                request_of = follower.stored(len(self.log), self.epochs)
+                self.perform(request_of)
+                self.synced = synced
+        elif isinstance(effect, Truncate):
+            self.world.stats["truncations"] += 1
+            self.cut(effect.end)
+        elif isinstance(effect, Gap):
+            self.world.stats["gaps"] += 1
+            self.log += [None] * (effect.next_offset - len(self.log))
+            self.epochs = extend(self.epochs, effect.epochs)
+        elif isinstance(effect, Resync):
+            self.world.stats["resyncs"] += 1
+            self.log = [None] * effect.offset
+            self.first = self.synced = effect.offset
+            self.epochs = ()
+            self.stored_high_watermark = self.shown = 0
+            follower.high_watermark = 0
+        else:
+            assert isinstance(effect, Fail)
+            self.world.failed(self, effect)
+
+    def append(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry is not None:
+                self.epochs = extend(self.epochs, ((entry[0], len(self.log)),))
+            self.log.append(entry)
+
+    def cut(self, end: int) -> None:
+        del self.log[end:]
+        self.epochs = cut(self.epochs, len(self.log))
+        self.synced = min(self.synced, len(self.log))
+        self.stored_high_watermark = min(self.stored_high_watermark, len(self.log))
+        self.shown = min(self.shown, len(self.log))
+
+    # --- frames ------------------------------------------------------------------
+
+    def receive(self, frame: Frame) -> None:
+        if frame.request is not None:
+            self.serve(frame.request)
+        elif self.follower is not None and self.start == frame.target_start:
+            assert frame.answer is not None
+            before = self.follower.outstanding
+            self.body = frame.body if self.follower.working is None else self.body
+            effect = self.follower.answered(frame.answer)
+            self.perform(effect)
+            if before is not None:
+                self.world.see(self)
+
+    def serve(self, request: FetchRequest) -> None:
+        if self.leader is None:
+            return
+        verdict = self.leader.fetched(request, self.world.now)
+        self.world.stats[verdict.kind.value] += 1
+        if verdict.kind is Kind.PARK:
+            self.parked[request.node] = request
+        elif verdict.kind is Kind.SEND:
+            self.answer(request)
+        elif verdict.kind is Kind.DIVERGING:
+            self.answer(request, diverging=(verdict.epoch, verdict.end))
+        self.world.see(self)
+
+    def answer(self, request: FetchRequest, *, diverging: tuple[int, int] | None = None) -> None:
+        leader, offset = self.leader, request.offset
+        assert leader is not None
+        body: list[Entry] = []
+        gap = None
+        if diverging is None and offset >= self.first:
+            body = self.log[offset : offset + self.world.random.randrange(1, 5)]
+            holes = 0
+            while holes < len(body) and body[holes] is None:
+                holes += 1
+            if holes:
+                gap = Gap(offset + holes, leader.epochs_of_gap(offset, offset + holes))
+                body = []
+            elif None in body:
+                body = body[: body.index(None)]
+        answer = Answer(
+            leader.epoch,
+            offset,
+            request.last_epoch,
+            leader.record.version,
+            high_watermark=leader.high_watermark,
+            first_stored=self.first,
+            diverging=diverging,
+            gap=gap,
+            has_content=bool(body),
+        )
+        self.world.send(Frame(self.name, request.node, request.start, answer=answer, body=body))
+
+
+class World:
+    """`steps` random steps from `seed`; the same arguments give the same run."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        replicas: int = 3,
+        min_isr: int = 2,
+        faults: Faults | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.faults = faults or Faults()
+        self.rules = rules or Rules()
+        self.now = 0.0
+        self.value = 0
+        self.stats: Counter[str] = Counter()
+        self.trace: deque[str] = deque(maxlen=80)
+        self.committed: list[Entry] = []
+        self.frames: list[Frame] = []
+        self.delivered: deque[Frame] = deque(maxlen=self.random.choice((5, 20, 200)))
+        self.cas: list[Cas] = []
+        names = tuple("abcdefg"[:replicas])
+        self.history: list[StreamRecord] = [
+            t.create("s", "i", {"min_isr": min_isr}, names, starts=dict.fromkeys(names, 1))
+        ]
+        self.sessions = set(names)
+        self.incomplete: set[str] = set()  # lost a disk, and did not catch up since
+        self.nodes = {name: Node(name, self) for name in names}
+        self._names = list(names)
+        self._actions, self._weights = self._plan()
+        for node in self.nodes.values():
+            node.take_role()
+
+    @property
+    def record(self) -> StreamRecord:
+        """The newest record in the store."""
+        return self.history[-1]
+
+    def _plan(self) -> tuple[list[Callable[[Node], None]], list[float]]:
+        """Each run has its own mixture, so that rare conjunctions come up in some."""
+        faults, choose = self.faults, self.random.choice
+        flaky = choose((0.3, 0.6, 1.0, 2.0))
+        table: list[tuple[Callable[[Node], None], float]] = [
+            (self._publish, 16),
+            (self._deliver, 40),
+            (self._deliver_again, choose((1, 5)) * faults.late_copies),
+            (self._sync, 16 * choose((0.4, 1, 2))),
+            (self._retry, 3),
+            (self._untold, 2),
+            (self._notice, 9 * choose((0.3, 1, 2))),
+            (self._isr, 5),
+            (self._disconnect, 1.5 * flaky),
+            (self._apply_cas, 6),
+            (self._session_ends, 1 * flaky * faults.elections),
+            (self._session_begins, 6 * faults.elections),
+            (self._fail_over, 6 * flaky * faults.elections),
+            (self._resign, 2),
+            (self._transfer, 0.3 * faults.planned),
+            (self._crash, 0.5 * flaky * faults.crashes),
+            (self._start, choose((2, 6))),
+            (self._cut_power, 0.5 * flaky * faults.power_cuts),
+            (self._blackout, 0.15 * faults.blackouts),
+            (self._lose_disk, 0.5 * flaky * faults.lost_disks),
+            (self._failing_sync, 0.3 * faults.failing_syncs),
+            (self._retain, 0.5),
+            (self._leave, 0.3 * faults.planned),
+        ]
+        return [one for one, weight in table if weight], [weight for _, weight in table if weight]
+
+    def run(self, steps: int) -> None:
+        choices, names = self.random.choices, self._names
+        actions = choices(self._actions, self._weights, k=steps)
+        for action, name in zip(actions, choices(names, k=steps), strict=True):
+            self.now += 0.5
+            action(self.nodes[name])
+
+    # --- what must hold ----------------------------------------------------------
+
+    def see(self, node: Node) -> None:
+        """Compares what a node's high watermark has newly covered with what was committed."""
+        leader = node.leader
+        role = leader or node.follower
+        if role is None:
+            return
+        end = role.high_watermark
+        if end > node.shown:
+            self._see_committed(node, end, leads=leader is not None)
+            node.shown = end
+        if leader is not None:
+            now = self.record
+            leads = (now.leader, now.leader_epoch) == (node.name, leader.epoch)
+            if leads and leader.is_ready and end < len(self.committed):
+                raise Violation(f"{node.name} is ready at {end}, {len(self.committed)} was shown")
+
+    def _see_committed(self, node: Node, end: int, *, leads: bool) -> None:
+        if end > len(node.log):
+            raise Violation(f"{node.name} has high watermark {end} and log end {len(node.log)}")
+        known = min(end, len(self.committed))
+        first = max(node.shown, node.first)
+        if node.log[first:known] != self.committed[first:known]:
+            raise Violation(
+                f"{node.name} has {node.log[first:known]} from offset {first} on, committed was "
+                f"{self.committed[first:known]}"
+            )
+        if end > known:
+            if not leads:
+                raise Violation(f"{node.name} follows with high watermark {end} above {known}")
+            self.committed += node.log[known:end]
+            self.stats["committed"] += end - known
+            self.check_copies()
+
+    def check_leader(self, node: Node) -> None:
+        """Leader completeness, for the leader by the newest record."""
+        if self.record.leads(node.name, node.start):
+            self._check_copy(node, "leads")
+
+    def check_copies(self) -> None:
+        """All that may be elected have what was committed, durably."""
+        for name in self.record.isr + self.record.eligible:
+            node = self.nodes[name]
+            if not node.lost_data:
+                self._check_copy(node, "can be elected")
+
+    def _check_copy(self, node: Node, why: str) -> None:
+        end, first = len(self.committed), node.first
+        if node.synced < end or node.log[first:end] != self.committed[first:end]:
+            raise Violation(
+                f"{node.name} {why} with {node.log[first:]}, synced to {node.synced}; committed "
+                f"from {first}: {self.committed[first:]}"
+            )
+
+    def failed(self, node: Node, effect: Fail) -> None:
+        raise Violation(f"{node.name} fails: {effect.reason}")
+
+    # --- network -----------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        if len(self.frames) > 40:
+            del self.frames[0]
+
+    def _deliver(self, _: Node) -> None:
+        for _ in range(self.random.randrange(1, 4)):
+            if self.frames:
+                self._deliver_one()
+
+    def _deliver_one(self) -> None:
+        late = self.random.random() < self.faults.reordered
+        index = self.random.randrange(len(self.frames)) if late else 0
+        frame = self.frames[index]
+        del self.frames[index]
+        self.delivered.append(frame)
+        if self.random.random() >= self.faults.lost_frames:
+            self._receive(frame)
+
+    def _receive(self, frame: Frame) -> None:
+        target = self.nodes[frame.target]
+        if target.up:
+            target.receive(frame)
+
+    def _deliver_again(self, _: Node) -> None:
+        """A copy of a frame arrives late, or a lost one does: often one of a former life or epoch,
+        which is what fencing is for."""
+        frames: Sequence[Frame] = self.delivered
+        if self.random.random() < 0.5:
+            frames = [frame for frame in frames if self._is_outdated(frame)]
+        if frames:
+            self._receive(self.random.choice(frames))
+
+    def _is_outdated(self, frame: Frame) -> bool:
+        asked = frame.request
+        return asked is not None and (
+            asked.start < self.nodes[asked.node].start or asked.epoch < self.record.leader_epoch
+        )
+
+    # --- ordinary work -----------------------------------------------------------
+
+    def _publish(self, node: Node) -> None:
+        if node.up:
+            node.publish(self.random.randrange(1, 3), self.random.random() < 0.05)
+
+    def _sync(self, node: Node) -> None:
+        if node.up:
+            node.sync()
+
+    def _retry(self, node: Node) -> None:
+        if node.up:
+            node.retry()
+
+    def _untold(self, node: Node) -> None:
+        if node.up and node.leader is not None:
+            for name in node.leader.untold(self.now):
+                node.answer(node.parked.pop(name))
+
+    def _retain(self, node: Node) -> None:
+        """Deletes what is below the high watermark, and forgets the epochs that ended there."""
+        role = node.leader or node.follower
+        if node.up and role is not None:
+            node.first = max(node.first, self.random.randrange(role.high_watermark + 1))
+            ends = [start for _, start in node.epochs[1:]]
+            node.epochs = tuple(
+                entry
+                for i, entry in enumerate(node.epochs)
+                if i == len(ends) or ends[i] > node.first
+            )
+
+    # --- records -----------------------------------------------------------------
+
+    def _notice(self, node: Node) -> None:
+        """A node hears of a record: not always of the newest."""
+        newer = [one for one in self.history[-4:] if one.version > node.record.version]
+        if node.up and newer:
+            node.adopt(self.random.choice(newer))
+
+    def _isr(self, node: Node) -> None:
+        if node.up and node.leader is not None:
+            change = node.leader.propose(self.now)
+            if change is not None:
+                self.submit(node, change, "isr")
+
+    def submit(self, node: Node, change: Change, what: str) -> None:
+        self.cas.append(Cas(node.name, node.start, change.before.version, change.after, what))
+        if len(self.cas) > 6:
+            del self.cas[0]  # never applied
+
+    def _apply_cas(self, _: Node) -> None:
+        if not self.cas:
+            return
+        cas = self.cas.pop(self.random.randrange(len(self.cas)))
+        node = self.nodes[cas.node]
+        applied = cas.expected == self.record.version
+        if applied:
+            self.put(cas.record, cas.what)
+        known = node.up and node.start == cas.start
+        if known and self.random.random() >= self.faults.unknown_outcomes:
+            if applied:
+                node.adopt(cas.record)
+        elif known:
+            self.stats["unknown outcomes"] += 1
+            leader = node.leader
+            if "R5" in self.rules.mutations and leader is not None and leader.pending is not None:
+                # Bug: what is not heard of has not happened, and the ISR is as it was.
+                leader.pending = None
+                leader._see(leader.record)
+
+    def put(self, record: StreamRecord, what: str) -> None:
+        self.stats[what] += 1
+        self.history.append(record)
+        del self.history[:-8]
+        self.incomplete -= set(record.isr)
+        self.check_copies()
+
+    def _session_ends(self, node: Node) -> None:
+        self.sessions.discard(node.name)
+
+    def _session_begins(self, node: Node) -> None:
+        if node.up:
+            self.sessions.add(node.name)
+
+    def _fail_over(self, node: Node) -> None:
+        """Elects, by what the node knows: it may be old, and the leader may live."""
+        if node.up and node.name in self.sessions and not node.record.deleted:
+            dead = set(self.nodes) - self.sessions
+            after = t.failover(node.record, dead, node.name)
+            if after is not None:
+                self.submit(node, Change(node.record, after), "failover")
+
+    def _resign(self, node: Node) -> None:
+        if node.up and node.resigned_epoch == node.record.leader_epoch:
+            after = t.resign(node.record, node.name)
+            if after is not None:
+                self.submit(node, Change(node.record, after), "resign")
+
+    def _transfer(self, node: Node) -> None:
+        if node.up and node.leader is not None and node.leader.pending is None:
+            to = self.random.choice(node.record.isr)
+            after = t.transfer(node.record, to)
+            if after is not None:
+                self.submit(node, Change(node.record, after), "transfer")
+
+    def _leave(self, node: Node) -> None:
+        """A planned stop: nobody shall wait for this node."""
+        if node.up and node.leader is None:
+            after = t.fence(node.record, {node.name})
+            if after is not None:
+                self.submit(node, Change(node.record, after), "leave")
+
+    # --- faults ------------------------------------------------------------------
+
+    def _disconnect(self, node: Node) -> None:
+        if node.up and node.leader is not None:
+            node.leader.lost(self.random.choice(self._names))
+        elif node.up and node.follower is not None:
+            node.follower.lost()
+
+    def _failing_sync(self, node: Node) -> None:
+        if node.up:
+            node.failing_sync()
+
+    def _crash(self, node: Node) -> None:
+        """The process dies; what it wrote stays in the page cache."""
+        if not node.up:
+            return
+        self.stats["crashes"] += 1
+        if self.random.random() < 0.5:
+            self.sessions.discard(node.name)
+        role = node.leader or node.follower
+        if role is not None:
+            node.stored_high_watermark = self.random.randrange(
+                min(node.stored_high_watermark, role.high_watermark), role.high_watermark + 1
+            )
+        node.up = False
+        node.leader = node.follower = None
+        node.parked.clear()
+
+    def _cut_power(self, node: Node) -> None:
+        """What was not synced may be gone; of a running process, or of one that died before."""
+        self._crash(node)
+        if node.synced < len(node.log):
+            self.stats["lost tails"] += 1
+            node.cut(self.random.randrange(node.synced, len(node.log) + 1))
+
+    def _blackout(self, _: Node) -> None:
+        self.stats["blackouts"] += 1
+        for node in self.nodes.values():
+            self._cut_power(node)
+
+    def _lose_disk(self, node: Node) -> None:
+        """The disk is set back or replaced; of so many nodes at a time as acks are to survive."""
+        incomplete = self.incomplete | {node.name}
+        if node.up or len(incomplete) >= self.record.min_isr or not node.synced:
+            return
+        self.stats["lost disks"] += 1
+        self.incomplete = incomplete
+        node.lost_data = True
+        node.cut(self.random.randrange(node.synced))
+        node.first = min(node.first, len(node.log))
+
+    def _start(self, node: Node) -> None:
+        """Registers, by a change that no other node's can come between, then takes its role."""
+        if node.up:
+            return
+        node.up = True
+        node.start += 1
+        node.body = []
+        node.resigned_epoch = 0
+        node.synced = len(node.log)  # the recovery syncs what it found
+        clean = not node.lost_data or "R8" in self.rules.mutations
+        record = t.register(self.record, node.name, node.start, clean=clean)
+        assert record is not None
+        node.lost_data = False
+        self.sessions.add(node.name)
+        self.put(record, "register" if clean else "register unclean")
+        node.record = record
+        node.take_role()

@@ -1,0 +1,219 @@
+"""The follower: one request at a time, and its log loses nothing that it confirmed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from liftlog.cluster import transitions as t
+from liftlog.cluster.following import (
+    Answer,
+    Append,
+    Effect,
+    Fail,
+    Fetch,
+    Follower,
+    Gap,
+    Resync,
+    Truncate,
+)
+from liftlog.cluster.record import StreamRecord
+
+RECORD = t.create("s", "i", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1), leader_epoch=5)
+OUT = replace(RECORD, isr=("a", "c"), version=2)
+"""b is not in sync."""
+TABLE = ((2, 0), (4, 6))
+
+
+def follower(record: StreamRecord = RECORD, **changes: Any) -> Follower:
+    """b, with a log that ends at 10 in epoch 4; it has asked."""
+    one = Follower(record, "b", TABLE, **{"log_end": 10, "high_watermark": 8, **changes})
+    one.resumed()
+    return one
+
+
+def answer(**changes: Any) -> Answer:
+    known = {"epoch": 5, "offset": 10, "last_epoch": 4, "version": 1, "high_watermark": 8}
+    return Answer(**{**known, **changes})
+
+
+def fetch(offset: int, last_epoch: int, **changes: Any) -> Fetch:
+    return Fetch(
+        **{"leader": "a", "epoch": 5, "side_version": 0, **changes},
+        offset=offset,
+        last_epoch=last_epoch,
+    )
+
+
+def test_one_request_is_out_at_a_time() -> None:
+    one = Follower(RECORD, "b", TABLE, log_end=10, high_watermark=8)
+    assert one.resumed() == fetch(10, 4)
+    assert one.resumed() is None
+    one.lost()
+    assert one.resumed() == fetch(10, 4)
+
+
+def test_an_answer_is_appended_and_the_next_request_confirms_it() -> None:
+    one = follower()
+    assert one.answered(answer(has_content=True, high_watermark=12)) == Append()
+    assert one.high_watermark == 8, "not before it is durable"
+    assert one.resumed() is None, "not while the log is written"
+    assert one.stored(11, (*TABLE, (5, 10))) == fetch(11, 5)
+    assert one.high_watermark == 11, "not above the own end"
+
+
+def test_an_answer_without_content_moves_the_high_watermark() -> None:
+    one = follower()
+    assert one.answered(answer(high_watermark=10)) == fetch(10, 4)
+    assert one.high_watermark == 10
+
+
+@pytest.mark.parametrize("changes", [{"epoch": 4}, {"epoch": 6}, {"offset": 9}, {"last_epoch": 3}])
+def test_only_an_answer_to_the_request_that_is_out_is_used(changes: dict[str, int]) -> None:
+    one = follower()
+    assert one.answered(answer(**changes, has_content=True)) is None
+    assert one.answered(answer(**changes, diverging=(4, 7))) is None
+    assert one.answered(answer(has_content=True)) == Append(), "the right one is still awaited"
+    assert one.answered(answer(diverging=(4, 7))) is None, "a second one is not"
+
+
+def test_a_failed_append_confirms_nothing_and_is_asked_for_again() -> None:
+    one = follower()
+    one.answered(answer(has_content=True, high_watermark=12))
+    one.failed(10, TABLE)
+    assert one.high_watermark == 8
+    assert one.resumed() == fetch(10, 4)
+
+
+def test_a_damaged_body_is_asked_for_again_with_a_complaint() -> None:
+    one = follower()
+    one.answered(answer(has_content=True))
+    assert one.damaged() == fetch(10, 4, damaged=True)
+
+
+def test_side_state_is_confirmed_with_the_next_request() -> None:
+    one = follower()
+    one.answered(answer(has_content=True))
+    assert one.stored(10, TABLE, side_version=3) == fetch(10, 4, side_version=3)
+
+
+# --- records ---------------------------------------------------------------------
+
+
+def test_a_new_leader_is_asked_and_the_former_one_is_not_heard_any_more() -> None:
+    one = follower()
+    after = t.failover(RECORD, {"a"}, "c")
+    assert after is not None
+    assert one.assigned(after) == fetch(10, 4, leader="c", epoch=6)
+    assert one.answered(answer(has_content=True)) is None
+    assert one.assigned(RECORD) is None, "an older record"
+    assert one.answered(answer(epoch=6, has_content=True)) == Append()
+
+
+def test_another_version_in_the_same_epoch_leaves_the_request_out() -> None:
+    one = follower()
+    assert one.assigned(OUT) is None
+    assert one.answered(answer(has_content=True)) == Append()
+
+
+def test_without_a_leader_nothing_is_asked() -> None:
+    one = follower()
+    after = t.resign(RECORD, "a")
+    assert after is not None
+    assert one.assigned(after) is None
+    assert one.resumed() is None
+
+
+def test_a_new_leader_waits_for_what_is_being_done_to_the_log() -> None:
+    one = follower()
+    one.answered(answer(has_content=True))
+    after = t.failover(RECORD, {"a"}, "c")
+    assert after is not None
+    assert one.assigned(after) is None
+    assert one.stored(11, (*TABLE, (5, 10))) == fetch(11, 5, leader="c", epoch=6)
+
+
+# --- where logs part -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("diverging", "end"),
+    [
+        ((4, 9), 9),  # where the leader ends the epoch
+        ((4, 12), None),  # nowhere below the own end: a useless answer
+        ((3, 9), 6),  # the newest common epoch is 2, which ends here at 6
+        ((2, 5), 5),
+    ],
+)
+def test_the_log_is_cut_where_either_ends_the_common_epoch(
+    diverging: tuple[int, int], end: int | None
+) -> None:
+    one = follower(high_watermark=0)
+    effect = one.answered(answer(diverging=diverging, high_watermark=12))
+    if end is None:
+        assert isinstance(effect, Fetch)
+        assert one.high_watermark == 0
+        return
+    assert effect == Truncate(end)
+    left = tuple(entry for entry in TABLE if entry[1] < end)
+    assert one.stored(end, left) == fetch(end, left[-1][0])
+    assert one.high_watermark == 0, "what a cut leaves may not be committed"
+
+
+def test_a_cut_below_the_high_watermark_fails_the_stream() -> None:
+    one = follower()
+    effect = one.answered(answer(diverging=(4, 7)))
+    assert isinstance(effect, Fail)
+    assert "only up to offset 7, below what was committed here: 8" in effect.reason
+    assert one.resumed() is None
+
+
+def test_after_an_unclean_recovery_acked_records_may_be_cut() -> None:
+    one = follower(replace(RECORD, unclean_epoch=5))
+    assert one.answered(answer(diverging=(4, 7))) == Truncate(7)
+    one.stored(7, TABLE)
+    assert one.high_watermark == 7
+    old = follower(replace(RECORD, unclean_epoch=4))
+    assert isinstance(old.answered(answer(diverging=(4, 7))), Fail), "it went through that one"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first_stored": 11},
+        {"tombstones_removed_below": 11, "first_stored": 0},
+        {"diverging": (0, 3)},
+    ],
+)
+def test_a_copy_that_cannot_be_continued_starts_again(changes: dict[str, Any]) -> None:
+    one = follower(OUT)
+    first = changes.get("first_stored", 0)
+    assert one.answered(answer(**changes, version=2)) == Resync(first)
+    assert one.stored(first, ()) == fetch(first, 0)
+
+
+@pytest.mark.parametrize("kept", [{"isr": ("a", "b")}, {"isr": ("a",), "eligible": ("b",)}])
+def test_a_copy_that_may_be_the_last_whole_one_is_never_dropped(kept: dict[str, Any]) -> None:
+    one = follower(replace(RECORD, **kept))
+    effect = one.answered(answer(first_stored=11))
+    assert isinstance(effect, Fail)
+    assert "must be kept" in effect.reason
+
+
+def test_a_leader_with_a_newer_record_may_know_that_the_copy_is_not_needed() -> None:
+    one = follower()
+    assert one.answered(answer(first_stored=11, version=2)) is None
+    assert one.resumed() is None, "the record comes first"
+    assert one.assigned(OUT) == fetch(10, 4)
+    assert one.answered(answer(first_stored=11, version=2)) == Resync(11)
+
+
+def test_a_gap_is_noted_with_the_epochs_that_it_hides() -> None:
+    one = follower()
+    gap = Gap(14, ((5, 10),))
+    assert one.answered(answer(gap=gap, high_watermark=14)) == gap
+    effect: Effect | None = one.stored(14, (*TABLE, (5, 10)))
+    assert effect == fetch(14, 5)
+    assert one.high_watermark == 14
