@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -244,6 +244,18 @@ class LogBroker:
     @property
     def unreleased(self) -> int:
         return sum(len(stream.log.unreleased) for stream in self.streams.values())
+
+
+@contextmanager
+def orders_broker(directory: Path) -> Iterator[LogBroker]:
+    """One stream `orders` with ten batches of ten records, offsets 1 to 100."""
+    broker = LogBroker(directory)
+    stream = broker.add("orders", subject="orders.>")
+    for first in range(1, 101, 10):
+        stream.append([b"value %d" % offset for offset in range(first, first + 10)])
+    yield broker
+    assert broker.unreleased == 0, "slices of the log were not released"
+    broker.close()
 
 
 @asynccontextmanager
