@@ -337,6 +337,10 @@ class RecordBatch:
         return cut if ends.tobytes() == ends_if_equal else None
 
     def _nullable(self, column: Binary[int]) -> list[bytes | None]:
+        count = self.header.record_count
+        bitmap = self._view[column.bitmap : column.bitmap + (count + 7) // 8]
+        if count > FEW and bitmap == _all_set(count):
+            return self._binary(column)  # type: ignore[return-value]  # list is invariant
         flags = self._flags(column)
         pairs = zip(self._binary(column), flags, strict=True)
         return [item if flag else None for item, flag in pairs]
@@ -356,6 +360,12 @@ def _equal_cuts(length: int, count: int) -> tuple[bytes, struct.Struct]:
     """
     ends = array("i", range(0, length * (count + 1), length)).tobytes()
     return ends, struct.Struct(f"{length}s" * count)
+
+
+@lru_cache(maxsize=32)
+def _all_set(count: int) -> bytes:
+    """The bitmap of a column in which each record has an item."""
+    return ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
 
 
 def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBatch:
