@@ -26,6 +26,9 @@ _PER_BATCH = 4096
 _MEMORY_BYTES = 64 << 20  # the default of cleaner.memory
 _TINY = 65_536
 _WAIT_SECONDS = 120.0
+HEADER_BLOCK = (
+    "NATS/1.0\r\nLiftlog-Key: k0123456789\r\nNats-Msg-Id: 0123456789ab-0123456789\r\n\r\n"
+)
 _SUBJECT = "bench.beside"
 _NEVER = {"interval": "1d", "scrub_interval": None}
 
@@ -83,6 +86,32 @@ def compaction(
             f"({told['bytes_in'] / 1e6:,.0f} MB, {told['cpu']:.0%} of a core)"
         )
         shutil.rmtree(data_dir, ignore_errors=True)
+
+
+def compaction_of_headers(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, share: float
+) -> None:
+    """2 million records of 100 bytes, 200,000 keys, with a header block of as many bytes as a key
+    and an id take, and without one."""
+    count, keys = int(2_000_000 * share), int(200_000 * share)
+    blocks = {"keyed-input": "", "headers-input": HEADER_BLOCK}
+    for number in range(rounds):
+        for series, block in list(blocks.items())[:: -1 if number % 2 else 1]:
+            data_dir = directory / series
+            spec = {"data_dir": str(data_dir), "stream": "compacted"}
+            stream = _stream("compacted", count, keys=keys) | {"header_block": block}
+            run_worker("stored", {"mode": "fill", **spec, "streams": [stream]})
+            settle_disk()
+            told = run_worker("stored", {"mode": "compact", **spec, "memory_bytes": _MEMORY_BYTES})
+            if not told["complete"] or told["records_in"] != count:
+                raise WorkerFailed(f"compaction did not take all at once: {told}")
+            speed = count / told["seconds"]
+            measured.add(LIFTLOG, series, speed)
+            progress.say(
+                f"round {number + 1}/{rounds} compaction, {len(block)} B of headers, "
+                f"{speed:,.0f} records/s ({told['cpu']:.0%} of a core)"
+            )
+            shutil.rmtree(data_dir)
 
 
 def memory_per_key(measured: Measurements, progress: Progress, *, rounds: int) -> None:

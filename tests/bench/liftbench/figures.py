@@ -290,6 +290,14 @@ ROWS = (
         150,
         unit=" MB/s",
     ),
+    _ratio(
+        "compaction-headers",
+        "compaction of records with headers / with keys only, records",
+        (LIFTLOG, "headers-input"),
+        (LIFTLOG, "keyed-input"),
+        0.6,
+        0.8,
+    ),
     Row(
         "key-memory",
         "memory for each distinct key, at the peak",

@@ -136,6 +136,8 @@ def _measure_cleaning(
     share, rounds = (0.1, 1) if options.quick else (1.0, min(options.rounds, 3))
     if "compaction" in wanted:
         cleaning.compaction(directory, measured, progress, rounds=rounds, share=share)
+    if "headers-input" in wanted:
+        cleaning.compaction_of_headers(directory, measured, progress, rounds=rounds, share=share)
     if "key-memory" in wanted:
         cleaning.memory_per_key(measured, progress, rounds=rounds)
     if "recovery" in wanted:

@@ -299,6 +299,8 @@ def _idle(measured: Measurements) -> str:
 _CLEANING = {
     "compaction": ("compaction, MB/s of input", 0),
     "compaction-cpu": ("the same for each second of CPU time", 0),
+    "keyed-input": ("compaction of keyed records, records/s", 0),
+    "headers-input": ("the same with headers, records/s", 0),
     "key-memory": ("bytes per distinct key, peak of the process", 1),
     "key-memory-map": ("bytes per distinct key, the map itself", 1),
     "alone-p99": ("p99 of an ack at half of peak load, us", 0),

@@ -48,9 +48,9 @@ def _config(spec: dict[str, Any]) -> LogConfig:
 def fill(spec: dict[str, Any]) -> dict[str, Any]:
     """Streams as a daemon would have stored them, without the publishing.
 
-    `streams`: name, settings, count, per_batch, value_bytes, keys (0: none), and whether the first
-    segment passes for compacted. With `unclean` the process ends as if it were killed, else cleanly
-    and with an empty active segment.
+    `streams`: name, settings, count, per_batch, value_bytes, keys (0: none), the header block that
+    all records have, and whether the first segment passes for compacted. With `unclean` the process
+    ends as if it were killed, else cleanly and with an empty active segment.
     """
     data_dir = _data_dir(spec)
     states = {}
@@ -74,6 +74,7 @@ def _append(log: Log, stream: dict[str, Any]) -> None:
     rng = np.random.default_rng(1)
     names = [b"k%010d" % n for n in range(stream["keys"])]
     value, per_batch = bytes(stream["value_bytes"]), stream["per_batch"]
+    block = stream.get("header_block", "").encode()
     subject = stream["settings"]["subject"].encode()
     stamp = time.time_ns() // 1000 * 1000 - _HOUR_NS
     unsynced = 0
@@ -91,6 +92,7 @@ def _append(log: Log, stream: dict[str, Any]) -> None:
             subjects=[subject] * count,
             values=[value] * count,
             keys=keys,
+            headers=[block] * count if block else None,
         )
         log.append([EncodedBatch(data, base, base + count, count, stamp, stamp)])
         unsynced += len(data)
