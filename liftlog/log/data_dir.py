@@ -3,6 +3,7 @@
 <data_dir>/lock              names the one daemon that uses the directory, and holds its lock
 <data_dir>/clean             clean marker, there only after a clean stop
 <data_dir>/recovery-points   everything below was fsynced, per stream
+<data_dir>/records           the records of the streams (`liftlog.server.replication`)
 <data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
 
 The marker and the recovery points state, by stream, how far its active segment is known to be good.

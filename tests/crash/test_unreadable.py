@@ -99,7 +99,7 @@ class BadDisk:
 
     FILES: tuple[str, ...] = (
         "sealed", "active", "active", "index", "acked", "leases", "dedupe", "recovery-points",
-        "clean", "scrub",
+        "clean", "scrub", "records",
     )  # fmt: skip
 
     def __init__(self, disk: LoseFsHandle, data_dir: Path, chance: random.Random) -> None:
@@ -298,7 +298,9 @@ def test_a_page_above_the_recovery_point(way: str, where: float, loaded: Loaded)
 
 
 EXPECTED = {"stop": ["acked", "clean", "dedupe"], "kill": ["acked"], "power cut": []}
-SMALL_FILES = ("clean", "recovery-points", "scrub", "acked", "leases", "dedupe", "index")
+SMALL_FILES = (
+    "clean", "recovery-points", "records", "scrub", "acked", "leases", "dedupe", "index",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("way", ["stop", "kill", "power cut"])
@@ -322,7 +324,7 @@ def test_small_files_that_can_be_done_without(
         loaded.disk.lose_pages(path, 0)
     if len(names) > 1:
         seen = {path.name if path.suffix != ".index" else "index" for path in lost}
-        assert seen >= {"leases", "index", *EXPECTED[way]}
+        assert seen >= {"leases", "index", "records", *EXPECTED[way]}
     daemon.start()
     for _ in range(2):
         assert plain(daemon) == (list(range(1, COUNT + 1)), [])

@@ -225,7 +225,9 @@ class RecordsFile:
         with contextlib.suppress(OSError):
             if self._read_raw() == self._raw:
                 self._is_current = True
-                return self._unavailable(error)
+                failure = self._unavailable(error)
+                failure.__cause__ = error
+                return failure
         return CasUnknown(f"{self.path} was replaced, and may not be durable: {_reason(error)}")
 
     def _load(self) -> None:

@@ -29,6 +29,7 @@ from liftlog.protocol.described import DaemonInfo, Removal, StreamInfo
 from liftlog.protocol.messages import REQUESTS
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.records import StreamRecords
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.retention import (
     decide_retention,
@@ -61,6 +62,7 @@ class StreamDirectory(Protocol):
     settings: Settings
     server_id: str
     reserve: DiskReserve
+    records: StreamRecords
     clock_guard: ClockGuard
 
     @property
@@ -227,6 +229,7 @@ class Administration:
             )
 
         await host.exclusively(store, adopt, reserve=streams.reserve)
+        await streams.records.changed(log)
         if streams.compactor is not None and any(
             path.partition(".")[0] in _CLEANING for path, _, _ in found
         ):
@@ -252,6 +255,7 @@ class Administration:
 
         freed = await host.exclusively(truncate, reserve=self._streams.reserve)
         if host.log.log_start_offset > before:
+            await self._streams.records.truncated(host.log, offset)
             logger.info(
                 "stream-truncated stream=%s log_start=%d freed_bytes=%d",
                 name,

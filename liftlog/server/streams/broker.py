@@ -33,6 +33,8 @@ from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
+from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.records import RECORDS_NAME, StreamRecords
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
@@ -72,6 +74,8 @@ class Broker:
         self._losses = PossibleLosses(clock)
         self._attachments = Attachments(self.hosts, self.intake, self._losses.note)
         self._neighbours = Neighbours(self.hosts, settings.nats.ack_subjects)
+        path = data_dir.path / RECORDS_NAME
+        self.records = StreamRecords(FileMetaStore(path, shared=False, fs=data_dir.environment.fs))
         self._maker = StreamMaker(
             self.hosts,
             self.broken,
@@ -80,6 +84,7 @@ class Broker:
             committers=self.intake,
             neighbours=self._neighbours,
             losses=self._losses,
+            records=self.records,
             now_ns=self.now_ns,
         )
         self.compactor: Cleaner | None = None
@@ -127,6 +132,7 @@ class Broker:
         elif host.settings != settings:
             await host.run_exclusive(lambda: None, then=partial(host.adopt, settings))
             await save_metadata(host)
+            await self.records.changed(host.log)
         self.streams_changed()
         return host
 
@@ -408,6 +414,7 @@ class Broker:
         # Commits that the drain did not wait for: the threads finish them, and the loop, which runs
         # meanwhile, answers them. No log is closed before that.
         await asyncio.to_thread(self.intake.pool.close)
+        await asyncio.to_thread(self.records.close)
         await asyncio.to_thread(self._close_logs, list(self.hosts.values()))
 
     def _close_logs(self, hosts: Iterable[StreamHost]) -> None:

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from liftlog.cluster.record import StreamRecord
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
 from liftlog.log import DataDir, Log, RecoveryReport
 from liftlog.records.codecs import codec_named
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
 from liftlog.server.commits.host import SYSTEM, Committers, StreamHost, Switches, new_metadata
 from liftlog.server.commits.subjects import new_table, restore_subjects
+from liftlog.server.replication.records import StreamRecords
 from liftlog.server.streams.attachments import PossibleLosses
 from liftlog.server.streams.dedupe_restoring import last_message_id, restore_dedupe
 from liftlog.server.streams.neighbours import Neighbours
@@ -48,6 +50,7 @@ class StreamMaker:
         committers: Committers,
         neighbours: Neighbours,
         losses: PossibleLosses,
+        records: StreamRecords,
         now_ns: Callable[[], int],
     ) -> None:
         self._hosts = hosts
@@ -57,6 +60,7 @@ class StreamMaker:
         self._committers = committers
         self._neighbours = neighbours
         self._losses = losses
+        self._records = records
         self._now_ns = now_ns
 
     # --- the start ---
@@ -64,15 +68,13 @@ class StreamMaker:
     async def open_all(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
         """See `Broker.open_streams`."""
         names = await asyncio.to_thread(self._data_dir.stream_names)
+        await self._records.load(names)
         for name in names:
             if is_stopping():
                 return
             await self._open(name, assume_yes=assume_yes)
-        for name, settings in self._settings.streams.items():
-            if is_stopping():
-                return
-            if name not in self._hosts and name not in self._broken:
-                await self._create_configured(name, settings)
+        await self._records.store()
+        await self._create_configured(is_stopping)
 
     async def _open(self, name: str, *, assume_yes: bool) -> None:
         try:
@@ -89,6 +91,7 @@ class StreamMaker:
             await self._refuse_large_deletion(log, host.settings)
         if host.metadata() != log.metadata:
             await save_metadata(host)
+        await self._enter_epoch(host, self._records.opened(log, clean=report.clean))
         logger.info(
             "stream-opened stream=%s clean=%s log_start=%d log_end=%d scanned_bytes=%d",
             name,
@@ -99,6 +102,18 @@ class StreamMaker:
         )
         if log.log_end_offset > host.settings.initial_offset and host.origin != SYSTEM:
             self._losses.note(host, "the daemon was not running")
+
+    async def _enter_epoch(self, host: StreamHost, epoch: int) -> None:
+        """Continue in the leader epoch of the record. It is that of the log, but for a directory
+        that was set back."""
+        log = host.log
+        if epoch <= log.leader_epoch:
+            return
+        logger.warning("stream-set-back stream=%s leader_epoch=%d", host.name, epoch)
+        try:
+            await host.run_exclusive(lambda: log.begin_epoch(epoch))
+        except LiftlogError as error:
+            host.fail(f"its leader epoch cannot be stored: {error}")
 
     def _leave_alone(self, name: str, error: LiftlogError) -> None:
         """The stream is not served, and is shown as failed."""
@@ -125,24 +140,52 @@ class StreamMaker:
                 hint="start once with --yes if that is what you want",
             )
 
-    async def _create_configured(self, name: str, settings: StreamSettings) -> None:
-        try:
-            codec_named(settings.compression)
-        except UnsupportedFormat as error:
-            self._leave_alone(name, error)
+    async def _create_configured(self, is_stopping: Callable[[], bool]) -> None:
+        """The streams of the configuration file that are not there yet; their records are stored
+        together."""
+        new: dict[str, StreamSettings] = {}
+        for name, settings in self._settings.streams.items():
+            if name in self._hosts or name in self._broken:
+                continue
+            try:
+                codec_named(settings.compression)
+            except UnsupportedFormat as error:
+                self._leave_alone(name, error)
+            else:
+                new[name] = settings
+        if not new or is_stopping():
             return
-        await self.create(name, settings, origin="config")
+        records = await self._records.create(
+            {name: settings.to_yaml_dict() for name, settings in new.items()}
+        )
+        for name, settings in new.items():
+            if is_stopping():
+                return
+            await self.create(name, settings, origin="config", record=records[name])
 
     # --- one stream ---
 
-    async def create(self, name: str, settings: StreamSettings, *, origin: str) -> StreamHost:
-        """A new, empty stream. The caller reports the change to the neighbours."""
+    async def create(
+        self,
+        name: str,
+        settings: StreamSettings,
+        *,
+        origin: str,
+        record: StreamRecord | None = None,
+    ) -> StreamHost:
+        """A new, empty stream; `record` is its own, if it is stored already. The caller reports the
+        change to the neighbours."""
         if await asyncio.to_thread(self._data_dir.stream_path(name).exists):
             # They were put there after the start; a new stream would overwrite them.
             raise StreamUnavailable(
                 f"there are files of a stream {name} which this daemon has not opened",
                 hint="restart it to serve them, or move them away",
             )
+        metadata = new_metadata(settings, origin)
+        if record is None:
+            is_system = origin == SYSTEM
+            made = await self._records.create({name: metadata["settings"]}, is_system=is_system)
+            record = made[name]
         log: Log | None = None
         try:
             log = await asyncio.to_thread(
@@ -150,7 +193,8 @@ class StreamMaker:
                 name,
                 log_config(settings),
                 initial_offset=settings.initial_offset,
-                metadata=new_metadata(settings, origin),
+                metadata=metadata,
+                incarnation=record.incarnation,
             )
             host = await self._make_host(name, settings, log, origin)
         except Exception:
@@ -195,6 +239,7 @@ class StreamMaker:
             # It was renamed, so it is no longer a stream; the next start removes the rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self._broken.pop(name, None)
+        await self._records.removed(name)
 
 
 # --- reading the files: the parts of a StreamHost. Blocking ---
