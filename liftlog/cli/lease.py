@@ -158,7 +158,7 @@ def _show(lease: LeaseInfo) -> None:
     if style == "table":
         click.echo(
             f"{printable(lease.lease_id)} holds {printable(lease.stream)} from offset {lease.low} "
-            f"to below {lease.high} for {_remaining(lease)}"
+            f"up to (not including) {lease.high} for {_remaining(lease)}"
         )
     else:
         write_object(lease.to_wire(), style)

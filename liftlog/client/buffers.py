@@ -1,7 +1,7 @@
-"""Memory for answer bodies, reused when no one refers to it any more.
+"""Memory for the bodies of answers, reused once nothing refers to it any more.
 
-A fresh mebibyte costs 256 page faults, as much time as checking its checksum. A buffer is free
-when the pool holds the only reference: every batch, view or array over it holds another one.
+A new mebibyte costs 256 page faults, which take as long as its checksum. A buffer is free when the
+pool holds the only reference: every batch, view or array over it holds another one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _FREE = _references([bytearray(1)], 0)
 
 
 class BufferPool:
-    """Gives out memory for bodies; keeps at most `max_buffers` of the larger ones. Not
-    thread-safe."""
+    """Allocates memory for bodies, and keeps up to `max_buffers` of the larger ones for reuse.
+    Not thread-safe."""
 
     def __init__(self, max_buffers: int = 8) -> None:
         self._max_buffers = max_buffers

@@ -160,10 +160,10 @@ class ReadAhead:
         return found
 
     def next_batch(self) -> RecordBatch | None:
-        """The next batch, or None when it is not here yet (or the read is finished or interrupted).
+        """The next batch, or None when it has not arrived (or the read is finished or interrupted).
 
-        Raises the error that ended the read, once everything before it was handed out; after that
-        it is finished, and `position` stays before what the error speaks of.
+        Raises the error that ended the read, after everything before it was returned. Then the read
+        is finished, and `position` stays before the place of the error.
         """
         return self._taken(ArrivingBatches.next)
 
@@ -189,8 +189,8 @@ class ReadAhead:
                     return batch
                 if not current.exhausted:
                     if arriving.error is None:
-                        return None  # the rest is on its way
-                    self._next["start"] = current.next_offset  # it was the newest answer
+                        return None  # the rest has not arrived yet
+                    self._next["start"] = current.next_offset  # this was the newest answer
                 self._current = self._arriving = None
                 self._ahead_bytes -= self._current_bytes
             if not self._ready:
@@ -241,7 +241,7 @@ class ReadAhead:
     # --- damage ---
 
     def _report(self, error: CorruptRange) -> None:
-        """Tell the reader; raises when that is to end the read."""
+        """Report the damage to the reader; raises if that ends the read."""
         on_corrupt = self._on_corrupt
         if on_corrupt == "raise":
             self._stop_at(error.first_offset)
@@ -266,7 +266,7 @@ class ReadAhead:
             self._suspect = offset
             self._begin_at(offset, max_bytes=1)  # one batch, if there is one
             return
-        # The daemon sent that batch alone, so it takes it for whole: it was damaged on the way.
+        # The daemon sent this batch alone, so it considers it good: it was damaged on the way.
         following = max(damage.next_offset, offset + 1)
         self._report(corrupt_range(self.stream, offset, following))
         self._begin_at(following)
@@ -278,7 +278,7 @@ class ReadAhead:
         self._begin_at(error.next_offset)
 
     def _begin_at(self, offset: int, *, max_bytes: int | None = None) -> None:
-        """Drop what is under way and read on at `offset`."""
+        """Drop all open requests and continue at `offset`."""
         fields: dict[str, Any] = {"start": offset}
         if self._last is not None:
             fields |= {"incarnation": self._last.incarnation, "epoch": self._last.leader_epoch}
@@ -317,7 +317,7 @@ class ReadAhead:
         )
         if self._until != END:
             return
-        # What was the end of a stream that is gone, or of a part of it, may never be reached.
+        # The end of a stream that was deleted or truncated may never be reached.
         same = before is not None and before.incarnation == header.incarnation
         if self._stop_offset is None or not same:
             self._stop_offset = header.high_watermark
@@ -325,7 +325,7 @@ class ReadAhead:
             self._stop_offset = min(self._stop_offset, header.high_watermark)
 
     def _report_reset(self, reset: Reset) -> None:
-        """Tell the reader; raises when that is to end the read."""
+        """Report the reset to the reader; raises if that ends the read."""
         logger.warning(
             "position-reset stream=%s from_offset=%s to_offset=%d reason=%s",
             reset.stream,
@@ -338,12 +338,12 @@ class ReadAhead:
         try:
             self._reset_callback(reset)
         except BaseException:
-            self._stop_at(None)  # the old place is gone, and the new one was not accepted
+            self._stop_at(None)  # the old position is gone, and the new one was not accepted
             raise
 
     def stop(self) -> None:
-        """Give up: nothing more will be handed out, and `position` stays where it is. Calling it
-        again does nothing. A caller that waits is woken."""
+        """End the read: it returns no more batches, and `position` stays where it is. A waiting
+        caller is woken. Calling it again does nothing."""
         self._stop_at(self.position)
         if self.on_ready is not None:
             self.on_ready()
@@ -353,10 +353,10 @@ class ReadAhead:
         self._next = {**self._next, "start": position}
 
     def _drop(self) -> None:
-        """Forget what is under way and what has arrived."""
+        """Give up all open requests, and drop what has arrived."""
         self._over = True
         given_up, self._open = self._open, set()
-        for exchange in given_up:  # all before the first: giving up may find the connection lost
+        for exchange in given_up:  # before giving up any: that may find the connection lost
             exchange.on_header = exchange.on_done = exchange.on_progress = None
         for exchange in given_up:
             self._requester.give_up(exchange)
@@ -371,7 +371,7 @@ class ReadAhead:
             self._ask()
 
     def _ask(self) -> None:
-        """Send the fetch of what follows."""
+        """Send the next fetch."""
         fields = dict(self._next)
         position = fields.get("start")
         # A read with an end needs the first answer for the state of the log. And a start such as
@@ -397,7 +397,7 @@ class ReadAhead:
     def _on_header(self, header: FetchHeader) -> None:
         asked, self._asked = self._asked, None
         if header.body_length and header.next_offset <= header.offset:
-            raise ProtocolViolation("the server sent records and a next offset that stands still")
+            raise ProtocolViolation("the server sent records but did not advance the next offset")
         too_old = not_selected(bool(self._selection), header)
         if too_old is not None:
             self._over = True
@@ -422,7 +422,7 @@ class ReadAhead:
         self._ask_if_room()
 
     def _compare_with_suspicion(self, header: FetchHeader) -> None:
-        """A daemon that has given up the damaged batch meanwhile answers with what follows."""
+        """A daemon that has quarantined the damaged batch meanwhile answers with what follows."""
         suspect = self._suspect
         if suspect is None or header.offset != suspect:
             return
@@ -432,7 +432,7 @@ class ReadAhead:
             self._ready.append(corrupt_range(self.stream, suspect, following))
 
     def _on_progress(self) -> None:
-        """More of a body is here: of that of the oldest answer which is not whole."""
+        """More bytes of a body arrived: that of the oldest answer that is not complete."""
         current, arriving = self._current, self._arriving
         if self.on_ready is not None and (
             current is None

@@ -1,8 +1,8 @@
-"""A record batch as a `pyarrow.RecordBatch`. pyarrow is imported when this module is.
+"""A record batch as a `pyarrow.RecordBatch`. Importing this module imports pyarrow.
 
-The binary columns lie in a batch as Arrow lays them out, so keys, headers and values are handed
-over as they are: the arrays look into the bytes that came from the socket or the file and keep
-them alive. Offsets and timestamps are computed, the subject becomes a dictionary array.
+Binary columns have the layout of Arrow, so keys, headers and values are not copied: the arrays
+refer to the bytes that came from the socket or the file, and keep them alive. Offsets and
+timestamps are computed; the subject becomes a dictionary array.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def to_arrow(
     end: int,
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """The records [first, end), by their place, of the verified batch that `view` holds.
+    """Records number `first` to `end - 1` of the verified batch in `view`.
 
     `columns` chooses and orders columns of SCHEMA; None takes all. Raises InvalidArgument for a
     column that does not exist, CorruptBatch when the columns contradict each other.
@@ -70,7 +70,7 @@ def to_arrow(
     try:
         arrays = [getattr(made, name)() for name in names]
         for array in arrays:
-            # C++ would follow offsets that leave the batch, and ids outside the dictionary.
+            # Arrow would follow offsets out of the batch, and ids out of the dictionary.
             array.validate(full=True)
     except (pa.ArrowException, IndexError) as error:
         raise CorruptBatch(f"the columns of the batch contradict each other: {error}") from error
@@ -80,7 +80,7 @@ def to_arrow(
 
 
 class _Arrays:
-    """The columns of SCHEMA, each with all records of the batch, not checked."""
+    """The columns of SCHEMA for all records of the batch, unchecked."""
 
     def __init__(self, view: memoryview, header: BatchHeader, layout: Layout[int]) -> None:
         self._view, self._header, self._layout = view, header, layout
@@ -93,9 +93,9 @@ class _Arrays:
         return _fixed(_TIMESTAMP, timestamps_of(self._view, self._header, self._layout))
 
     def subject(self) -> pa.Array:
-        """The dictionary as it lies in the batch, and each record's place in it."""
+        """The dictionary as it is stored, and each record's place in it."""
         names = self._binary(pa.utf8(), self._layout.dictionary, self._layout.entries, 0)
-        names.validate(full=True)  # that they are UTF-8; the places are checked with the whole
+        names.validate(full=True)  # checks that they are UTF-8; `to_arrow` checks the places
         if self._header.attributes & SUBJECT_IDS:
             found = np.frombuffer(self._view, np.uint16, self._count, self._layout.ids)
             ids = found.astype(np.int32)
@@ -123,7 +123,7 @@ class _Arrays:
     def _binary(
         self, kind: pa.DataType, column: Binary[int], count: int, has_bitmap: int
     ) -> pa.Array:
-        """A binary column as it lies in the batch."""
+        """A binary column as it is stored, not copied."""
         view, bitmap = self._view, None
         if has_bitmap:
             bitmap = pa.py_buffer(view[column.bitmap : column.bitmap + (count + 7) // 8])

@@ -1,8 +1,8 @@
 """Many record batches as one `pyarrow.RecordBatch`. Needs numpy and pyarrow.
 
-For those who hand rows on in large pieces: Spark, exports. All batches are decoded together, so
-that a row costs the same whether its batch has one record or ten thousand. Nothing refers to the
-buffers any more that the batches lie in.
+For callers that pass rows on in large pieces: Spark, exports. All batches are decoded together, so
+a row costs the same whether its batch has one record or ten thousand. The result does not refer to
+the buffers of the batches.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
 
 
 def subject_names(batch: RecordBatch) -> list[str]:
-    """Each subject of the batch once, those of trimmed records too; only its dictionary is read."""
+    """Each subject of the batch once, including those of trimmed records."""
     return batch._subject_names()
 
 
@@ -101,7 +101,7 @@ def _timestamps(records: ManyBatches) -> pa.Array:
 def _subjects(records: ManyBatches) -> pa.Array:
     entries, places = records.subjects()
     names = _array(pa.utf8(), entries)
-    names.validate(full=True)  # that they are UTF-8
+    names.validate(full=True)  # checks that they are UTF-8
     return names.take(pa.array(places))
 
 

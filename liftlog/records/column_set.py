@@ -1,6 +1,6 @@
-"""Records as numpy columns: what they are, taking some of them, putting them together.
+"""Records as numpy columns: their form, selecting some of them, joining several.
 
-No step runs per record in Python. How they come out of a batch and become one: columns.py.
+No Python code runs per record. columns.py decodes batches to columns and encodes columns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BinaryColumn:
         return self.data[self.ends[0] : self.ends[-1]]
 
     def items(self) -> list[bytes]:
-        """One object per item; those that are null have no bytes."""
+        """One object per item; null items are empty."""
         raw, first = self.content().tobytes(), int(self.ends[0])
         return [raw[a:b] for a, b in pairwise((self.ends - first).tolist())]
 
@@ -85,11 +85,12 @@ class BinaryColumn:
 def gather(
     data: Bytes, starts: NDArray[Any], stops: NDArray[Any], ends: NDArray[np.int32]
 ) -> Bytes:
-    """The stretches [start, stop) of `data` one after another; `ends` is where each will end."""
+    """The stretches [start, stop) of `data` one after another; `ends` are the positions in the
+    result where each one ends."""
     total = int(ends[-1])
     if not total:
         return data[:0]
-    # Neighbours are one stretch of bytes.
+    # Adjacent items form one stretch of bytes.
     is_first = np.empty(len(starts), np.bool_)
     is_first[0] = True
     np.not_equal(starts[1:], stops[:-1], out=is_first[1:])
@@ -108,9 +109,9 @@ def gather(
 class Columns:
     """The records of a batch, or of several, by column; all columns have the same length.
 
-    `subjects` are the entries of the dictionary as they are stored, each with its flag "escaped";
-    `subject_ids` None: all records have the first one. `keys` and `headers` None: no record has
-    any. `values.valid` is False for tombstones.
+    `subjects` are the entries of the dictionary as they are stored, each with its flag "escaped".
+    If `subject_ids` is None, all records have the first one. If `keys` or `headers` is None, no
+    record has any. `values.valid` is False for tombstones.
     """
 
     offsets: Offsets
@@ -126,7 +127,7 @@ class Columns:
 
     @property
     def size_bytes(self) -> int:
-        """How long the records will be when encoded, at most; header and subjects left out."""
+        """An upper bound of the size of the encoded records, without header and subjects."""
         return self._fixed_bytes * len(self.offsets) + sum(
             [column.size_bytes for column in self._binary_columns]
         )
@@ -137,11 +138,11 @@ class Columns:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Of each record: its deltas, subject id and, in each other column, an end and a bit."""
+        """For each record: its deltas, subject id and, in each other column, an end and a bit."""
         return 8 + (2 if self.subject_ids is not None else 0) + 5 * len(self._binary_columns)
 
     def take(self, mask: Flags) -> Columns:
-        """The records where `mask` is True. Copies what it takes."""
+        """A copy of the records where `mask` is True."""
         chosen = np.flatnonzero(mask)
         return Columns(
             self.offsets[chosen],
@@ -154,7 +155,7 @@ class Columns:
         )
 
     def part(self, first: int, end: int) -> Columns:
-        """The records [first, end) by their place; views."""
+        """Views of the records [first, end), counted from the first of these columns."""
         return Columns(
             self.offsets[first:end],
             self.timestamps_ns[first:end],
@@ -175,7 +176,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedRecords:
-    """What of a batch decides which of its records are superseded. `has_value` None: all have."""
+    """The columns that decide which records are superseded. `has_value` None: all have one."""
 
     offsets: Offsets
     keys: BinaryColumn
@@ -189,7 +190,7 @@ class KeyedRecords:
 
 
 def offsets_of(view: memoryview, header: BatchHeader) -> Offsets:
-    """Of all records of a batch. Raises CorruptBatch."""
+    """The offsets of all records of a batch. Raises CorruptBatch."""
     count = header.record_count
     if header.last_offset >> 63:
         raise CorruptBatch("offsets beyond 63 bits")
@@ -204,7 +205,7 @@ def offsets_of(view: memoryview, header: BatchHeader) -> Offsets:
 
 
 def timestamps_of(view: memoryview, header: BatchHeader, layout: Layout[int]) -> Offsets:
-    """Of all records of a batch, in nanoseconds. Raises CorruptBatch."""
+    """The stamps of all records of a batch, in nanoseconds. Raises CorruptBatch."""
     count = header.record_count
     if not header.attributes & TIMESTAMP_DELTAS:
         return np.full(count, header.base_timestamp_ns, np.int64)
@@ -212,7 +213,7 @@ def timestamps_of(view: memoryview, header: BatchHeader, layout: Layout[int]) ->
     return deltas.astype(np.int64) * 1000 + header.base_timestamp_ns
 
 
-# --- putting together ---
+# --- joining ---
 
 
 def concat(parts: Sequence[Columns]) -> Columns:

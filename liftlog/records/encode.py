@@ -1,7 +1,6 @@
 """Columns in, the bytes of one record batch out.
 
-Hot path: nothing here runs per message in Python except what `map`, `accumulate` and
-`join` do in C.
+Hot path: no Python code runs per message; `map`, `accumulate` and `join` loop in C.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from liftlog.records.format import (
 from liftlog.records.subjects import escape_subject
 
 StampRuns = Sequence[tuple[int, int]]
-"""(timestamp_ns, number of consecutive records that bear it), oldest first."""
+"""(timestamp_ns, number of consecutive records that have it), oldest first."""
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
 _ONE_SUBJECT = struct.Struct("<IIii")  # count, 0, offsets 0 and size
@@ -60,13 +59,13 @@ def encode_batch(
     """Encode one batch.
 
     `subjects` are the bytes that NATS delivered. `headers` holds one raw header block per
-    record, b"" for none. `offsets` (ascending) is for a batch with holes, as compaction leaves
-    them (which itself uses `columns.encode_columns`); `last_offset` is where the batch ends,
-    if not with its last record. `has_tombstones` must be true when any value is None: looking for
-    None would cost a pass over every batch.
+    record, b"" for none. `offsets` (ascending) is for a batch with holes, like those that
+    compaction leaves (which itself uses `columns.encode_columns`); `last_offset` is the last offset
+    of the batch if its last record has another one. `has_tombstones` must be true when any value is
+    None: a search for None would take a pass over every batch.
 
-    Stamps keep their microseconds relative to the first one, and none is stored as older than
-    it. Raises ValueError when the columns do not fit together.
+    Stamps are stored in microseconds after the first one; an older stamp is stored as the first.
+    Raises ValueError when the columns do not fit together.
     """
     count = len(values)
     if count > MAX_BATCH_RECORDS:
@@ -90,8 +89,8 @@ def encode_batch(
         if len(deltas) != count:
             raise ValueError(f"{len(deltas)} stamps for {count} records")
         _append_numbers(parts, deltas)
-        # What readers will find, not what was handed in: else a look-up by time could be sent
-        # into a batch that holds no record as new as its header says.
+        # The newest stamp as it is stored, not as it was passed: else a look-up by time could find
+        # a batch without a record as new as its header says.
         max_timestamp_ns += 1000 * max(deltas)
     attributes |= _append_subjects(parts, subjects)
     if keys is not None:
@@ -134,7 +133,7 @@ def encode_single(
 ) -> bytearray:
     """The same batch as `encode_batch` makes of one record without key and headers.
 
-    A publisher waits for each such record by itself, so its cost is latency.
+    A publisher waits for each such record alone, so the time this takes is latency.
     """
     dictionary, attributes = _single_subject(subject)
     size = len(value)
@@ -158,7 +157,7 @@ def fill_header(
     attributes: int,
     commit_group: int,
 ) -> None:
-    """Fill in the first 64 bytes of a batch, with both checksums; the rest is in place."""
+    """Fill in the first 64 bytes of a batch, including both checksums. The body is complete."""
     with memoryview(batch) as view:
         body_crc = crc32c(view[HEADER_SIZE:])
         HEADER.pack_into(
@@ -194,15 +193,15 @@ def extend_batch(batch: bytearray, last_offset: int) -> None:
 def _timestamp_deltas(stamps: StampRuns, base_ns: int) -> array[int]:
     deltas = array("I")
     for stamp, count in stamps:
-        # A clock that stepped back inside one batch cannot be written as an unsigned delta;
-        # stamps never run backwards, except where the clock was more than a minute ahead before.
+        # An unsigned delta cannot express a clock that stepped back inside the batch. Stamps run
+        # backwards only where the clock was more than a minute ahead before.
         delta = min(max((stamp - base_ns) // 1000, 0), MAX_TIMESTAMP_DELTA_US)
         deltas.extend([delta] * count)
     return deltas
 
 
 def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
-    """Dictionary (u32 count, u32 0, i32 offsets, [bitmap], bytes), then u16 ids if it has many."""
+    """Dictionary (u32 count, u32 0, i32 offsets, [bitmap], bytes), then u16 ids if several."""
     if subjects and subjects.count(subjects[0]) == len(subjects):
         raw, attributes = _single_subject(subjects[0])
         parts.append(raw)
@@ -246,7 +245,7 @@ def _encode_single_subject(subject: bytes) -> tuple[bytes, int]:
 
 
 _CACHED_BYTES = 256
-"""Publishers choose what the cache holds, so what is longer is made each time."""
+"""Publishers choose the subjects, so longer ones are not cached: that bounds the memory."""
 _cached_single_subject = lru_cache(maxsize=4096)(_encode_single_subject)
 
 

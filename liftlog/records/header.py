@@ -27,7 +27,7 @@ _new_tuple: Any = tuple.__new__  # NamedTuple's own __new__ takes three times as
 
 
 class BatchHeader(NamedTuple):
-    """Field by field what format.py draws; offsets are logical, length is in bytes."""
+    """The fields of the diagram in format.py; `length` is in bytes."""
 
     length: int
     base_offset: int
@@ -52,8 +52,8 @@ class BatchHeader(NamedTuple):
 def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     """Check and parse the header at `pos`.
 
-    The body may not be there yet; only the header's own checksum is verified.
-    Raises CorruptBatch for damage and UnsupportedFormat for what a newer liftlog wrote.
+    Verifies only the header's own checksum; the body may be missing. Raises CorruptBatch for
+    damage, and UnsupportedFormat for a batch of a newer liftlog.
     """
     if len(buf) - pos < HEADER_SIZE:
         raise CorruptBatch(f"{max(len(buf) - pos, 0)} bytes are too few for a batch header")
@@ -107,7 +107,7 @@ def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
 
 
 def _unsupported(magic: bytes, reserved: int, attributes: int) -> UnsupportedFormat:
-    """Names what a newer liftlog wrote and this one does not know."""
+    """The error that names what this liftlog does not know."""
     if magic != MAGIC:
         return UnsupportedFormat(f"record batch format version {magic[3]} is not known")
     if reserved:

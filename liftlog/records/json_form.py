@@ -25,9 +25,10 @@ def record_object(
 ) -> dict[str, Any]:
     """`offset`, `timestamp`, `timestamp_ns`, `subject`, `key`, `value`, `headers`.
 
-    With `auto`, bytes that are not UTF-8 are base64 and `key_encoding`, `value_encoding` say so;
-    with `base64`, all are. With `utf-8` bytes that are no text raise UnicodeDecodeError.
-    `headers` replaces those of the record, for callers that bound how many are parsed.
+    With `auto`, bytes that are not UTF-8 become base64, and `key_encoding` or `value_encoding` is
+    set; with `base64`, all bytes do. With `utf-8`, bytes that are not UTF-8 raise
+    UnicodeDecodeError. `headers` replaces those of the record, for callers that limit how many are
+    parsed.
     """
     fields: dict[str, Any] = {
         "offset": record.offset,
@@ -68,7 +69,7 @@ def _headers(record: Record) -> dict[str, Any]:
 
 
 def group_headers(found: HeaderValues, lines: Iterable[tuple[bytes, bytes]]) -> None:
-    """Add header lines to `found`: a name that occurs more than once has a list of values.
+    """Add header lines to `found`: a name that occurs more than once gets a list of values.
 
     Names that differ in case are different names, as they are for NATS.
     """

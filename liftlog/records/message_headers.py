@@ -1,10 +1,11 @@
-"""The header block of a NATS message, read-only and parsed when first looked at."""
+"""The header block of a NATS message: read-only, and parsed on first use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-# The headers that steer storing: JetStream's names, then our own. Case matters, as in nats-server.
+# Headers that control how a message is stored: JetStream's names, then our own. Case matters, as in
+# nats-server.
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_STREAM = "Nats-Expected-Stream"
 EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
@@ -22,8 +23,8 @@ _CRLF = b"\r\n"
 def header_lines(block: bytes, limit: int = -1) -> list[tuple[bytes, bytes]]:
     """Name and value of every well-formed line, in order; never raises.
 
-    The first line is the version (and perhaps a status) and is skipped whatever it says. With a
-    `limit` only so many lines are looked at: a block may have hundreds of thousands.
+    The first line, the version and perhaps a status, is skipped. `limit` bounds the number of
+    lines that are examined: a block can have hundreds of thousands.
     """
     found = []
     lines = block.split(_CRLF) if limit < 0 else block.split(_CRLF, limit + 1)[: limit + 1]
@@ -35,14 +36,14 @@ def header_lines(block: bytes, limit: int = -1) -> list[tuple[bytes, bytes]]:
 
 
 def count_lines(block: bytes) -> int:
-    """How many header lines there are, well-formed or not, without parsing any."""
+    """The number of header lines, well-formed or not; parses none of them."""
     return max(0, block.count(_CRLF) - 2)
 
 
 def first_value(block: bytes, name: bytes) -> bytes | None:
-    """The value that `header_lines` has first for this very name, None without one.
+    """The first value that `header_lines` has for exactly this name; None if there is none.
 
-    A search and not a walk: what it costs does not depend on the number of lines.
+    It searches instead of parsing, so its cost does not depend on the number of lines.
     """
     start = block.find(b"\r\n" + name + b":")
     if start < 0:

@@ -16,7 +16,7 @@ from liftlog.protocol.messages import NONCE_BYTES, Message
 
 
 class SyncLink:
-    """From an open socket to its loss; `error` says what ended it."""
+    """A connection from its open socket to its loss; `error` says what ended it."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
@@ -35,7 +35,7 @@ class SyncLink:
         self._unsent = b""
         self._mid_step = False
         self._silence_seconds = silence_seconds
-        self._silent_since: float | None = None  # reads have waited without a break since
+        self._silent_since: float | None = None  # since then reads have waited without an answer
 
     @property
     def usable(self) -> bool:
@@ -54,20 +54,20 @@ class SyncLink:
                 self._flush()
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request; `exchange` hears of the answer."""
+        """Send a request; `exchange` receives the answer."""
         if self.error is not None:
             raise self.error
         self.connection.request(message, exchange)
         self._flush()
 
     def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request that is under way."""
+        """Cancel an open request."""
         self.connection.give_up(exchange)
         self._flush()
 
     def ask(self, message: Message, deadline: float, timeout: float) -> Exchange:
-        """One request and what came of it. Raises RequestTimeout at `deadline`, which tells
-        `timeout` as the seconds that have passed."""
+        """Send one request and wait for its answer. Raises RequestTimeout at `deadline`, with
+        `timeout` as the number of seconds in its message."""
         exchange = Exchange()
         self._silent_since = None
         self.request(message, exchange)
@@ -83,9 +83,9 @@ class SyncLink:
         return exchange
 
     def wait(self, deadline: float | None = None) -> None:
-        """Receive once, for reads, or until `deadline`.
+        """Receive once for reads, or wait until `deadline`.
 
-        A daemon that owes an answer and says nothing at all for too long is taken for gone.
+        A daemon that owes an answer and is silent for too long counts as lost.
         """
         allowed = self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
         now = time.monotonic()
@@ -98,7 +98,7 @@ class SyncLink:
             self.lose(f"it has been silent for {allowed:g} s")
 
     def lose(self, reason: object) -> None:
-        """Close the socket; everything that waits ends with ConnectionLost."""
+        """Close the socket; all open requests end with ConnectionLost."""
         if self.error is None:
             self.error = lost(self.address, reason)
             self._channel.close()
@@ -107,7 +107,7 @@ class SyncLink:
     # --- the socket ---
 
     def _step(self, deadline: float | None) -> bool:
-        """Receive once and handle it; False when nothing came before `deadline`."""
+        """Receive once and handle what came; False if nothing came before `deadline`."""
         if self.error is not None:
             raise self.error
         if self._mid_step:
@@ -131,7 +131,7 @@ class SyncLink:
         return True
 
     def _receive(self, view: memoryview, deadline: float | None) -> int:
-        """Bytes received, or -1 when none came before `deadline`."""
+        """The number of bytes received, or -1 if none came before `deadline`."""
         while True:
             # An exception raised by a signal handler between here and the end of the step would
             # lose bytes; the flag tells the next call, which then ends the connection.
@@ -140,7 +140,7 @@ class SyncLink:
                 return self._channel.recv_into(view)
             except BlockingIOError:
                 self._mid_step = False
-            # While a request is half sent the daemon may be waiting for us to take answers, so
+            # While a request is partly sent, the daemon may be waiting until we take answers. So
             # neither direction may wait for the other.
             came = (self._either if self._unsent else self._readable).poll(_milliseconds(deadline))
             if self._unsent:
@@ -149,7 +149,7 @@ class SyncLink:
                 return -1
 
     def _flush(self) -> None:
-        """Send what the socket takes now; the rest leaves with the next steps."""
+        """Send what the socket accepts now; later steps send the rest."""
         outgoing = self._unsent + self.connection.take_outgoing()
         self._unsent = b""
         if not outgoing or self.error is not None:
