@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from liftlog.cli.options import output_format, parse_assignments
 from liftlog.cli.output import write_lines, write_objects
 from liftlog.cli.problems import Problem, confirmed, note, warn
 from liftlog.cli.text import plural
-from liftlog.errors import CorruptMetadata
+from liftlog.errors import CorruptMetadata, InvalidArgument
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.lock import exclusive
 from liftlog.log.manifest import Manifest, read_manifest
@@ -28,6 +29,7 @@ from liftlog.log.offline.repair import (
     salvaged_settings,
 )
 from liftlog.log.offline.verify import Finding
+from liftlog.server.replication.records import read_stored_record
 from liftlog.settings import parse_stream_settings
 
 
@@ -73,6 +75,20 @@ def _metadata(subject: str | None, assignments: tuple[str, ...]) -> dict[str, An
     return {"settings": checked, "origin": "api", "possible_losses": []}
 
 
+def _recorded(stream: StreamDirectory) -> dict[str, Any] | None:
+    """What the record of the stream says, for a manifest that is lost."""
+    if stream.data_dir is None:
+        return None
+    record = read_stored_record(OsFileSystem(), stream.data_dir, stream.name)
+    if record is None:
+        return None
+    try:
+        checked = parse_stream_settings(record.settings, exists=True).to_yaml_dict()
+    except InvalidArgument:
+        return None
+    return {"settings": checked, "origin": "api", "possible_losses": []}
+
+
 def _plan(
     streams: list[StreamDirectory], metadata: dict[str, Any] | None
 ) -> tuple[list[PlannedRepair], bool]:
@@ -83,6 +99,11 @@ def _plan(
         try:
             planned.append(plan_repair(stream, metadata))
         except CorruptMetadata as error:
+            recorded = _recorded(stream) if error.hint == SAY_SETTINGS else None
+            if recorded is not None:
+                planned.append(plan_repair(stream, recorded))
+                note(f"{stream.name}: settings from its record: {json.dumps(recorded['settings'])}")
+                continue
             refused = True
             if len(streams) == 1:
                 salvaged = salvaged_settings(stream.path) if error.hint == SAY_SETTINGS else ""

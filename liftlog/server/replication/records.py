@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from liftlog.cluster.record import StreamRecord
@@ -27,8 +28,10 @@ from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStoreError
 from liftlog.cluster.transitions import create, register, truncate, update
 from liftlog.errors import CorruptMetadata, DiskFull, LiftlogError, StorageError, UnsupportedFormat
 from liftlog.log import Log
-from liftlog.log.filesystem import is_full
+from liftlog.log.filesystem import FileSystem, is_full
+from liftlog.log.unreadable import read_small_file
 from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.records_file import parse_records
 
 logger = logging.getLogger("liftlog.server")
 
@@ -60,6 +63,20 @@ class ManifestFacts:
             log.metadata.get("settings", {}),
             log.name.startswith("_"),
         )
+
+
+def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamRecord | None:
+    """The record of a stream, for tools that run without the daemon; None if there is none that can
+    be read. Blocking."""
+    try:
+        raw = read_small_file(fs, data_dir / RECORDS_NAME)
+        if not isinstance(raw, bytes):
+            return None
+        stored = parse_records(raw, RECORDS_NAME).entries.get(_PREFIX + name)
+        record = None if stored is None else StreamRecord.from_json(stored.entry.value)
+    except (CorruptMetadata, UnsupportedFormat, OSError):
+        return None
+    return None if record is None or record.deleted else record
 
 
 def following(record: StreamRecord | None, facts: ManifestFacts, *, closed: bool) -> StreamRecord:

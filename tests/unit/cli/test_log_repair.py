@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,14 @@ from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, f
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli
+from liftlog.cluster.transitions import create
 from liftlog.errors import CorruptRange
+from liftlog.log import OsFileSystem
 from liftlog.log.index import SparseIndex
 from liftlog.records import iter_batches
 from liftlog.records.format import HEADER_SIZE
+from liftlog.server.replication.records_file import Change, RecordsFile
+from liftlog.settings import parse_stream_settings
 
 PER_BATCH = 10
 
@@ -151,6 +156,36 @@ def test_a_lost_manifest_needs_the_settings(log: StoredLog) -> None:
     assert again.log.metadata["settings"]["retention"]["max_age"] == "7d"
     again.append([b"new"])
     assert readable(again) == list(range(1, 62))
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["none", "file", "record", "settings", "deleted"])
+def test_a_lost_manifest_gets_the_settings_of_the_record(log: StoredLog, damage: str) -> None:
+    settings = parse_stream_settings({"subject": "orders.>", "acks": "off"}).to_yaml_dict()
+    if damage == "settings":
+        settings["subject"] = ""
+    name, incarnation = log.log.name, log.log.incarnation
+    record = create(name, incarnation, settings, ["local"], starts={"local": 1})
+    if damage == "deleted":
+        record = replace(record, deleted=True)
+    path = log.data_dir / "records"
+    value = b"[]" if damage == "record" else record.to_json()
+    RecordsFile(path, OsFileSystem(), lock=None).apply([Change(f"stream.{name}", value, 0)])
+    if damage == "file":
+        path.write_bytes(path.read_bytes()[:-1])
+    log.close()
+    for lost in ("manifest", "manifest.copy"):
+        (log.directory / lost).unlink()
+    result = run("repair", "--yes", str(log.data_dir))
+    if damage != "none":
+        assert result.exit_code == ExitCode.DAMAGED
+        assert "--subject" in result.stderr
+        return
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "settings from its record" in result.stderr
+    again = StoredLog(log.data_dir, segment_max_bytes=12_000)
+    assert again.log.metadata["settings"] == settings
+    assert readable(again) == list(range(1, 61))
     again.close()
 
 
