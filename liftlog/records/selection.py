@@ -7,7 +7,7 @@ numpy, so a client does not import it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -41,7 +41,8 @@ class Selection:
     """All conditions that are not None must hold; any of the subjects and of the keys may match.
 
     Created by `parse_selection`, which checks its arguments. `readable` is a second condition on
-    subjects, which comes from the permissions of the reader and not from its request.
+    subjects, which comes from the permissions of the reader and not from its request. `values` is
+    a condition on values, for records that meet the others; no request of the pull protocol has it.
     """
 
     subjects: tuple[str, ...] | None = None
@@ -49,6 +50,7 @@ class Selection:
     headers: tuple[WantedHeader, ...] | None = None
     columns: frozenset[str] = ALL_COLUMNS
     readable: tuple[str, ...] | None = None
+    values: Callable[[BinaryColumn], Flags] | None = None
 
     def matching(self, records: Columns) -> Flags | None:
         """True for each wanted record; None if all records are wanted."""
@@ -62,6 +64,22 @@ class Selection:
         for header in self.headers or ():
             if found is None or found.any():
                 found = _and(found, _header_matches(records, header))
+        if self.values is not None:
+            found = self._values_match(records, self.values, found)
+        return found
+
+    def _values_match(
+        self,
+        records: Columns,
+        condition: Callable[[BinaryColumn], Flags],
+        candidates: Flags | None,
+    ) -> Flags:
+        if candidates is None or candidates.all():
+            return condition(records.values)
+        chosen = np.flatnonzero(candidates)
+        found = np.zeros(len(records), np.bool_)
+        if len(chosen):
+            found[chosen] = condition(records.values.take(chosen))
         return found
 
     def of(self, records: Columns) -> Columns:

@@ -13,7 +13,7 @@ from typing import Any
 
 import nats
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 from support.accessibility import check_accessible, is_as_wide_as_its_window
 from support.browser import Window, chromium, find_chromium
 from support.daemon import Daemon
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.integration
 BAD = "<script>top.hit=1</script>\"'><img/src=x/onerror=top.hit=2><svg/onload=top.hit=3>"
 MANY = 500
 MILLION = 1_000_000
+DOCUMENTS = 200_000
 SECRET = "0123456789abcdefghijklmnop-"
 ACL = """
 principals:
@@ -43,6 +44,7 @@ STREAMS: dict[str, Any] = {
                "compaction": {"min_lag": "0s"}},
     "hostile": {"subject": "hostile.>"},
     "large": {"subject": "large.>", "acks": "off"},
+    "documents": {"subject": "documents.>", "acks": "off"},
     LONG: {"subject": "plant.eu-central-1.line-42.machine.*.temperature.and.vibration.>"},
 }  # fmt: skip
 
@@ -186,8 +188,8 @@ def test_from_the_overview_to_a_record(daemon: Daemon, window: NewWindow) -> Non
     rows = page.locator("table.records tbody tr")
     assert rows.count() == 15
     assert set(rows.locator("td").nth(1).all_inner_texts()) == {"orders.us.new"}
-    rows.first.get_by_role("link").click()
-    expect(page.locator("pre")).to_contain_text('"order": 3')
+    rows.last.get_by_role("link").click()
+    expect(page.locator(".content")).to_contain_text('"order": 3')
     page.get_by_role("link", name="hex").click()
     expect(page.locator("pre")).to_contain_text("00000000  7b 22")
     page.get_by_role("link", name="All records with this key").click()
@@ -229,6 +231,94 @@ def test_what_somebody_published_does_nothing(daemon: Daemon, window: NewWindow)
         assert page.locator("main script, main img").count() == 0
     page.goto(pages[1])
     assert BAD in page.locator("pre").inner_text()
+
+
+def test_a_line_expands_in_place(daemon: Daemon, window: NewWindow) -> None:
+    one = window(daemon, permissions=["clipboard-read", "clipboard-write"])
+    page = one.page
+    page.goto("/ui/streams/orders/records?key=k-3")
+    row = page.locator("table.records tbody tr").last
+    height = row.bounding_box()["height"]
+    assert height < 45, "one line each"
+    row.locator("summary").first.click()
+    value = page.get_by_role("region", name="Value of record 4 as json")
+    expect(value).to_contain_text('"order": 3')
+    assert value.bounding_box()["width"] > 900, "over the whole width"
+    check_accessible(page)
+    value.locator("summary").click()
+    expect(value.get_by_text('"order"')).to_be_hidden()
+    row.get_by_role("button", name="Copy value").click()
+    expect(row.get_by_role("status")).to_have_text("Copied")
+    assert json.loads(page.evaluate("navigator.clipboard.readText()"))["order"] == 3
+    row.get_by_role("button", name="Copy link").click()
+    expect(row.get_by_role("status")).to_have_text("Copied")
+    page.goto(page.evaluate("navigator.clipboard.readText()"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("Record 4")
+
+
+def test_a_value_folds_without_javascript(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon, java_script_enabled=False).page
+    page.goto("/ui/streams/orders/records")
+    assert page.get_by_role("button", name="Copy value").count() == 0
+    page.locator("table.records tbody tr").first.locator("summary").first.click()
+    value = page.get_by_role("region", name="as json")
+    name = value.get_by_text('"order"')
+    expect(name).to_be_visible()
+    value.locator("summary").click()
+    expect(name).to_be_hidden()
+
+
+def test_what_is_wrong_is_told_in_the_form(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/ui/streams/orders/records")
+    page.get_by_label("From time").fill("soon")
+    page.get_by_label("Search in values").fill("(a")
+    page.get_by_label("Search for").select_option("regex")
+    page.get_by_role("button", name="Show").click()
+    check_accessible(page)
+    expect(page.get_by_role("alert")).to_contain_text("2 fields")
+    wrong = page.locator("[aria-invalid=true]")
+    assert wrong.evaluate_all("all => all.map((one) => one.value)") == ["(a", "soon"]
+    expect(page.get_by_label("From time")).to_have_accessible_description(
+        "Expected a time such as 2026-01-31 15:00, or 15m, 2h, 3d for a time ago."
+    )
+    expect(page.get_by_label("Search in values")).to_have_accessible_description(
+        re.compile("a group is not closed")
+    )
+    page.get_by_label("From time").fill("1h")
+    page.get_by_label("Search in values").fill('"order": (7|9),')
+    page.get_by_role("button", name="Show").click()
+    assert page.get_by_role("rowheader").all_inner_texts() == ["10", "8"]
+
+
+def test_following_a_stream(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/ui/streams/hostile/records?subject=hostile.tail")
+    expect(page.get_by_text("No records match.")).to_be_visible()
+    rows = page.locator("table.records tbody tr")
+    follow = page.get_by_role("button", name="Follow")
+    follow.click()
+    run(_publish(server.url, [("hostile.tail", b"one", None), ("hostile.other", b"no", None)]))
+    expect(rows).to_have_count(1)
+    run(_publish(server.url, [("hostile.tail", b"two", None)] * 2))
+    expect(rows).to_have_count(3)
+    expect(rows.first).to_contain_text("two")
+    expect(rows.last).to_contain_text("one")
+    follow.click()
+    expect(page.locator("[data-tail] [role=status]")).to_have_text("Paused")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    run(_publish(server.url, [("hostile.tail", b"three", None)]))
+    page.wait_for_timeout(1500)
+    assert asked == []
+    follow.click()
+    expect(rows).to_have_count(4)
+    expect(rows.first).to_contain_text("three")
+    # A page that does not hear of the daemon says so.
+    page.route("**/records?*", lambda route: route.abort())
+    expect(page.get_by_text("does not answer")).to_be_visible()
+    page.unroute("**/records?*")
+    expect(page.locator("[data-tail] [role=status]")).to_have_text("Following")
 
 
 def test_it_lives(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
@@ -409,6 +499,7 @@ def test_a_million_records(daemon: Daemon, server: NatsServer, window: NewWindow
         page.goto(f"/ui/streams/large/records?offset={offset}")
         assert time.monotonic() - started < 2, offset
         assert page.locator("table.records tbody tr").first.inner_text().startswith(f"{offset:,}")
+    _search_a_million(page)
     page.goto("/ui/streams/large/records")
     expect(page.get_by_role("rowheader", name="1,000,000")).to_be_visible()
     below = page.get_by_role("navigation", name="More records", exact=True)
@@ -422,12 +513,53 @@ def test_a_million_records(daemon: Daemon, server: NatsServer, window: NewWindow
     )
 
 
-async def _publish_many(url: str, count: int) -> None:
+def _search_a_million(page: Page) -> None:
+    """The first hit comes within a second, wherever the search begins; a search for what is not
+    there shows how far it is, ends, and can be stopped."""
+    for question in ("value=VALUE", "value=^v.*e$&kind=regex", "value=value&order=oldest"):
+        started = time.monotonic()
+        page.goto(f"/ui/streams/large/records?limit=25&{question}")
+        assert time.monotonic() - started < 2, question
+        assert page.locator("table.records tbody tr").count() == 25
+    page.goto("/ui/streams/large/records?value=absent.*&kind=regex")
+    expect(page.get_by_text("No records match.")).to_be_visible()
+
+
+def test_a_long_search_shows_how_far_it_is(
+    daemon: Daemon, server: NatsServer, window: NewWindow
+) -> None:
+    # A backslash: so no document can be passed over without parsing it.
+    document = b'{"name": "\\u0061", "numbers": [%s]}' % b",".join([b"1"] * 150)
+    run(_publish_many(server.url, DOCUMENTS, b"documents.x", document))
+    deadline = time.monotonic() + 60
+    while daemon.metric("liftlog_high_watermark", stream="documents") <= DOCUMENTS:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    page = window(daemon).page
+    held: list[object] = []
+    page.route("**/records?*offset=*", lambda route: held.append(route))
+    page.goto("/ui/streams/documents/records?value=absent&kind=json")
+    bar = page.get_by_label("Part of the stream that was searched")
+    assert 0 < bar.evaluate("one => one.value") < 1
+    check_accessible(page)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Stopped")).to_be_visible()
+    expect(page.get_by_role("link", name="Continue search")).to_be_visible()
+    page.unroute("**/records?*offset=*")
+    page.goto("/ui/streams/documents/records?value=absent&kind=json")
+    expect(page.get_by_text("All was searched")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No records match.")).to_be_visible()
+    assert bar.evaluate("one => one.value") == 1
+
+
+async def _publish_many(
+    url: str, count: int, subject: bytes = b"large.x", value: bytes = b"value"
+) -> None:
     """On a raw socket: the client would take a minute."""
     host, port = url.removeprefix("nats://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
-    chunk = b"PUB large.x 5\r\nvalue\r\n" * 1000
+    chunk = b"PUB %s %d\r\n%s\r\n" % (subject, len(value), value) * 1000
     for _ in range(count // 1000):
         writer.write(chunk)
         await writer.drain()

@@ -4,12 +4,16 @@ site         its routes; every page passes `_guarded`
 asking       one request for a page: who asks, for what, and what may be shown
 entering     sign in and out; the viewer of a request, by cookie, token or neither
 sessions     who is signed in, bounded in number and time; tokens against forged requests
-pages        the views: overview and health, stream, records and one record, access
+pages        the views: overview and health, stream, records with their form, one record, access
 actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second, rates of growth
 browsing     records for a page, found in a thread
+walking      the wanted records of a log, a bounded step at a time, forwards or backwards
+conditions   a text, a JSON field or an expression in values
+automaton    regular expressions whose time depends on the length of the text alone
 content      a value as text, JSON, hexadecimal or msgpack
 outline      JSON and msgpack as indented text, within bounds
+folding      such a text with colours, and marks where it folds
 formats      numbers, sizes, times and drawings for people
 answers      templates rendered; HTML, JSON and files with their headers
 

@@ -13,7 +13,7 @@ import jinja2
 from aiohttp import web
 
 import liftlog
-from liftlog.server.web import content, formats
+from liftlog.server.web import content, folding, formats
 from liftlog.server.web.watching import KEPT
 
 HEADERS = {
@@ -30,7 +30,9 @@ HEADERS = {
 
 STATIC = {
     "liftlog.css": "text/css",
+    "records.css": "text/css",
     "live.js": "text/javascript",
+    "records.js": "text/javascript",
     "logo.svg": "image/svg+xml",
 }
 
@@ -65,6 +67,7 @@ class Rendering:
             spark=lambda history: formats.spark_points(history, KEPT),
             spark_area=lambda history: formats.spark_area(history, KEPT),
             visible=content.visible,
+            folded=folding.folded,
         )
         self._templates.globals.update(
             version=liftlog.__version__,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from acl.rules import Operation
-from liftlog.errors import InvalidArgument, ShuttingDown
+from liftlog.errors import InvalidArgument, LiftlogError, ShuttingDown
 from liftlog.server.access.gate import Gate
 from liftlog.server.http.callers import peer_of
 from liftlog.server.http.server import Health
@@ -37,6 +37,9 @@ class Parts:
     descriptions: Descriptions
     sessions: Sessions
     spread: SpreadWork = field(default_factory=SpreadWork)
+    searching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held for each step through a log: the viewers take turns, so that all of their searches
+    together take no more of the interpreter from the commits than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,10 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Shown:
     """`data` is the answer of the `.json` twin, and all that the template is given of the daemon.
-    `extra` is only for the form of the page: values of fields, links."""
+    `extra` is only for the form of the page: values of fields, links. `refused`: the form was
+    wrong; the page shows it with the reasons in it, and the twin answers this error."""
 
     title: str
     data: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
+    refused: LiftlogError | None = None

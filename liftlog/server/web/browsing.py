@@ -1,6 +1,6 @@
-"""The records of one page: those from an offset on that the viewer asks for and may read.
+"""The records of one page: those that the viewer asks for and may read, newest or oldest first.
 
-The log is read in the thread that all scans share, a bounded amount at a time, and a search that
+The log is read in the threads that all scans share, a bounded amount at a time, and a search that
 finds nothing ends after a while with the offset at which it can continue.
 """
 
@@ -10,146 +10,124 @@ import base64
 import binascii
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from liftlog.errors import CorruptRange, Forbidden, InvalidArgument, OffsetOutOfRange
+from liftlog.errors import Forbidden, InvalidArgument
 from liftlog.log import Log
-from liftlog.records.decode import Record, decode_batch
-from liftlog.records.selection import Selection, parse_selection
-from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.records.selection import Selection
 from liftlog.server.web.asking import Asked
+from liftlog.server.web.walking import Backward, Forward, Item, Span, Walk
 
 _SEARCH_SECONDS = 0.7
 """For one page; the records found until then are shown."""
-_SCAN_BYTES = 256 * 1024
-"""Encoded by one scan, at most; more than a page shows of records of usual size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Begin at `offset`, else at `time_ns`, else at the newest records, or at the oldest with a
-    condition."""
+    """Records in [`since_ns`, `until_ns`) and from `above` on that meet `selection`. The list
+    begins at `offset`, or at the end of that range which `is_newest_first` names."""
 
     limit: int
+    selection: Selection
+    is_newest_first: bool = True
     offset: int | None = None
-    time_ns: int | None = None
-    subject: str = ""
-    key: str = ""
-    header: str = ""
+    above: int = 0
+    since_ns: int | None = None
+    until_ns: int | None = None
 
     @property
     def has_condition(self) -> bool:
-        return bool(self.subject or self.key or self.header)
-
-    def selection(self, readable: tuple[str, ...] | None) -> Selection:
-        """Raises InvalidArgument."""
-        return parse_selection(
-            subjects=[self.subject] if self.subject else None,
-            keys=[parse_key(self.key)] if self.key else None,
-            headers=[self.header] if self.header else None,
-            readable=readable,
-        )
-
-
-class Damage(NamedTuple):
-    """Records that can no longer be read."""
-
-    first_offset: int
-    next_offset: int
-    message: str
+        one = self.selection
+        given = (one.subjects, one.keys, one.headers, one.values)
+        return any(condition is not None for condition in given)
 
 
 Row = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """`next_offset` is where to continue; with `at_end` there is no record from there on yet."""
+    """`next_offset` is where to continue; with `at_end` there is no record from there on yet.
+
+    `span` is what the list can reach; `looked_at` of its offsets were looked at, counted from its
+    beginning.
+    """
 
     first_offset: int
     rows: list[Row]
     next_offset: int
     at_end: bool
     note: str
+    span: Span
+    looked_at: int
 
 
-class _Look(NamedTuple):
-    records: list[Record]
-    next_offset: int
-    at_end: bool
-
-
-async def browse(
-    asked: Asked, stream: str, wanted: Wanted, row: Callable[[Record | Damage], Row]
-) -> Found:
+async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item], Row]) -> Found:
     """Rows of records, each made by `row` as soon as its record is found: the record itself is not
     kept.
 
-    Raises LiftlogErrors: no such stream, no right to read it, bad conditions.
+    Raises LiftlogErrors: no such stream, no right to read it.
     """
     principal = asked.viewer.principal
     readable = asked.gate.readable_subjects(principal, stream, peer=asked.peer)
-    selection = wanted.selection(readable)
+    selection = replace(wanted.selection, readable=readable)
     log = asked.parts.broker.stream(stream).log
-    start, note = await asked.scan(_start, log, wanted)
+    span, start, note = await asked.scan(_start, log, wanted)
+    walk = _walk(log, wanted, span, start, selection)
     rows: list[Row] = []
-    offset, at_end = start, False
     until = time.monotonic() + _SEARCH_SECONDS
-    while len(rows) < wanted.limit and not at_end:
-        left = wanted.limit - len(rows)
-        scan = Scan(offset, None, _SCAN_BYTES, selection)
-        try:
-            found = await asked.scan(_look, log, scan, left)
-        except CorruptRange as error:
-            following = int(error.details["next_offset"])
-            damage = Damage(int(error.details["first_offset"]), following, error.message)
-            rows.append(row(damage))
-            found = _Look([], following, following >= log.high_watermark)
-        except OffsetOutOfRange:  # retention has removed these records
-            found = _Look([], max(offset, log.log_start_offset), at_end=False)
-        offset, at_end = found.next_offset, found.at_end
-        for record in found.records:
-            rows.append(await asked.parts.spread.run(row, record))
-            if time.monotonic() > until and record is not found.records[-1]:
-                offset, at_end = record.offset + 1, False
+    while len(rows) < wanted.limit and not walk.at_end:
+        async with asked.parts.searching:
+            items = await asked.scan(walk.step, wanted.limit - len(rows))
+        for item in items:
+            rows.append(await asked.parts.spread.run(row, item))
+            if time.monotonic() > until:
+                walk.resume_after(item)
                 break
         if time.monotonic() > until:
             break
     # Checked again after the last await: the ACL may have changed.
     if asked.gate.readable_subjects(principal, stream, peer=asked.peer) != readable:
         raise Forbidden("the ACL has changed meanwhile", hint="reload the page")
-    return Found(start, rows, offset, at_end, note)
+    at = walk.position
+    if wanted.is_newest_first:
+        return Found(start, rows, max(at - 1, 0), walk.at_end, note, span, span.high - at)
+    return Found(start, rows, at, walk.at_end, note, span, at - span.low)
 
 
-def _start(log: Log, wanted: Wanted) -> tuple[int, str]:
-    """Where to begin, and a note about it. Blocking."""
+def _walk(log: Log, wanted: Wanted, span: Span, start: int, selection: Selection) -> Walk:
+    if not wanted.is_newest_first:
+        is_open = wanted.until_ns is None
+        return Forward(log, Span(start, span.high), selection, is_open=is_open)
+    back = Backward(log, Span(span.low, start + 1), selection)
+    if not wanted.has_condition:
+        back.narrow(wanted.limit)
+    return back
+
+
+def _start(log: Log, wanted: Wanted) -> tuple[Span, int, str]:
+    """What the list can reach, where to begin, and a note about it. Blocking."""
     first, end = log.log_start_offset, log.high_watermark
-    if wanted.offset is not None:
-        if wanted.offset < first:
-            return first, f"Offset {wanted.offset:,} is gone: the stream begins at {first:,}."
-        if wanted.offset > end:
-            return end, f"Offset {wanted.offset:,} does not exist yet: the stream ends at {end:,}."
-        return wanted.offset, ""
-    if wanted.time_ns is not None:
-        found = max(first, log.offset_for_timestamp(wanted.time_ns))
-        return found, "" if found < end else "There are no records from that time on."
-    return (first if wanted.has_condition else max(first, end - wanted.limit)), ""
-
-
-def _look(log: Log, scan: Scan, limit: int) -> _Look:
-    scanned = scan_log(log, scan)
-    records: list[Record] = []
-    position = 0
-    while position < len(scanned.body):
-        batch = decode_batch(scanned.body, position)
-        position += batch.header.length
-        left = limit - len(records)
-        if len(batch) > left:
-            offsets = batch.offsets()
-            records += batch.trim(offsets[0], offsets[left]).records()
-            return _Look(records, int(offsets[left]), at_end=False)
-        records += batch.records()
-    return _Look(records, scanned.next_offset, scanned.caught_up)
+    low, high, note = first, end, ""
+    if wanted.since_ns is not None:
+        low = max(first, log.offset_for_timestamp(wanted.since_ns))
+        if low >= end:
+            note = "There are no records from that time on."
+    if wanted.until_ns is not None:
+        high = max(low, min(end, log.offset_for_timestamp(wanted.until_ns)))
+        if high == low and not note:
+            note = "There are no records in that time."
+    low = max(low, wanted.above)
+    span = Span(low, max(low, high))
+    if wanted.offset is None:
+        return span, span.high - 1 if wanted.is_newest_first else low, note
+    if wanted.offset < first:
+        note = f"Offset {wanted.offset:,} is gone: the stream begins at {first:,}."
+    elif wanted.offset > end:
+        note = f"Offset {wanted.offset:,} does not exist yet: the stream ends at {end:,}."
+    if wanted.is_newest_first:
+        return span, max(low - 1, min(wanted.offset, span.high - 1)), note
+    return span, max(low, min(wanted.offset, span.high)), note
 
 
 def parse_key(text: str) -> bytes:
@@ -161,7 +139,7 @@ def parse_key(text: str) -> bytes:
         if colon and kind == "base64":
             return base64.b64decode(rest, validate=True)
     except (ValueError, binascii.Error):
-        raise InvalidArgument(f"key: the text after {kind}: is not valid {kind}") from None
+        raise InvalidArgument(f"the text after {kind}: is not valid {kind}") from None
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -17,7 +17,8 @@ from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
 from liftlog.server.web.pages.overview import health, overview
-from liftlog.server.web.pages.records import record, records, value
+from liftlog.server.web.pages.record import record, value
+from liftlog.server.web.pages.records import records
 from liftlog.server.web.pages.stream import stream
 
 MAX_REQUESTS = 16
@@ -123,13 +124,16 @@ class WebSite:
                 **self._frame(asked.request, asked.viewer),
                 **shown.extra,
             )
-            return answers.html(text)
+            return answers.html(text, failure(shown.refused).status if shown.refused else 200)
 
         return serve
 
     def _twin(self, page: Page) -> Callable[[Asked], Awaitable[web.StreamResponse]]:
         async def serve(asked: Asked) -> web.StreamResponse:
-            return answers.as_json((await page.view(asked)).data)
+            shown = await page.view(asked)
+            if shown.refused is not None:
+                raise shown.refused
+            return answers.as_json(shown.data)
 
         return serve
 

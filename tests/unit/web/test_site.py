@@ -97,11 +97,17 @@ async def test_a_tombstone_has_no_size_and_text_is_wrapped(site: Any, orders: An
 
 @pytest.mark.parametrize(
     ("question", "offsets"),
-    [("", [1, 2, 3, 4, 5]), ("offset=4", [4, 5]), ("offset=99", []), ("offset=0", [1, 2, 3, 4, 5]),
-     ("subject=orders.*.new", [4, 5]), ("subject=orders.us.>", [4]), ("key=k-1", [1, 3]),
+    [("", [5, 4, 3, 2, 1]), ("offset=4", [4, 5]), ("offset=99", []), ("offset=0", [1, 2, 3, 4, 5]),
+     ("subject=orders.*.new", [5, 4]), ("subject=orders.us.>", [4]), ("key=k-1", [3, 1]),
      ("key=hex:ff00", [2]), ("key=k-1&offset=2", [3]), ("key=nobody", []),
-     ("time=1h", [1, 2, 3, 4, 5]),
-     ("time=2100-01-01", []), ("header=Nobody", [])],
+     ("time=1h", [5, 4, 3, 2, 1]), ("until=1h", []), ("time=2100-01-01", []),
+     ("header=Nobody", []), ("order=oldest", [1, 2, 3, 4, 5]),
+     ("order=oldest&subject=orders.*.new", [4, 5]), ("order=oldest&until=1h", []),
+     ("order=newest&offset=3", [3, 2, 1]), ("order=newest&offset=0", []),
+     ("order=newest&offset=99", [5, 4, 3, 2, 1]), ("above=4", [5, 4]), ("above=6", []),
+     ("above=9", []), ("above=3&key=k-1", [3]), ("value=PLAIN", [2]), ("value=u", [5, 4]),
+     ("value=n&kind=json", [1]), ("value=n%3D1&kind=json", [1]), ("value=n%3D2&kind=json", []),
+     ("value=^..$&kind=regex", [5, 4]), ("value=.&kind=regex&subject=orders.eu.*", [5])],
 )  # fmt: skip
 async def test_which_records(site: Any, orders: Any, question: str, offsets: list[int]) -> None:
     async with site() as browser:
@@ -113,7 +119,9 @@ async def test_which_records(site: Any, orders: Any, question: str, offsets: lis
 @pytest.mark.parametrize(
     "question",
     ["offset=x", "offset=-1", "offset=" + "9" * 30, "offset=٣", "time=soon", "subject=a..b",
-     "limit=7", "view=html", "key=hex:zz", "header=a%20b", "key=" + "x" * 1001],
+     "limit=7", "view=html", "key=hex:zz", "header=a%20b", "key=" + "x" * 1001, "until=soon",
+     "time=1h&until=2h", "order=up", "kind=x", "value=(&kind=regex", "value=%3D&kind=json",
+     "above=-1"],
 )  # fmt: skip
 async def test_questions_that_are_none(site: Any, orders: Any, question: str) -> None:
     async with site() as browser:
@@ -137,7 +145,13 @@ async def test_paging_shows_each_record_once(site: Any, broker: Any) -> None:
                 break
         assert found == list(range(1, 301))
         newest = await browser.records("limit=25")
-        assert [row["offset"] for row in newest["records"]] == list(range(276, 301))
+        assert [row["offset"] for row in newest["records"]] == list(range(300, 275, -1))
+        found, question = [], "limit=25"
+        while not page["at_end"] or not found:
+            page = await browser.records(question)
+            found += [row["offset"] for row in page["records"]]
+            question = f"limit=25&order=newest&offset={page['next_offset']}"
+        assert found == list(range(300, 0, -1))
 
 
 async def test_damage_is_told_and_stepped_over(site: Any, orders: Any, monkeypatch: Any) -> None:
@@ -164,7 +178,7 @@ async def test_a_search_that_finds_nothing_ends(
 ) -> None:
     """And says where it can go on."""
     from liftlog.server.pull import filtering
-    from liftlog.server.web import browsing
+    from liftlog.server.web import browsing, walking
 
     stream = broker.add("orders", subject="orders.>")
     for _ in range(6):
@@ -172,11 +186,16 @@ async def test_a_search_that_finds_nothing_ends(
     monkeypatch.setattr(filtering, "SCAN_BYTES", 60_000)
     monkeypatch.setattr(browsing, "_SEARCH_SECONDS", 0.0)
     async with site() as browser:
-        found = await browser.records("subject=nobody")
-        assert (found["records"], found["at_end"]) == ([], False)
-        assert 1 < found["next_offset"] < 301
-        _, text, _ = await browser.get("/ui/streams/orders/records?subject=nobody")
-        assert "Continue search" in text
+        monkeypatch.setattr(walking, "_WINDOW_BYTES", 60_000)
+        for order in ("oldest", "newest"):
+            found = await browser.records(f"subject=nobody&order={order}")
+            assert (found["records"], found["at_end"]) == ([], False)
+            assert 1 < found["next_offset"] < 301
+            assert 0 < found["searched"] < 1
+            _, text, _ = await browser.get(
+                f"/ui/streams/orders/records?subject=nobody&order={order}"
+            )
+            assert "Continue search" in text
 
 
 async def test_no_slice_is_kept(site: Any, broker: Any, orders: Any) -> None:

@@ -11,7 +11,7 @@ from support.pull_broker import LogBroker
 from liftlog.errors import CorruptRange, StreamUnavailable
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.messages import StreamInfo
-from liftlog.server.web.pages import records
+from liftlog.server.web.pages import record
 
 WHY = "manifest is lost (`liftlog log verify` shows <what> is readable)"
 
@@ -66,7 +66,7 @@ async def test_from_damage_one_goes_on(
     def rotten(*_: Any) -> Any:
         raise CorruptRange("the records [2, 4) are lost", hint="", first_offset=2, next_offset=4)
 
-    monkeypatch.setattr(records, "read_record", rotten)
+    monkeypatch.setattr(record, "read_record", rotten)
     async with site() as browser:
         status, text, _ = await browser.get("/ui/streams/orders/records/2")
         assert status == 410

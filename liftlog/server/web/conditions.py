@@ -1,0 +1,227 @@
+"""Conditions on the values of records: a text in it, a field of its JSON, a regular expression.
+
+Each looks at a column of values at once, at most a MiB at a time: for so long it may hold the
+interpreter, on which the commits wait.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from liftlog.errors import InvalidArgument
+from liftlog.records.column_set import BinaryColumn, Flags
+from liftlog.server.web.automaton import Automaton, compile_expression
+
+KINDS = ("text", "json", "regex")
+MAX_JSON_BYTES = 256 * 1024
+"""Longer values have no JSON fields: the parser cannot be interrupted."""
+_STEP_BYTES = 1024 * 1024
+_LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
+
+Condition = Callable[[BinaryColumn], Flags]
+
+
+def parse_condition(kind: str, text: str) -> Condition:
+    """`kind` is one of KINDS. Takes up to a second for an expression. Raises InvalidArgument."""
+    if kind == "json":
+        return FieldIs.parse(text)
+    return Expression(_compiled(text)) if kind == "regex" else Contains(text)
+
+
+_compiled = lru_cache(maxsize=32)(compile_expression)
+
+
+def _steps(values: BinaryColumn) -> Iterator[tuple[int, BinaryColumn]]:
+    """Parts of about `_STEP_BYTES`, or one value, each with the number of its first item."""
+    first, count = 0, len(values)
+    while first < count:
+        limit = int(values.ends[first]) + _STEP_BYTES
+        end = max(first + 1, int(np.searchsorted(values.ends, limit, "right")) - 1)
+        yield first, values.part(first, min(end, count))
+        first = min(end, count)
+
+
+class Contains:
+    """Upper and lower case of ASCII letters are the same."""
+
+    def __init__(self, text: str) -> None:
+        self._wanted = _encoded(text).lower()
+
+    def __call__(self, values: BinaryColumn) -> Flags:
+        found = np.zeros(len(values), np.bool_)
+        for first, part in _steps(values):
+            raw = _LOWER[part.content()].tobytes()
+            found[[first + one for one in _items_with(self._wanted, raw, part)]] = True
+        return found
+
+
+def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
+    """The items of `part`, whose content is `raw`, that contain these bytes."""
+    ends = (part.ends - part.ends[0]).tolist()
+    at = raw.find(wanted)
+    while at >= 0:
+        item = bisect_right(ends, at) - 1
+        if item >= len(part):
+            return
+        if at + len(wanted) <= ends[item + 1]:
+            yield item
+            at = raw.find(wanted, ends[item + 1])
+        else:  # it reaches from one value into the next
+            at = raw.find(wanted, at + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    automaton: Automaton
+
+    def __call__(self, values: BinaryColumn) -> Flags:
+        found = np.zeros(len(values), np.bool_)
+        for first, part in _steps(values):
+            ends = part.ends.astype(np.int64)
+            matches = self.automaton.matches(part.data, ends[:-1], np.diff(ends))
+            found[first : first + len(part)] = matches
+        return found if values.valid is None else found & values.valid
+
+
+# --- a field of JSON ---
+
+_STEP = re.compile(r"""\.?([^\s.\[\]=!<>"']+)|\.?\[(\d{1,9}|\*)\]|\[("(?:[^"\\]|\\.)*")\]""")
+_COMPARISON = re.compile(r"\s*(<=|>=|!=|==?|<|>)\s*")
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_ESCAPES = re.compile(rb"\\")
+_ASCII_ESCAPES = re.compile(rb"\\u00[0-7]")
+_ASCII_ESCAPES_EXPONENTS = re.compile(rb"\\u00[0-7]|\d[eE]")
+"""With these, a text or a number can be written in another way than it usually is."""
+_HELP = "expected a field such as customer.id, items[0].sku or items[*].sku, and maybe = 17"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldIs:
+    """The field exists, and its value compares as wanted. A number is compared with numbers, a
+    quoted text with texts; 17 without quotes is also the text "17"."""
+
+    path: tuple[str | int | None, ...]
+    """Names, numbers, and None for every item of a list."""
+    compare: Callable[[Any, Any], Any] | None
+    wanted: tuple[Any, ...]
+    needle: bytes
+    """Bytes that every match contains, unless something in it is written in an unusual way."""
+    unusual: re.Pattern[bytes]
+
+    @classmethod
+    def parse(cls, text: str) -> FieldIs:
+        """Raises InvalidArgument."""
+        path: list[str | int | None] = []
+        position = 1 if text.startswith("$") else 0
+        while step := _STEP.match(text, position):
+            name, index, quoted = step.groups()
+            position = step.end()
+            if index is not None:
+                path.append(None if index == "*" else int(index))
+            else:
+                path.append(name if quoted is None else _from_json(quoted))
+        comparison = _COMPARISON.match(text, position)
+        if not path or (comparison is None and text[position:].strip()):
+            raise InvalidArgument(f"{_HELP}; it is not valid at character {position + 1}")
+        needle = max([one for one in path if isinstance(one, str)], key=len, default="")
+        if comparison is None:
+            return cls(tuple(path), None, (), _encoded(needle), _unusual(needle))
+        sign, literal = comparison[1], text[comparison.end() :].strip()
+        if not literal:
+            raise InvalidArgument(f"{_HELP}; there is nothing after {sign}")
+        wanted = _literal(literal)
+        if sign[0] in "<>":
+            wanted = wanted[:1]  # 5 is not compared with texts that way
+            if isinstance(wanted[0], bool | None):
+                raise InvalidArgument(f"{_HELP}; only numbers and texts are less or greater")
+        if sign in ("=", "==") and not isinstance(wanted[0], bool | float | None):
+            needle = str(wanted[0])
+        unusual = _unusual(needle, is_number=isinstance(wanted[0], int))
+        return cls(tuple(path), _COMPARE[sign], wanted, _encoded(needle), unusual)
+
+    def __call__(self, values: BinaryColumn) -> Flags:
+        found = np.zeros(len(values), np.bool_)
+        for first, part in _steps(values):
+            content, items = part.content().tobytes(), part.items()
+            if self.unusual.search(content):
+                candidates: Iterable[int] = range(len(items))
+            else:
+                candidates = _items_with(self.needle, content, part)
+            for one in candidates:
+                found[first + one] = self._is_in(items[one])
+        return found
+
+    def _is_in(self, raw: bytes) -> bool:
+        if not raw or (self.needle not in raw and not self.unusual.search(raw)):
+            return False
+        if len(raw) > MAX_JSON_BYTES:
+            return False
+        try:
+            return self._reaches(json.loads(raw.decode()), 0)
+        except (ValueError, RecursionError):
+            return False
+
+    def _reaches(self, value: Any, depth: int) -> bool:
+        for level in range(depth, len(self.path)):
+            step = self.path[level]
+            if isinstance(value, dict) and isinstance(step, str) and step in value:
+                value = value[step]
+            elif isinstance(value, list) and step is None:
+                return any(self._reaches(one, level + 1) for one in value)
+            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+                value = value[step]
+            else:
+                return False
+        return self.compare is None or self._compares(value)
+
+    def _compares(self, value: Any) -> bool:
+        assert self.compare is not None
+        same = [one for one in self.wanted if _kind(one) is _kind(value)]
+        if not same:
+            return self.compare is operator.ne
+        return bool(self.compare(value, same[0]))
+
+
+def _unusual(needle: str, *, is_number: bool = False) -> re.Pattern[bytes]:
+    if not needle.isascii() or re.search(r'["\\/\x00-\x1f]', needle):
+        return _ESCAPES
+    return _ASCII_ESCAPES_EXPONENTS if is_number else _ASCII_ESCAPES
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _literal(text: str) -> tuple[Any, ...]:
+    """What to compare with: the JSON that this is, and the text itself if it has no quotes."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return (text,)
+    if isinstance(value, dict | list):
+        raise InvalidArgument("compare with a text, a number, true, false or null")
+    return (value,) if isinstance(value, str) else (value, text)
+
+
+def _from_json(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        raise InvalidArgument(f"{_HELP}; {quoted} is not a JSON text") from None
+
+
+def _kind(value: Any) -> type:
+    """Numbers are one kind; true and false are not numbers."""
+    return float if type(value) is int else type(value)

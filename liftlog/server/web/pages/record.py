@@ -1,0 +1,99 @@
+"""One record as a whole, and its value as a download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from liftlog.records.decode import Record
+from liftlog.records.json_form import HeaderValues, group_headers, record_object
+from liftlog.records.message_headers import count_lines, header_lines
+from liftlog.server.http.bodies import parse_offset
+from liftlog.server.http.one_record import check_readable, read_record
+from liftlog.server.web import answers, content
+from liftlog.server.web.asking import MAX_TEXT, Asked, Shown
+from liftlog.server.web.browsing import bounds
+
+_MAX_JSON_BYTES = 1024 * 1024
+_MAX_HEADERS = 200
+_MAX_HEADER_CHARS = 2000
+
+
+async def record(asked: Asked) -> Shown:
+    stream = asked.authorize("read")
+    view = asked.choice("view", content.VIEWS)
+    found = await _read(asked, stream)
+    limits = bounds(asked.parts.broker.stream(stream).log)
+    # The parts of the page, each of bounded cost.
+    spread = asked.parts.spread
+    shown = await spread.run(content.show, found.value, view)
+    headers = await spread.run(_header_values, found)
+    whole = await spread.run(_whole, found, headers)
+    lines = count_lines(_block(found))
+    data = {
+        "stream": stream,
+        **limits,
+        "record": whole,
+        "is_tombstone": found.value is None,
+        "key_text": content.as_key(found.key),
+        "value_bytes": len(found.value or b""),
+        "header_lines": lines,
+        "content": shown._asdict(),
+    }
+    pairs = [
+        (name, one)
+        for name, values in headers.items()
+        for one in (values if isinstance(values, list) else [values])
+    ]
+    extra = {
+        "views": content.VIEWS,
+        "asked_view": view,
+        "headers": [(name, _cut(one)) for name, one in pairs],
+        "headers_left_out": max(0, lines - len(pairs)),
+        "key_is_findable": found.key is not None and len(data["key_text"]) <= MAX_TEXT,
+    }
+    return Shown(f"Record {found.offset:,} of {stream}", data, extra)
+
+
+def _block(record: Record) -> bytes:
+    return bytes(getattr(record.headers, "raw", b""))
+
+
+def _header_values(record: Record) -> HeaderValues:
+    """The first headers: a record may have hundreds of thousands."""
+    found: HeaderValues = {}
+    group_headers(found, header_lines(_block(record), _MAX_HEADERS))
+    return found
+
+
+def _whole(record: Record, headers: HeaderValues) -> dict[str, Any]:
+    if len(record.value or b"") > _MAX_JSON_BYTES:
+        record = record._replace(value=None)
+    return record_object(record, headers=headers)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_HEADER_CHARS else text[:_MAX_HEADER_CHARS] + " …"
+
+
+async def value(asked: Asked) -> web.Response:
+    """The bytes as a download: a browser must never show them as a page of this site."""
+    stream = asked.authorize("read")
+    found = await _read(asked, stream)
+    name = f'attachment; filename="{stream}-{found.offset}"'
+    return web.Response(
+        body=found.value or b"",
+        content_type="application/octet-stream",
+        headers={**answers.HEADERS, "Content-Disposition": name},
+    )
+
+
+async def _read(asked: Asked, stream: str) -> Record:
+    """Raises NoRecord, also for a record that the viewer may not read."""
+    offset = parse_offset(asked.request.match_info["offset"])
+    log = asked.parts.broker.stream(stream).log
+    found, _ = await asked.scan(read_record, log, offset)
+    # Checked after the await: the ACL may have changed since the first check.
+    check_readable(asked.gate, found, asked.viewer.principal, stream, peer=asked.peer)
+    return found
