@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as json_text
-from typing import Any
+from typing import Any, NamedTuple
 
+from envelope import ACK_POLICIES, AckPolicy
 from envelope.liftbridge import Ack
 from liftlog.stream.refusals import to_json
 
@@ -18,17 +19,41 @@ _CRLF = b"\r\n"
 Answer = tuple[bytes, bytes]
 """(subject, body) of one answer."""
 
-Echo = str | Ack | None
-"""What an answer repeats of its message: nothing, a correlation id, or all that Liftbridge's Ack
-repeats."""
+
+class Asked(NamedTuple):
+    """What a message in our envelope wants of its answer, where others hold copies."""
+
+    correlation_id: str | None
+    policy: AckPolicy
+
+
+Echo = str | Asked | Ack | None
+"""What an answer repeats of its message: nothing, a correlation id, the same with the ack policy,
+or all that Liftbridge's Ack repeats."""
 
 
 class AckFormat:
-    """The ack of one stream. `durability` is named in it when it is weaker than fsync."""
+    """The ack of one stream. `durability` is named in it when it is weaker than fsync, and the
+    policy "leader", if that is the `policy` of messages that name none. Answers to `Asked` name
+    epoch and policy."""
 
-    def __init__(self, stream: str, durability: str) -> None:
+    def __init__(
+        self, stream: str, durability: str, *, policy: AckPolicy = "all", epoch: int = 0
+    ) -> None:
         extra = {} if durability == "fsync" else {"durability": durability}
         document: dict[str, Any] = {"stream": stream, "seq": 0}
+        self._asked_tails = {
+            (named, duplicate): to_json(
+                {"seq": 0}
+                | ({"duplicate": True} if duplicate else {})
+                | extra
+                | {"epoch": epoch, "policy": named}
+            ).removeprefix(b'{"seq":0')
+            for named in ACK_POLICIES
+            for duplicate in (False, True)
+        }
+        if policy == "leader":
+            extra["policy"] = policy
         head, _, tail = to_json(document | extra).partition(b'"seq":0')
         self._head = head + b'"seq":'
         self._tail = tail
@@ -82,6 +107,19 @@ class AckFormat:
             size = fixed + len(str(offset)) + len(text)
             commands.append(form % (reply, size, offset, text))
         return b"".join(commands)
+
+    def asked(
+        self, answers: Iterable[tuple[bytes, Asked, int]], *, duplicate: bool = False
+    ) -> bytes:
+        """`PUB` commands for acks of messages in our envelope: (reply, wish, offset) of each."""
+        head, tails = self._head, self._asked_tails
+        commands = []
+        for reply, (correlation_id, policy), offset in answers:
+            tail = tails[policy, duplicate]
+            if correlation_id is not None:
+                tail = b'%b,"correlation_id":%b}' % (tail[:-1], json_text(correlation_id).encode())
+            commands.append((reply, b"%b%d%b" % (head, offset, tail)))
+        return publish_commands(commands)
 
     def commands(self, replies: Sequence[bytes], first_offset: int) -> bytes:
         """`PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.

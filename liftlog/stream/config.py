@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envelope import AckPolicy
+
 
 @dataclass(frozen=True, slots=True)
 class SequencerConfig:
-    """Sizes in bytes. `subject` is only told to publishers that speak Liftbridge's envelope."""
+    """Sizes in bytes. `subject` is only told to publishers that speak Liftbridge's envelope.
+
+    With `is_replicated` others hold copies: acks under the policy `leader` leave when a message is
+    durable here, those under `all` when it is committed, and answers to our envelope name the
+    policy and `leader_epoch`. `ack_policy` is that of messages that name none."""
 
     stream: str
     acks: str = "on"
@@ -17,3 +23,6 @@ class SequencerConfig:
     recognise_envelopes: bool = True
     recognise_liftbridge: bool = False
     subject: str = ""
+    is_replicated: bool = False
+    ack_policy: AckPolicy = "all"
+    leader_epoch: int = 0

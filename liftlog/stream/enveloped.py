@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import envelope
 from envelope import Envelope
 from liftlog.records.message_headers import build_block, header_lines
-from liftlog.stream.acks import Echo
+from liftlog.stream.acks import Asked, Echo
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import CORRELATION_ID, MESSAGE_ID, Control
 from liftlog.stream.liftbridge import open_liftbridge
@@ -36,11 +36,18 @@ def open_envelope(
         if too_large or not config.recognise_envelopes:
             return None
         opened = envelope.decode(payload)
-        return None if opened is None else (opened, opened.correlation_id, None)
+        return None if opened is None else (opened, echo_of(config, opened), None)
     if config.recognise_liftbridge and payload.startswith(envelope.liftbridge.COOKIE):
         # One that is too large as well: its publisher listens nowhere but on its ack inbox.
         return open_liftbridge(config, subject, payload, stamp)
     return None
+
+
+def echo_of(config: SequencerConfig, opened: Envelope) -> Echo:
+    """What the answer to a message in our envelope repeats."""
+    if config.is_replicated:
+        return Asked(opened.correlation_id, opened.ack_policy or config.ack_policy)
+    return opened.correlation_id
 
 
 def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:

@@ -22,16 +22,17 @@ class CommitGroup:
 
     `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
     record, b"" for no ack. `answers` are worded already, as commands: duplicates, refusals, acks
-    with a correlation id; `timed_acks` (reply, ack, offset) will bear the time of the commit. If
-    the group fails, `waiting_replies` are nacked in the place of both, and so are `waiting`, with
-    what the nack has to repeat. `subject_notes` is None while nobody keeps the last offset of each
-    subject.
+    with a correlation id; so are `early_answers`, which leave as soon as the group is durable here.
+    `timed_acks` (reply, ack, offset) will bear the time of the commit. If the group fails,
+    `waiting_replies` are nacked in the place of all these, and so are `waiting`, with what the nack
+    has to repeat. `subject_notes` is None while nobody keeps the last offset of each subject.
     """
 
     __slots__ = (
         "ack_replies",
         "answers",
         "base_offset",
+        "early_answers",
         "has_acks",
         "has_tombstones",
         "headers",
@@ -62,6 +63,7 @@ class CommitGroup:
         self.ack_replies: list[bytes] = []
         self.has_acks = False
         self.answers: list[bytes] = []
+        self.early_answers: list[bytes] = []
         self.timed_acks: list[tuple[bytes, Ack, int]] = []
         self.waiting: list[tuple[bytes, Echo]] = []
         self.waiting_replies: list[bytes] = []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from envelope import AckPolicy, Envelope, liftbridge
 from envelope.fields import NO_HEADERS, wrong_id, wrong_key
 from envelope.liftbridge import Ack
-from liftlog.stream.acks import Echo, publish_commands, woven
+from liftlog.stream.acks import Asked, Echo, publish_commands, woven
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.refusals import BAD_ENVELOPE, Refusal, refusal_body
 
@@ -103,7 +103,7 @@ def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
     if isinstance(echo, Ack):
         error = _ERRORS.get(refusal.reason)
         return None if error is None else liftbridge.encode_ack(echo._replace(ack_error=error))
-    return refusal_body(stream, refusal, echo)
+    return refusal_body(stream, refusal, echo[0] if isinstance(echo, Asked) else echo)
 
 
 def ack_commands(acks: Sequence[tuple[bytes, Ack, int]], now_ns: int) -> bytes:

@@ -14,9 +14,9 @@ from envelope import COOKIE, liftbridge
 from envelope.alike import Alike, rows_by_length
 from envelope.fields import wrong_id
 from envelope.format import MAX_KEY_BYTES
-from liftlog.stream.acks import Echo
+from liftlog.stream.acks import Asked, Echo
 from liftlog.stream.config import SequencerConfig
-from liftlog.stream.enveloped import own_block, own_blocks
+from liftlog.stream.enveloped import echo_of, own_block, own_blocks
 from liftlog.stream.liftbridge import ANY_OFFSET, POLICIES, ack_to, acks_to
 from liftlog.stream.run import MessageRun
 
@@ -112,8 +112,12 @@ class EnvelopeFields:
             if any(self._blocks):
                 return False
             _put(self._blocks, rows, own_blocks(message_ids, correlation_ids))
-        if correlation_ids:
-            _put(self._echoes, rows, _texts(correlation_ids))
+        texts: Sequence[str | None] | None = _texts(correlation_ids) if correlation_ids else None
+        if self._config.is_replicated:
+            policy = opened.ack_policy or self._config.ack_policy
+            _put(self._echoes, rows, [Asked(text, policy) for text in texts or [None] * len(rows)])
+        elif texts:
+            _put(self._echoes, rows, texts)
         if message_ids:
             _put(self._message_ids, rows, message_ids)
         _put(self._values, rows, alike.values or [None] * len(rows))
@@ -134,7 +138,7 @@ class EnvelopeFields:
         if headers or last is not None or (adds_lines and self._blocks[row]):
             self.odd.append(row)
             return
-        self._values[row], self._echoes[row] = value, correlation_id
+        self._values[row], self._echoes[row] = value, echo_of(self._config, opened)
         if key is not None:
             self._keys[row] = key
         if adds_lines:

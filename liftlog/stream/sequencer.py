@@ -12,7 +12,7 @@ from operator import not_, sub
 
 from acl.subjects import matches
 from liftlog.stream.ack_subjects import AckSubjects
-from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
+from liftlog.stream.acks import Answer, Echo, publish_commands
 from liftlog.stream.columns import Columns, columns_of
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control
@@ -82,7 +82,7 @@ class Sequencer(Tail):
         """Judge by these settings from the next message on; what was judged stays judged. Call it
         while no group is out whose answers are not worded."""
         self.config = config
-        self.format = AckFormat(config.stream, config.durability)
+        self._word_acks()
         self.dedupe.resize(window_ns, max_ids)
 
     # --- judging ---
@@ -229,7 +229,8 @@ class Sequencer(Tail):
             offsets = list(map(sub, range(first, first + count), accumulate(is_duplicate)))
             for row, original in zip(known, added.originals, strict=True):
                 offsets[row] = original
-            group.answers.append(self.format.mixed(part.replies, offsets, is_duplicate))
+            answers = group.early_answers if self._acks_early else group.answers
+            answers.append(self.format.mixed(part.replies, offsets, is_duplicate))
             group.waiting_replies += part.replies
             if len(known) < count:
                 unanswered = [NO_REPLY] * len(new.values)
@@ -292,8 +293,8 @@ class Sequencer(Tail):
             FAST_BATCHES if is_fast_batch else bad_headers or refusal
         )
         if refusal is None and reply and self.too_few_copies is not None:
-            policy = None if found is None else found[0].ack_policy
-            refusal = self.too_few_copies if policy != "leader" else None
+            policy = (None if found is None else found[0].ack_policy) or self.config.ack_policy
+            refusal = self.too_few_copies if policy == "all" else None
         if refusal is not None:
             self._refuse(group, reply, refusal, echo)
             return

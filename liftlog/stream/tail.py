@@ -19,9 +19,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from envelope.liftbridge import Ack
+from envelope.liftbridge import LEADER, Ack
 from liftlog.stream.ack_subjects import AckSubjects
-from liftlog.stream.acks import AckFormat, Answer, Echo, publish_commands
+from liftlog.stream.acks import AckFormat, Answer, Asked, Echo, publish_commands
 from liftlog.stream.columns import Columns
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import Control
@@ -56,7 +56,7 @@ class Tail:
         self.ack_subjects = ack_subjects
         self.subjects: SubjectSequences | None = None
         """The last offset of each subject, if it is kept; may come and go between two runs."""
-        self.format = AckFormat(config.stream, config.durability)
+        self._word_acks()
         self.next_offset = next_offset
         self.last_timestamp_ns = last_timestamp_ns
         self.last_message_id = last_message_id
@@ -73,6 +73,17 @@ class Tail:
         self._full: deque[CommitGroup] = deque()
         self._out: deque[CommitGroup] = deque()
         self._held: deque[HeldGroup] = deque()
+
+    def _word_acks(self) -> None:
+        """As the configuration says."""
+        config = self.config
+        self._acks_early = config.is_replicated and config.ack_policy == "leader"
+        self.format = AckFormat(
+            config.stream,
+            config.durability,
+            policy="leader" if self._acks_early else "all",
+            epoch=config.leader_epoch,
+        )
 
     def _stamp(self, now_ns: int) -> int:
         """max(previous, now), unless the previous one lies more than a minute ahead: then the
@@ -155,6 +166,9 @@ class Tail:
         answers = b""
         if group.has_acks:
             answers = self.format.commands(group.ack_replies, group.base_offset)
+            if self._acks_early:
+                group.early_answers.append(answers)
+                answers = b""
         if group.answers:
             answers += b"".join(group.answers)
         group.prepared_answers = answers
@@ -163,6 +177,8 @@ class Tail:
         """The oldest group that is out is committed, and none is held: the NATS commands that
         answer everyone who waited for it."""
         answers = self._answers_of_oldest(group)
+        if group.early_answers:
+            answers = b"".join(group.early_answers) + answers
         self.pending_bytes -= group.memory_bytes
         if group.timed_acks:
             answers += ack_commands(group.timed_acks, self._commit_time_ns())
@@ -183,19 +199,28 @@ class Tail:
     def _commit_time_ns(self) -> int:
         return self.last_timestamp_ns if self._commit_clock is None else self._commit_clock()
 
-    def hold(self, group: CommitGroup) -> None:
-        """The oldest group that is out is durable here. Keep its answers until `release`."""
+    def hold(self, group: CommitGroup) -> bytes:
+        """The oldest group that is out is durable here. Returns the acks under the policy `leader`,
+        and keeps the other answers until `release`."""
+        answers = self._answers_of_oldest(group)
+        early, timed_acks = group.early_answers, group.timed_acks
+        if timed_acks and self.config.is_replicated:
+            now = [ack for ack in timed_acks if ack[1].ack_policy == LEADER]
+            timed_acks = [ack for ack in timed_acks if ack[1].ack_policy != LEADER]
+            if now:
+                early.append(ack_commands(now, self._commit_time_ns()))
         self.held_bytes += group.memory_bytes
         self._held.append(
             HeldGroup(
                 group.next_offset,
-                self._answers_of_oldest(group),
-                group.timed_acks,
+                answers,
+                timed_acks,
                 group.received,
                 len(group),
                 group.memory_bytes,
             )
         )
+        return b"".join(early)
 
     def release(self, high_watermark: int) -> Released | None:
         """Everything below `high_watermark` is committed: what answers the groups that were held
@@ -346,14 +371,23 @@ class Tail:
             group.timed_acks += timed  # type: ignore[arg-type]  # echoes are all Acks
             return [NO_REPLY] * len(replies)
         left = list(replies)
-        named = []
+        named: list[tuple[bytes, str, int]] = []
+        asked: list[tuple[bytes, Asked, int]] = []
         for row, echo in enumerate(echoes):
             if echo is not None:
                 reply, left[row] = left[row], NO_REPLY
                 if reply and isinstance(echo, Ack):
                     group.timed_acks.append((reply, echo, first_offset + row))
+                elif reply and isinstance(echo, Asked):
+                    asked.append((reply, echo, first_offset + row))
                 elif reply and isinstance(echo, str):
                     named.append((reply, echo, first_offset + row))
+        if asked:
+            early = [one for one in asked if one[1].policy == "leader"]
+            group.early_answers.append(self.format.asked(early))
+            late = asked if not early else [one for one in asked if one[1].policy != "leader"]
+            group.answers.append(self.format.asked(late))
+            group.waiting += [(reply, echo) for reply, echo, _ in asked]
         if named:
             group.answers.append(self.format.repeating(named))
             group.waiting += [(reply, text) for reply, text, _ in named]
@@ -371,10 +405,16 @@ class Tail:
         """An ack that is not of the common form."""
         if isinstance(echo, Ack):
             group.timed_acks.append((reply, echo, offset))
+            return
+        is_early = self._acks_early
+        if isinstance(echo, Asked):
+            is_early = echo.policy == "leader"
+            command = self.format.asked([(reply, echo, offset)], duplicate=duplicate)
         else:
             body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)
-            group.answers.append(publish_commands([(reply, body)]))
-            group.waiting.append((reply, echo))
+            command = publish_commands([(reply, body)])
+        (group.early_answers if is_early else group.answers).append(command)
+        group.waiting.append((reply, echo))
 
     def _refuse(
         self,

@@ -134,6 +134,8 @@ class Harness:
         *,
         keeps_subjects: bool,
         columns_from_rows: int,
+        is_replicated: bool = False,
+        ack_policy: str = "all",
     ) -> None:
         config = SequencerConfig(
             STREAM,
@@ -143,7 +145,11 @@ class Harness:
             group_max_bytes=group_max_bytes,
             recognise_liftbridge=True,
             subject="in.>",
+            is_replicated=is_replicated,
+            ack_policy=ack_policy,
+            leader_epoch=7,
         )
+        self.config = config
         self.dedupe = DedupeWindow(WINDOW_NS, 1000)
         self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
         self.sequencer.columns_from_rows = columns_from_rows
@@ -160,6 +166,7 @@ class Harness:
         self.runs: list[tuple[int, int]] = []
         """Messages and bytes of each run without an answer."""
         self.records: list[Record] = []
+        self.told_early: list[Any] = []
 
     def judge(self, messages: list[Message]) -> None:
         blocks = [message.block for message in messages]
@@ -216,7 +223,13 @@ class Harness:
         if group is None:
             return
         self.write(group)
-        self.sequencer.hold(group)
+        early = self.sequencer.hold(group)
+        expected = []
+        if self.config.is_replicated:
+            at, policy = self.held_messages, self.config.ack_policy
+            expected = self.model.early(at, group.received, policy)
+        assert answers_in(early) == sorted(expected, key=repr)
+        self.told_early += expected
         self.held.append((group.received, group.next_offset))
 
     def release(self, count: int) -> None:
@@ -237,7 +250,11 @@ class Harness:
         assert records == len(self.model.records) - before
 
     def answered(self, sent: bytes, messages: int) -> None:
-        assert answers_in(sent) == sorted(self.model.commit(messages), key=repr)
+        expected = self.model.commit(messages)
+        for one in [one for one in self.told_early if one in expected]:
+            self.told_early.remove(one)
+            expected.remove(one)
+        assert answers_in(sent) == sorted(expected, key=repr)
         while messages:
             messages -= self.runs.pop(0)[0]
         assert messages == 0
@@ -320,6 +337,7 @@ class Harness:
             self.commit()
         assert self.sequencer.pending_bytes == 0
         assert self.records == self.model.records
+        assert self.told_early == []
 
 
 def stored(group: Any) -> list[Record]:
@@ -382,6 +400,7 @@ def answers_in(commands: bytes) -> list[Any]:
     st.sampled_from([1, 2000, 10**6]),
     st.sampled_from([True, True, False]),
     st.sampled_from([1, 1, 100]),
+    st.sampled_from([(False, "all"), (True, "all"), (True, "leader")]),
 )
 def test_runs_and_groups_look_like_single_messages(
     steps: list[Any],
@@ -390,6 +409,7 @@ def test_runs_and_groups_look_like_single_messages(
     group_max_bytes: int,
     keeps_subjects: bool,
     columns_from_rows: int,
+    replicated: tuple[bool, str],
 ) -> None:
     harness = Harness(
         acks,
@@ -397,6 +417,8 @@ def test_runs_and_groups_look_like_single_messages(
         group_max_bytes,
         keeps_subjects=keeps_subjects,
         columns_from_rows=columns_from_rows,
+        is_replicated=replicated[0],
+        ack_policy=replicated[1],
     )
     for step in steps:
         if isinstance(step, int):

@@ -274,6 +274,20 @@ class Model:
         self.records += [record for _, _, record, _ in done if record is not None]
         return [one for message, sent, _, _ in done for one in self._told_all(message, sent)]
 
+    def early(self, start: int, count: int, ack_policy: str) -> list[Any]:
+        """What publishers hear of these judged messages before they are committed, where others
+        hold copies: acks under the policy `leader`, or those of a stream whose `ack_policy` it is.
+        """
+        found = []
+        for message, answers, _, _ in self._judged[start : start + count]:
+            opened = self._opened(message) or {}
+            policy = opened.get("ack_policy", "leader" if message.is_liftbridge else ack_policy)
+            if opened and message.is_liftbridge and "ack_subject" not in opened:
+                policy = ack_policy  # it gets an ack of the common form
+            acks = [one for one in answers if not isinstance(one[1], tuple) or one[1][0] != "error"]
+            found += self._told_all(message, acks) if policy == "leader" else []
+        return found
+
     def fail(self, err_code: int, keep: int = 0) -> list[Any]:
         """Everything is undone that is not committed, but for the first `keep` messages."""
         undone, self._judged = self._judged[keep:], self._judged[:keep]

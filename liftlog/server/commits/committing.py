@@ -193,7 +193,9 @@ class GroupCommits:
         """A group is stored here, and not committed or behind one that is not."""
         if not self._sequencer.is_holding:
             self._held_since = time.monotonic()
-        self._sequencer.hold(group)
+        early = self._sequencer.hold(group)
+        if early:
+            self._shared.send(early)
         self._release(high_watermark)
 
     def _release(self, high_watermark: int) -> None:

@@ -25,7 +25,7 @@ def window_ns(settings: StreamSettings) -> int:
     return int(settings.dedupe_window_seconds * _SECOND_NS)
 
 
-def sequencer_config(name: str, settings: StreamSettings) -> SequencerConfig:
+def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> SequencerConfig:
     return SequencerConfig(
         stream=name,
         acks=settings.acks,
@@ -34,4 +34,6 @@ def sequencer_config(name: str, settings: StreamSettings) -> SequencerConfig:
         recognise_envelopes=settings.envelope,
         recognise_liftbridge=settings.liftbridge,
         subject=settings.subject,
+        is_replicated=settings.replicas > 1,
+        leader_epoch=leader_epoch,
     )

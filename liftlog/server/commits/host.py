@@ -298,7 +298,9 @@ class StreamHost:
             self.switches = switches
         self._shown_settings = None
         self.sequencer.configure(
-            sequencer_config(self.name, settings), window_ns(settings), settings.dedupe.max_ids
+            sequencer_config(self.name, settings, self.log.leader_epoch),
+            window_ns(settings),
+            settings.dedupe.max_ids,
         )
         self.subjects.adopt(settings)
         self.log.config = log_config(settings)

@@ -287,7 +287,7 @@ def make_sequencer(
     dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
     restore_dedupe(log, dedupe, now_ns)
     sequencer = Sequencer(
-        sequencer_config(name, settings),
+        sequencer_config(name, settings, log.leader_epoch),
         dedupe,
         ack_subjects,
         next_offset=log.log_end_offset,

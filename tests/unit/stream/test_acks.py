@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.stream.acks import AckFormat, publish_commands, published, within_payload
+from liftlog.stream.acks import AckFormat, Asked, publish_commands, published, within_payload
 from liftlog.stream.refusals import OVERLOADED, refusal_body
 
 
@@ -95,3 +95,41 @@ def test_bodies_that_look_like_sizes_are_no_sizes() -> None:
         kept, left_out = within_payload(publish_commands(answers), 100)
         assert kept == publish_commands([one for one in answers if one is not large])
         assert left_out == answers.count(large)
+
+
+def test_an_answer_to_our_envelope_names_epoch_and_policy_where_others_hold_copies() -> None:
+    form = AckFormat("s", "fsync", epoch=7)
+    wishes = [
+        (b"a", Asked(None, "all"), 9),
+        (b"b", Asked('"}\\ ü', "leader"), 10),
+    ]
+    assert [(to, json.loads(body)) for to, body in published(form.asked(wishes))] == [
+        (b"a", {"stream": "s", "seq": 9, "epoch": 7, "policy": "all"}),
+        (
+            b"b",
+            {
+                "stream": "s",
+                "seq": 10,
+                "epoch": 7,
+                "policy": "leader",
+                "correlation_id": '"}\\ ü',
+            },
+        ),
+    ]
+    [(_, body)] = published(form.asked(wishes[:1], duplicate=True))
+    assert json.loads(body) == {
+        "stream": "s",
+        "seq": 9,
+        "duplicate": True,
+        "epoch": 7,
+        "policy": "all",
+    }
+
+
+def test_acks_of_a_stream_whose_policy_is_leader_say_so() -> None:
+    """They may be lost with the leader. Those under `all` are as JetStream words them."""
+    assert AckFormat("s", "fsync", policy="all", epoch=7).body(3) == AckFormat("s", "fsync").body(3)
+    early = AckFormat("s", "fsync", policy="leader", epoch=7)
+    assert json.loads(early.body(3)) == {"stream": "s", "seq": 3, "policy": "leader"}
+    [(_, body)] = published(early.asked([(b"a", Asked(None, "all"), 3)]))
+    assert json.loads(body)["policy"] == "all"

@@ -9,7 +9,9 @@ import time
 import pytest
 
 import envelope
+from envelope import AckPolicy
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream.acks import published
 from liftlog.stream.refusals import OVERLOADED
 
 S = 1_000_000_000
@@ -256,3 +258,48 @@ def test_refusing_enveloped_messages(acks: str, answers: int) -> None:
     if answers:
         assert commands.startswith(b"PUB my.acks ")
         assert bodies(commands)[0]["correlation_id"] == "c"
+
+
+@pytest.mark.parametrize("columns_from_rows", [1, 100])
+@pytest.mark.parametrize("policy", ["leader", "all"])
+def test_acks_by_policy(policy: AckPolicy, columns_from_rows: int) -> None:
+    """Under `leader` they leave as soon as the group is durable here, duplicates too; refusals wait
+    for the commit."""
+    config = SequencerConfig("orders", is_replicated=True, ack_policy=policy, leader_epoch=3)
+    one = Sequencer(config, DedupeWindow(10**9, 100), AckSubjects(["orders.>"]), next_offset=1)
+    one.columns_from_rows = columns_from_rows
+    wanted: list[AckPolicy | None] = [None, "leader", "all"]
+    names = {b"plain": policy, b"again": policy, b"refused": "all"}
+    rows: list[tuple[bytes, bytes, bytes]] = [
+        (b"plain", block("Nats-Msg-Id: a"), b"1"),
+        (b"again", block("Nats-Msg-Id: a"), b"1"),
+    ]
+    enveloped = []
+    for wish in wanted:
+        for number in range(2):
+            reply = b"%a.%d" % (wish, number)
+            names[reply] = wish or policy
+            payload = envelope.encode(
+                b"v", ack_policy=wish, message_id=f"{wish}", correlation_id=f"c{number}"
+            )
+            enveloped.append((reply, b"", payload))
+    expecting = block("Nats-Expected-Last-Sequence: 77")
+    for batch in (rows, enveloped, [(b"refused", expecting, b"2")]):
+        replies, blocks, payloads = map(list, zip(*batch, strict=True))
+        run = MessageRun([b"orders.x"] * len(batch), replies, payloads, blocks, has_cookie=True)
+        one.judge(run, 10**15)
+    group = one.take_group()
+    assert group is not None
+    early = dict(published(one.hold(group)))
+    released = one.release(group.next_offset)
+    assert released is not None
+    late = dict(published(released.answers))
+    assert early.keys() | late.keys() == names.keys()
+    assert early.keys() == {reply for reply, named in names.items() if named == "leader"}
+    for reply, body in (early | late).items():
+        answer = json.loads(body)
+        assert ("error" in answer) == (reply == b"refused")
+        if "error" not in answer:
+            assert bool(answer.get("duplicate")) == (reply == b"again" or reply.endswith(b"1"))
+            assert answer.get("policy", "all") == names[reply]
+            assert ("epoch" in answer) == ("correlation_id" in answer) == (b"." in reply)
