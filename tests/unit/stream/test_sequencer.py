@@ -286,7 +286,9 @@ def test_acks_by_policy(policy: AckPolicy, columns_from_rows: int) -> None:
     expecting = block("Nats-Expected-Last-Sequence: 77")
     for batch in (rows, enveloped, [(b"refused", expecting, b"2")]):
         replies, blocks, payloads = map(list, zip(*batch, strict=True))
-        run = MessageRun([b"orders.x"] * len(batch), replies, payloads, blocks, has_cookie=True)
+        run = MessageRun(
+            [b"orders.x"] * len(batch), replies, payloads, blocks, has_cookie=batch is enveloped
+        )
         one.judge(run, 10**15)
     group = one.take_group()
     assert group is not None
