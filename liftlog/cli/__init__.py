@@ -1,7 +1,8 @@
 """The `liftlog` command.
 
 main        the entry point                       exit_codes   one table of all exit codes
-root        the table of commands                 problems     stderr: errors, remarks, questions
+root        the table of commands; how each ends: its exit code, Ctrl-C, a closed pipe
+                                                  problems     stderr: errors, remarks, questions
 groups      groups that import what is used       output       records, tables, JSON and YAML
 options     --server, --output, --set and others  text         foreign text, for a terminal
 suggestions names that the daemon knows           progress     bars for long work

@@ -20,7 +20,7 @@ DEFAULT_STEP_BYTES = 4 * 1024 * 1024
 _FIRST_LOOK_SECONDS = 0.05
 _LAST_LOOK_SECONDS = 1.0
 
-Answer = TypeVar("Answer", bound=Message)
+Expected = TypeVar("Expected", bound=Message)
 
 
 def create_request(name: str, subject: str | None, settings: Mapping[str, Any]) -> CreateStream:
@@ -88,7 +88,7 @@ def fetch_answer(fetch: Fetch, exchange: Exchange) -> FetchAnswer:
     return FetchAnswer(fetch.stream, header, exchange.body)
 
 
-def result_of(exchange: Exchange, expected: type[Answer]) -> Answer:
+def result_of(exchange: Exchange, expected: type[Expected]) -> Expected:
     """The answer, or the error raised."""
     if exchange.error is not None:
         raise exchange.error

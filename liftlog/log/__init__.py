@@ -8,7 +8,7 @@ One stream's log; `log` is what others see of it. Read its parts in this order:
     structure        retention, swaps of rewritten segments, quarantine
     truncation       cutting either end
 
-    reading, slices      across segments; inside one
+    reading, slices      across segments; inside one: the bytes of a file for a fetch (`sendfile`)
     segment, index       a file of batches and how places in it are found
     measuring            bytes between offsets; the n-th record of a segment
     manifest, leases, slot   what else lies in a stream's directory
@@ -26,7 +26,7 @@ What a crash can leave, and how it is recovered:
     checkpoint_file    the form of all small files
     unreadable         reading around what the disk does not give, in windows
     filesystem         what is beneath
-    environment        what all logs share: clock, open files, indexes
+    environment        what all logs share: clock, open files, indexes (rebuilt if lost or bad)
 
     rewrite      compaction, re-batching, scrubbing; in a process of its own
     offline      verify, dump, repair, reindex: without a daemon

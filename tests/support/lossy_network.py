@@ -11,7 +11,7 @@ import random
 from collections import deque
 from typing import NamedTuple
 
-from liftlog.client.publishing.delivery import NO_RESPONDERS, Answer, Delivery, read_answer
+from liftlog.client.publishing.delivery import NO_RESPONDERS, Delivery, Outcome, read_answer
 from liftlog.client.publishing.message import OutgoingMessage
 from liftlog.client.publishing.send_queue import SendQueue
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
@@ -82,7 +82,7 @@ class Simulation:
         self.deliveries: list[Delivery] = []
         self._random = random.Random(seed)
         self._requests: deque[tuple[Delivery, int, bytes, dict[str, str] | None]] = deque()
-        self._answers: deque[tuple[Delivery, int, Answer]] = deque()
+        self._answers: deque[tuple[Delivery, int, Outcome]] = deque()
         self._deadlines: deque[tuple[float, Delivery, int]] = deque()
         self._foreign = itertools.count()
 

@@ -11,7 +11,7 @@ from liftlog.client.aio.session import Session
 from liftlog.client.requests import (
     DEFAULT_STEP_BYTES,
     DEFAULT_TTL_SECONDS,
-    Answer,
+    Expected,
     PassWatch,
     create_request,
     milliseconds,
@@ -72,7 +72,7 @@ class Calls:
         self.request_timeout = session.target.request_timeout
         self._session = session
 
-    async def _call(self, message: Message, expected: type[Answer]) -> Answer:
+    async def _call(self, message: Message, expected: type[Expected]) -> Expected:
         return result_of(await self._session.ask(message, self.request_timeout), expected)
 
     # --- the daemon ---

@@ -12,7 +12,7 @@ from liftlog.client.blocking.session import SyncSession
 from liftlog.client.requests import (
     DEFAULT_STEP_BYTES,
     DEFAULT_TTL_SECONDS,
-    Answer,
+    Expected,
     PassWatch,
     create_request,
     milliseconds,
@@ -73,7 +73,7 @@ class SyncCalls:
         self.request_timeout = session.target.request_timeout
         self._session = session
 
-    def _call(self, message: Message, expected: type[Answer]) -> Answer:
+    def _call(self, message: Message, expected: type[Expected]) -> Expected:
         return result_of(self._session.ask(message, self.request_timeout), expected)
 
     # --- the daemon ---

@@ -33,7 +33,7 @@ _NO_RESPONDERS_STATUS = "503"
 _USUAL_ACK = re.compile(rb'\{"stream":"([A-Za-z0-9_-]+)","seq":([1-9][0-9]{0,18})\}')
 _parse = json.JSONDecoder().decode
 
-Answer = Ack | Refusal | NoResponders
+Outcome = Ack | Refusal | NoResponders
 
 _ANY = ""
 
@@ -114,7 +114,7 @@ class Delivery:
         self.attempts -= 1
         self.in_flight = False
 
-    def take(self, attempt: int, answer: Answer, *, passing: bool = False) -> None:
+    def take(self, attempt: int, answer: Outcome, *, passing: bool = False) -> None:
         """Note an answer; sets `result` once every stream has decided.
 
         A `passing` refusal is one that says nothing about the message: it came too early.
@@ -231,7 +231,7 @@ class Delivery:
         return "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
 
 
-def read_answer(payload: bytes, status: str | None = None) -> Answer | None:
+def read_answer(payload: bytes, status: str | None = None) -> Outcome | None:
     """None for an answer that comes from no stream, such as that of a service on the subject.
 
     No input raises. `status` is the status line of the answer's header block, if it has one.

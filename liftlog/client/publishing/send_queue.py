@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from liftlog.client.publishing.delivery import Answer, Delivery, NoResponders
+from liftlog.client.publishing.delivery import Delivery, NoResponders, Outcome
 from liftlog.client.publishing.results import (
     Ack,
     PublishFailed,
@@ -78,7 +78,7 @@ class Unordered:
             return delivery
         return None
 
-    def answered(self, delivery: Delivery, attempt: int, answer: Answer, now: float) -> None:
+    def answered(self, delivery: Delivery, attempt: int, answer: Outcome, now: float) -> None:
         was_in_flight = delivery.in_flight
         delivery.take(attempt, answer)
         if delivery.result is None and was_in_flight and not delivery.in_flight:
@@ -180,7 +180,7 @@ class Sequenced:
         if offset is not None:
             self._tail = max(offset, self._tail or 0)
 
-    def answered(self, delivery: Delivery, attempt: int, answer: Answer, now: float) -> None:
+    def answered(self, delivery: Delivery, attempt: int, answer: Outcome, now: float) -> None:
         if delivery.settled:
             return
         is_newest = attempt == delivery.attempts and delivery.in_flight
@@ -209,7 +209,7 @@ class Sequenced:
                 self._break(delivery.result)
         self._shorten()
 
-    def _note_who_answers(self, delivery: Delivery, answer: Answer, now: float) -> None:
+    def _note_who_answers(self, delivery: Delivery, answer: Outcome, now: float) -> None:
         """Whether the stream exists, and whether anyone listens on the subject."""
         if isinstance(answer, NoResponders):
             if self._unheard_since is None:
@@ -297,7 +297,7 @@ class Sequenced:
 SendQueue: TypeAlias = Unordered | Sequenced
 
 
-def _is_wrong_sequence(answer: Answer) -> bool:
+def _is_wrong_sequence(answer: Outcome) -> bool:
     return isinstance(answer, Refusal) and answer.err_code == WRONG_LAST_SEQUENCE
 
 

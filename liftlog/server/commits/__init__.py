@@ -1,6 +1,7 @@
 """One stream: from runs of messages to committed groups, and what must not run beside a commit.
 
-host           the log, the settings, who writes and who waits
+host           the log, the settings, who writes and who waits; refuses messages (429) when too
+               many bytes wait for the disk
 committing     groups of judged messages: joined in one sync, answered; or taken back
 gate           when what is stored here counts as committed
 turns          one job at a time on a log: commits, flushes, exclusive calls

@@ -6,8 +6,8 @@ settings         their settings: compared, merged, stored
 making           opens streams from disk, creates new ones with all that they need
 dedupe_restoring the message ids that a stream remembers, after a start
 attachments      their subscriptions, and when messages may have been missed
-intake           what they share on the way in
-leases           granted and renewed for readers; `log.leases` stores them
+intake           what they share on the way in; when reading from NATS waits for the disk
+leases           granted, renewed and ended for readers; `log.leases` stores them
 retention        what of one stream is deleted, and what is held back
 housekeeping     retention, rolling and recovery points, a few streams at a time
 neighbours       what streams have to know about each other

@@ -24,7 +24,7 @@ MAX_AGE_SECONDS = 12 * 3600.0
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class WebSession:
     identity: Identity
     began: float
     used: float
@@ -42,7 +42,7 @@ class Sessions:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # longest unused first
+        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()  # longest unused first
         self._secret = secrets.token_bytes(32)
 
     def __len__(self) -> int:
@@ -61,10 +61,10 @@ class Sessions:
         while len(self._sessions) >= MAX_SESSIONS:
             self._sessions.popitem(last=False)
         cookie = secrets.token_urlsafe(32)
-        self._sessions[_key(cookie)] = Session(identity, now, now)
+        self._sessions[_key(cookie)] = WebSession(identity, now, now)
         return cookie
 
-    def find(self, cookie: str | None, policy: Policy | None) -> Session | None:
+    def find(self, cookie: str | None, policy: Policy | None) -> WebSession | None:
         """The session, if it is still valid."""
         if not cookie:
             return None

@@ -3,7 +3,7 @@ their error says."""
 
 from __future__ import annotations
 
-from liftlog.client.publishing.delivery import NO_RESPONDERS, Answer, Delivery
+from liftlog.client.publishing.delivery import NO_RESPONDERS, Delivery, Outcome
 from liftlog.client.publishing.message import OutgoingMessage
 from liftlog.client.publishing.results import (
     Ack,
@@ -37,7 +37,7 @@ class Line:
         delivery.start_attempt(now)
         return delivery
 
-    def exchange(self, answer: Answer, now: float) -> Delivery:
+    def exchange(self, answer: Outcome, now: float) -> Delivery:
         delivery = self.send(now)
         self.queue.answered(delivery, delivery.attempts, answer, now)
         return delivery
