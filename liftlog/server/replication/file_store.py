@@ -113,6 +113,10 @@ class FileMetaStore:
         ttl_ns = ttl_seconds * 1_000_000_000
         return await self._change(Change(key, value, revision, ttl_ns))
 
+    async def apply(self, changes: Sequence[Change]) -> list[int | MetaStoreError]:
+        """Many changes with one write; see `RecordsFile.apply`."""
+        return await self._call(partial(self._file.apply, changes))
+
     async def _call(self, work: Callable[[], _T]) -> _T:
         if self._is_closed:
             raise _closed()

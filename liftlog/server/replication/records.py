@@ -13,7 +13,6 @@ was set back: it continues in an epoch above both, so readers that saw more are 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import uuid
@@ -31,7 +30,7 @@ from liftlog.log import Log
 from liftlog.log.filesystem import FileSystem, is_full
 from liftlog.log.unreadable import read_small_file
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.records_file import parse_records
+from liftlog.server.replication.records_file import Change, parse_records
 
 logger = logging.getLogger("liftlog.server")
 
@@ -97,23 +96,23 @@ def following(record: StreamRecord | None, facts: ManifestFacts, *, closed: bool
             system=facts.is_system,
         )
         return made if record is None else replace(made, version=record.version + 1)
-    after: StreamRecord = replace(record, deleted=False)
+    after = record
+    if record.deleted or record.leader != LOCAL or record.isr != (LOCAL,):
+        after = replace(record, deleted=False, leader=LOCAL, isr=(LOCAL,))
     if not closed:
         start = record.starts.get(LOCAL, 0) + 1
         after = register(after, LOCAL, start, clean=True) or after
-    after = update(after, facts.settings) or after
-    epoch = after.leader_epoch
+    if after.settings != facts.settings:
+        after = update(after, facts.settings) or after
+    epoch = max(after.leader_epoch, facts.leader_epoch)
     if closed and facts.leader_epoch < epoch:
         epoch += 1
-    after = replace(
-        after,
-        leader=LOCAL,
-        isr=(LOCAL,),
-        leader_epoch=max(epoch, facts.leader_epoch),
-        log_start=min(after.log_start, facts.log_start_offset),
-        version=record.version,
-    )
-    return record if after == record else replace(after, version=record.version + 1)
+    log_start = min(after.log_start, facts.log_start_offset)
+    if (epoch, log_start) != (after.leader_epoch, after.log_start):
+        after = replace(after, leader_epoch=epoch, log_start=log_start)
+    if after is record:
+        return record
+    return replace(after, version=record.version + 1)
 
 
 def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
@@ -192,16 +191,10 @@ class StreamRecords:
         """Store what the start has changed, with one write. A failure is logged only: the manifests
         say all of it, and the next change or start stores it."""
         due, self._due = self._due, {}
-        outcomes = await asyncio.gather(
-            *(self._commit(name, partial(_instead, record)) for name, record in due.items()),
-            return_exceptions=True,
-        )
-        failures = [one for one in outcomes if one is not None]
-        for failure in failures:
-            if not isinstance(failure, MetaStoreError):
-                raise failure
-        if failures:
-            logger.warning("records-not-stored count=%d error=%s", len(failures), failures[0])
+        try:
+            await self._store_all(due)
+        except MetaStoreError as error:
+            logger.warning("records-not-stored count=%d error=%s", len(due), error)
 
     # --- changes ---
 
@@ -209,21 +202,16 @@ class StreamRecords:
         self, settings: Mapping[str, Mapping[str, Any]], *, is_system: bool = False
     ) -> dict[str, StreamRecord]:
         """The records of streams that are about to be made, from their settings, by name. Durable
-        on return, with one or two writes for any number. Raises StorageError, DiskFull; then
+        on return, with one write. Raises StorageError, DiskFull; then
         records may have been stored, which the next start deletes."""
         made = {
             name: create(name, uuid.uuid4().hex, one, [LOCAL], starts={LOCAL: 1}, system=is_system)
             for name, one in settings.items()
         }
-        outcomes = await asyncio.gather(
-            *(self._commit(name, partial(_instead, record)) for name, record in made.items()),
-            return_exceptions=True,
-        )
-        for name, outcome in zip(made, outcomes, strict=True):
-            if isinstance(outcome, MetaStoreError):
-                raise _storage_error(name, outcome) from outcome
-            if outcome is not None:
-                raise outcome
+        try:
+            await self._store_all(made)
+        except MetaStoreError as error:
+            raise _storage_error(error) from error
         return made
 
     async def changed(self, log: Log) -> None:
@@ -251,7 +239,29 @@ class StreamRecords:
         except (MetaStoreError, LiftlogError) as error:
             logger.warning("record-not-stored stream=%s error=%s", log.name, error)
 
-    async def _commit(self, name: str, change: Change) -> None:
+    async def _store_all(self, records: Mapping[str, StreamRecord | None]) -> None:
+        """Store or delete these records, whatever is stored, with one write. Raises
+        MetaStoreError."""
+        changes: dict[str, Change] = {}
+        for name, record in records.items():
+            entry = self._entries.get(name)
+            value = None if record is None else record.to_json()
+            if value is not None or entry is not None:
+                revision = 0 if entry is None else entry.revision
+                changes[name] = Change(_PREFIX + name, value, revision)
+        if not changes:
+            return
+        results = await self._store.apply(list(changes.values()))
+        for (name, change), result in zip(changes.items(), results, strict=True):
+            if not isinstance(result, int):
+                await self._read_again(name)
+                await self._commit(name, partial(_instead, records[name]))
+            elif change.value is None:
+                del self._entries[name]
+            else:
+                self._entries[name] = Entry(result, change.value)
+
+    async def _commit(self, name: str, change: NextRecord) -> None:
         """Store what `change` makes of the stored record. Raises MetaStoreError."""
         key = _PREFIX + name
         for tries_left in reversed(range(_TRIES)):
@@ -283,7 +293,7 @@ class StreamRecords:
             self._entries[name] = entry
 
 
-Change = Callable[[StreamRecord | None], StreamRecord | None]
+NextRecord = Callable[[StreamRecord | None], StreamRecord | None]
 """From the stored record to the one to store; None to delete it."""
 
 
@@ -294,8 +304,8 @@ def _instead(record: StreamRecord | None, before: StreamRecord | None) -> Stream
     return replace(record, version=before.version + 1)
 
 
-def _storage_error(name: str, error: MetaStoreError) -> LiftlogError:
-    message = f"the record of stream {name} cannot be stored: {error}"
+def _storage_error(error: MetaStoreError) -> LiftlogError:
+    message = f"no stream can be created, since its record cannot be stored: {error}"
     if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
         return DiskFull(message)
     return StorageError(message)
