@@ -261,16 +261,38 @@ def _append_numbers(parts: list[bytes], numbers: array[int]) -> None:
     parts.append(padding_for(len(raw)))
 
 
+def _append_ends(parts: list[bytes], items: Sequence[bytes]) -> int:
+    """i32 offsets of the items, one after the other; returns where the last one ends."""
+    sizes = list(map(len, items))
+    count, size = len(sizes), sizes[0] if sizes else 0
+    if size <= _MAX_MULTIPLES_OF and sizes.count(size) == count:
+        # Publishers often send messages of one size.
+        raw, end = _multiples(size, count.bit_length())[: 4 * (count + 1)], size * count
+    else:
+        raw, end = struct.pack(f"{count + 1}i", *accumulate(sizes, initial=0)), sum(sizes)
+    parts += (raw, padding_for(len(raw)))
+    return end
+
+
+_MAX_MULTIPLES_OF = 4096
+"""So that 65,536 times as much fits an i32."""
+
+
+@lru_cache(maxsize=32)
+def _multiples(size: int, bits: int) -> bytes:
+    """0, `size`, 2 * `size` and so on as i32, for counts of so many bits."""
+    return array("i", [size * at for at in range((1 << bits) + 1)]).tobytes()
+
+
 def _append_binary(parts: list[bytes], items: Sequence[bytes]) -> None:
     """i32 offsets, then the bytes, as Arrow lays out a `binary` array."""
     if len(items) == 1:
         item = items[0]
         parts += (_ONE_ITEM.pack(0, len(item)), item, padding_for(len(item)))
         return
-    ends = array("i", accumulate(map(len, items), initial=0))
-    _append_numbers(parts, ends)
+    size = _append_ends(parts, items)
     parts += items
-    parts.append(padding_for(ends[-1]))
+    parts.append(padding_for(size))
 
 
 def _append_nullable(parts: list[bytes], items: Sequence[bytes | None]) -> None:
@@ -281,11 +303,10 @@ def _append_nullable(parts: list[bytes], items: Sequence[bytes | None]) -> None:
     else:
         present = [item or b"" for item in items]
         flags = _bitmap(item is not None for item in items)
-    ends = array("i", accumulate(map(len, present), initial=0))
-    _append_numbers(parts, ends)
+    size = _append_ends(parts, present)
     parts += (flags, padding_for(len(flags)))
     parts += present
-    parts.append(padding_for(ends[-1]))
+    parts.append(padding_for(size))
 
 
 def _bitmap(flags: Iterable[bool]) -> bytes:
