@@ -54,6 +54,9 @@ def remove_before(
             count += 1
         gone, kept = segments[:count], segments[count:]
         names = {segment.path.name for segment in kept}
+        # Other replicas read from the first stored batch on, and are compared by the epoch of the
+        # record before it.
+        known_from = kept[0].base_offset - 1 if state.config.replicated else start
         manifest = manifest.with_changes(
             log_start_offset=start,
             high_watermark=view.committed.offset,
@@ -65,7 +68,7 @@ def remove_before(
                 for bad in manifest.quarantined
                 if bad.next_offset > start or bad.segment in names
             ),
-            epochs=epochs_from(manifest.epochs, start),
+            epochs=epochs_from(manifest.epochs, known_from),
         )
         # From here on no new reader gets below the log start, and no start of the daemon lists the
         # old files. A reader that has one open keeps it until it lets go.

@@ -151,6 +151,26 @@ def test_a_replica_reads_from_the_first_stored_batch_below_the_log_start() -> No
     assert caught.value.details["log_start_offset"] == first == log.first_stored_offset
 
 
+def test_a_replica_knows_the_epochs_of_all_that_it_stores_and_of_the_record_before() -> None:
+    """By these it tells whether one that is behind has another history."""
+    _, log = _log(2)
+    for epoch in range(2, 12):
+        log.begin_epoch(epoch)
+        append(log, Promises(), 2, 1, 2)
+        log.sync()
+    log.commit_up_to(log.log_end_offset)
+    whole = log.epochs
+    assert log.segment_count > 3
+    for number in range(1, log.segment_count):
+        first = log.segments[1].base_offset
+        log.remove_before(log.high_watermark, 1)
+        assert log.first_stored_offset == first
+        kept = [one for one in whole if one in log.epochs]
+        assert kept == list(log.epochs) == list(whole[-len(kept) :])
+        assert kept[0][1] < first
+        assert len(kept) == 1 or kept[1][1] >= first, f"more than needed after {number}"
+
+
 def test_an_answer_ends_where_an_epoch_begins() -> None:
     _, log = _log(2, ONE_FILE)
     log.begin_epoch(5)
