@@ -256,7 +256,7 @@ class Sequencer(Tail):
         too_large = len(payload) + len(block) > self.config.max_message_bytes
         if self.config.acks == "off":
             if too_large:
-                self._refuse(group, NO_REPLY, TOO_LARGE)
+                self._refuse(group, NO_REPLY, TOO_LARGE, is_early=True)
             else:
                 self._store(group, subject, payload, block, NO_CONTROL, NO_REPLY, None, stamp)
             return
@@ -284,7 +284,7 @@ class Sequencer(Tail):
             reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
             # It will answer; this one only counts.
-            self._refuse(group, NO_REPLY, WRONG_STREAM)
+            self._refuse(group, NO_REPLY, WRONG_STREAM, is_early=True)
             return
         reply = self._checked(reply)
         if control.tombstone:
@@ -296,7 +296,7 @@ class Sequencer(Tail):
             policy = (None if found is None else found[0].ack_policy) or self.config.ack_policy
             refusal = self.too_few_copies if policy == "all" else None
         if refusal is not None:
-            self._refuse(group, reply, refusal, echo)
+            self._refuse(group, reply, refusal, echo, is_early=True)
             return
         if control is NO_CONTROL:
             self._store(group, subject, value, block, control, reply, echo, stamp)
@@ -338,19 +338,20 @@ class Sequencer(Tail):
                 if reply:
                     self._acknowledge(group, reply, echo, original, duplicate=True)
                 return True
+        is_early = self._wants_early(echo)
         if control.names_subject_sequence:
             refusal = why_subject_refused(self.subjects, control, subject)
             if refusal is not None:
-                self._refuse(group, reply, refusal, echo)
+                self._refuse(group, reply, refusal, echo, is_early=is_early)
                 return True
         last = self.next_offset - 1
         if control.expected_last_sequence not in (None, last):
-            self._refuse(group, reply, wrong_last_sequence(last), echo)
+            self._refuse(group, reply, wrong_last_sequence(last), echo, is_early=is_early)
             return True
         wanted = control.expected_last_message_id
         if wanted and wanted != self.last_message_id:
             refusal = wrong_last_message_id(self.last_message_id)
-            self._refuse(group, reply, refusal, echo)
+            self._refuse(group, reply, refusal, echo, is_early=is_early)
             return True
         return False
 

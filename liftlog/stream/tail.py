@@ -406,9 +406,8 @@ class Tail:
         if isinstance(echo, Ack):
             group.timed_acks.append((reply, echo, offset))
             return
-        is_early = self._acks_early
+        is_early = self._wants_early(echo)
         if isinstance(echo, Asked):
-            is_early = echo.policy == "leader"
             command = self.format.asked([(reply, echo, offset)], duplicate=duplicate)
         else:
             body = self.format.body(offset, duplicate=duplicate, correlation_id=echo)
@@ -416,18 +415,30 @@ class Tail:
         (group.early_answers if is_early else group.answers).append(command)
         group.waiting.append((reply, echo))
 
+    def _wants_early(self, echo: Echo) -> bool:
+        """Whether the answer may leave as soon as the group is durable here."""
+        if isinstance(echo, Asked):
+            return echo.policy == "leader"
+        if isinstance(echo, Ack):
+            return self.config.is_replicated and echo.ack_policy == LEADER
+        return self._acks_early
+
     def _refuse(
         self,
         group: CommitGroup,
         reply: bytes,
         refusal: Refusal,
         echo: Echo = None,
+        *,
+        is_early: bool,
     ) -> None:
+        """`is_early`: what was judged before, and may not be committed, is not the reason."""
         self.refused[refusal.reason] += 1
         if reply:
             body = nack_body(self.config.stream, refusal, echo)
             if body is not None:
-                group.answers.append(publish_commands([(reply, body)]))
+                answers = group.early_answers if is_early else group.answers
+                answers.append(publish_commands([(reply, body)]))
             group.waiting.append((reply, echo))
 
 

@@ -224,10 +224,12 @@ class Harness:
             return
         self.write(group)
         early = self.sequencer.hold(group)
-        expected = []
-        if self.config.is_replicated:
-            at, policy = self.held_messages, self.config.ack_policy
-            expected = self.model.early(at, group.received, policy)
+        expected = self.model.early(
+            self.held_messages,
+            group.received,
+            self.config.ack_policy,
+            is_replicated=self.config.is_replicated,
+        )
         assert answers_in(early) == sorted(expected, key=repr)
         self.told_early += expected
         self.held.append((group.received, group.next_offset))

@@ -20,6 +20,7 @@ from liftlog.errors import LiftlogError
 from liftlog.log import EncodedBatch, Log
 from liftlog.server.commits.budget import InlineBudget
 from liftlog.server.commits.configs import log_config
+from liftlog.server.commits.gate import CommitGate, LedStream
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writer_pool import CommitJob
 from liftlog.server.streams.making import make_sequencer
@@ -71,6 +72,8 @@ class LaggingGate:
     """Followers that hold what is below `high_watermark`; the test moves it."""
 
     has_followers = True
+
+    def bind(self, stream: LedStream) -> None: ...
 
     def __init__(self, high_watermark: int) -> None:
         self.high_watermark = high_watermark
@@ -129,7 +132,7 @@ class GatedStream:
         self.now = 10**18
         self.lead(self.log.log_end_offset)
 
-    def lead(self, high_watermark: int) -> None:
+    def lead(self, high_watermark: int, gate: CommitGate | None = None) -> None:
         self.gate = LaggingGate(high_watermark)
         self.gate.log_end = lambda: self.log.log_end_offset
         sequencer = make_sequencer("s", self.settings, self.log, AckSubjects(["in"]), self.now)
@@ -140,7 +143,7 @@ class GatedStream:
             sequencer,
             self,  # type: ignore[arg-type]
             origin="api",
-            gate=self.gate,
+            gate=gate or self.gate,
         )
 
     def _append_once(self, batches: Sequence[EncodedBatch]) -> None:

@@ -104,11 +104,14 @@ class Model:
         self.log_start = 1
         self.removed: set[int] = set()
         """Offsets of records that compaction has removed."""
+        self._counts_on_others = False
         self.state = State()
         self.committed = State()
         self.records: list[Record] = []
         self._judged: list[tuple[Message, list[Any], Record | None, State]] = []
         """With the answers as (reply, outcome, correlation id)."""
+        self._early_refusals: list[int] = []
+        """Identities of messages that are refused whatever was judged before them."""
 
     # --- judging, one message at a time ---
 
@@ -116,7 +119,10 @@ class Model:
         state = self.state
         state.ids = {k: v for k, v in state.ids.items() if v[1] >= now_ns - WINDOW_NS}
         reply, correlation = self._reply_of(message)
+        self._counts_on_others = False
         outcome, record = self._outcome(message, now_ns)
+        if not self._counts_on_others:
+            self._early_refusals.append(id(message))
         answers = []
         if reply and outcome != "silent":
             answers.append((reply, outcome, correlation))
@@ -208,6 +214,7 @@ class Model:
         if fast_batch:
             return ("error", 10205), None
 
+        self._counts_on_others = True
         judged_id = judged.get("Nats-Msg-Id", "") or field_id
         if judged_id in state.ids:
             return ("duplicate", state.ids[judged_id][0]), None
@@ -274,18 +281,18 @@ class Model:
         self.records += [record for _, _, record, _ in done if record is not None]
         return [one for message, sent, _, _ in done for one in self._told_all(message, sent)]
 
-    def early(self, start: int, count: int, ack_policy: str) -> list[Any]:
-        """What publishers hear of these judged messages before they are committed, where others
-        hold copies: acks under the policy `leader`, or those of a stream whose `ack_policy` it is.
-        """
+    def early(self, start: int, count: int, ack_policy: str, *, is_replicated: bool) -> list[Any]:
+        """What publishers hear of these judged messages before they are committed: refusals that do
+        not depend on others; and where others hold copies all under the policy `leader`, which
+        `ack_policy` may make that of messages that name none."""
         found = []
         for message, answers, _, _ in self._judged[start : start + count]:
             opened = self._opened(message) or {}
             policy = opened.get("ack_policy", "leader" if message.is_liftbridge else ack_policy)
             if opened and message.is_liftbridge and "ack_subject" not in opened:
                 policy = ack_policy  # it gets an ack of the common form
-            acks = [one for one in answers if not isinstance(one[1], tuple) or one[1][0] != "error"]
-            found += self._told_all(message, acks) if policy == "leader" else []
+            if id(message) in self._early_refusals or (is_replicated and policy == "leader"):
+                found += self._told_all(message, answers)
         return found
 
     def fail(self, err_code: int, keep: int = 0) -> list[Any]:

@@ -8,12 +8,16 @@ from typing import Protocol
 from liftlog.stream.refusals import Refusal
 
 
-class CommitGate(Protocol):
-    """Decides the high watermark of one stream that is led here. Belongs to the event loop.
+class LedStream(Protocol):
+    """What a gate tells the stream that it is bound to, but never from inside `written` and
+    `local`: that the high watermark has moved, or that this node leads it no longer."""
 
-    The gate may move the high watermark at any other time too: then it calls
-    `StreamHost.commit_up_to`, but never from inside its own methods.
-    """
+    def commit_up_to(self, offset: int) -> None: ...
+    def step_down(self, reason: str) -> None: ...
+
+
+class CommitGate(Protocol):
+    """Decides the high watermark of one stream that is led here. Belongs to the event loop."""
 
     has_followers: bool
     """Others may hold what is written here before it is durable here, and may commit it when this
@@ -23,6 +27,10 @@ class CommitGate(Protocol):
     def refuses(self) -> Refusal | None:
         """Why messages that want an ack of all copies are not to be stored now: too few copies. The
         others are stored, and can be read later."""
+        ...
+
+    def bind(self, stream: LedStream) -> None:
+        """Called once, before anything else."""
         ...
 
     def written(self) -> None:
@@ -45,6 +53,9 @@ class LocalGate:
 
     has_followers = False
     refuses: Refusal | None = None
+
+    def bind(self, stream: LedStream) -> None:
+        """There is nothing to tell it."""
 
     def written(self) -> None:
         """No one waits for it."""

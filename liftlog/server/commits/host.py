@@ -105,6 +105,7 @@ class StreamHost:
         self.subjects = SubjectUpkeep(log, sequencer, self._waiters)
         self._own_records = OwnRecords(name)
         self._gate: CommitGate = gate or LocalGate()
+        self._gate.bind(self)
         self._commits = GroupCommits(
             log,
             sequencer,

@@ -123,6 +123,7 @@ async def test_too_few_copies() -> None:
     stream.host.kick()
     assert stream.log.log_end_offset == 4
     assert stream.log.high_watermark == 1
+    assert codes(sent) == [10008, None, 10008, None, None, 10008], "refusals wait for no follower"
     stream.host.commit_up_to(stream.gate.confirm(4))
     assert codes(sent) == [10008, None, 10008, 2, None, 10008]
     stream.gate.refuses = None
