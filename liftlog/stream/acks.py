@@ -15,6 +15,8 @@ from liftlog.stream.refusals import to_json
 _WEAVE_FROM = 16
 _COMMAND = b"PUB "
 _CRLF = b"\r\n"
+_LAST_DIGITS = 4
+_ENDINGS = [b"%04d" % number for number in range(10**_LAST_DIGITS)]
 
 Answer = tuple[bytes, bytes]
 """(subject, body) of one answer."""
@@ -151,11 +153,18 @@ class AckFormat:
 
     def _weave(self, replies: Sequence[bytes], start: int, digits: int) -> bytes:
         """The same for many acks and none left out."""
-        count = len(replies)
-        size = len(self._head) + digits + len(self._tail)
-        head = b" %d\r\n%b" % (size, self._head)
-        numbers = range(start, start + count)
-        return woven([replies, [head] * count, _numbers(numbers), [self._tail + _CRLF] * count])
+        end = start + len(replies)
+        head = b" %d\r\n%b" % (len(self._head) + digits + len(self._tail), self._head)
+        if digits <= _LAST_DIGITS:
+            heads, numbers = [head] * len(replies), _numbers(range(start, end))
+        else:
+            # Only the last digits differ from one ack to the next, and those need no formatting.
+            heads, numbers = [], []
+            for at in range(start - start % len(_ENDINGS), end, len(_ENDINGS)):
+                endings = _ENDINGS[max(start - at, 0) : end - at]
+                heads += [b"%b%d" % (head, at // len(_ENDINGS))] * len(endings)
+                numbers += endings
+        return woven([replies, heads, numbers, [self._tail + _CRLF] * len(replies)])
 
     def _make_form(self, digits: int) -> bytes:
         size = len(self._head) + digits + len(self._tail)

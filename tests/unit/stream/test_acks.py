@@ -41,6 +41,16 @@ def test_joined_commands_say_what_the_single_acks_say(
     assert parse(form.commands(replies, first)) == wanted
 
 
+@pytest.mark.parametrize("boundary", [10, 1_000, 9_990, 10_000, 20_000, 99_990, 10**6, 10**9])
+@pytest.mark.parametrize("count", [1, 20, 12_000])
+def test_many_acks_in_a_row(boundary: int, count: int) -> None:
+    form = AckFormat("s", "fsync")
+    first = max(1, boundary - count // 2)
+    replies = [b"_INBOX.%d" % number for number in range(count)]
+    wanted = [(reply, form.body(offset)) for offset, reply in enumerate(replies, start=first)]
+    assert list(published(form.commands(replies, first))) == wanted
+
+
 @pytest.mark.parametrize("boundary", [10, 100, 1_000, 10**6, 10**9])
 def test_the_length_follows_the_digits(boundary: int) -> None:
     form = AckFormat("s", "fsync")
