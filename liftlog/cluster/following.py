@@ -60,9 +60,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Delete all of the log and begin an empty one at `offset`; then `stored`."""
+    """Delete all of the log and begin an empty one at `offset`; then `stored`.
+
+    What is copied from there on lacks tombstones below `tombstones_removed_below`: the log must
+    remember that, for those that copy it in turn.
+    """
 
     offset: int
+    tombstones_removed_below: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +261,7 @@ class Follower:
                 f"the leader {self.record.leader} of epoch {answer.epoch} has nothing in common "
                 f"with this log, which ends at offset {self.log_end} and must be kept"
             )
-        return Resync(answer.first_stored)
+        return Resync(answer.first_stored, answer.tombstones_removed_below)
 
     # --- parts -------------------------------------------------------------------
 

@@ -1,17 +1,22 @@
 """Replication under a random scheduler: the rules hold, and each of them is needed.
 
 `make simulate` runs more of the same for longer: SIMULATE_RUNS runs of SIMULATE_STEPS steps in each
-setting. A failure names its seed; the same seed gives the same run.
+setting, and a fifth of that on real logs. A failure names its seed; the same seed gives the same
+run.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import pytest
-from support.broken_rules import BROKEN
+from support.broken_rules import BROKEN, STEADY
+from support.replica_disks import LogDisk
 from support.replica_world import Faults, Violation, World
 
 RUNS = int(os.environ.get("SIMULATE_RUNS", "30"))
@@ -57,21 +62,54 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "liftlog.log")
+
+
+def simulate(name: str, runs: int, world: Callable[[int], World]) -> Counter[str]:
+    """What came up in that many runs."""
+    seen: Counter[str] = Counter()
+    began = time.perf_counter()
+    for seed in range(FIRST_SEED, FIRST_SEED + runs):
+        one = world(seed)
+        try:
+            one.run(STEPS)
+        except AssertionError as violation:
+            raise AssertionError(f"{name}, seed {seed}, {STEPS} steps: {violation}") from violation
+        seen += one.stats
+    took = time.perf_counter() - began
+    print(f"\n{name}: {runs} runs of {STEPS} steps in {took:.0f} s: {dict(seen)}")
+    return seen
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_nothing_acked_is_lost_and_no_offset_has_two_records(name: str) -> None:
     replicas, min_isr, faults, expected = SETTINGS[name]
-    seen: Counter[str] = Counter()
-    began = time.perf_counter()
-    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
-        world = World(seed, replicas=replicas, min_isr=min_isr, faults=faults)
-        try:
-            world.run(STEPS)
-        except Violation as violation:
-            pytest.fail(f"{name}, seed {seed}, {STEPS} steps: {violation}")
-        seen += world.stats
-    took = time.perf_counter() - began
-    print(f"\n{name}: {RUNS} runs of {STEPS} steps in {took:.0f} s: {dict(seen)}")
+    seen = simulate(
+        name,
+        RUNS,
+        lambda seed: World(seed, replicas=replicas, min_isr=min_isr, faults=faults),
+    )
     # A schedule under which nothing happens would pass, too.
+    assert {what for what in expected if not seen[what]} == set()
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["plain", "compacted"])
+def test_the_same_holds_on_real_logs(compacted: bool) -> None:
+    """With retention, small batches put together, and compaction, each node by itself."""
+    faults = STEADY if compacted else Faults()
+    seen = simulate(
+        "compacted logs" if compacted else "logs",
+        max(RUNS // 5, 1),
+        lambda seed: World(
+            seed,
+            faults=faults,
+            new_disk=partial(LogDisk, compacted=compacted),
+            compacted=compacted,
+        ),
+    )
+    expected = {"committed", "failover", "crashes", "lost tails", "gaps", "truncations"}
     assert {what for what in expected if not seen[what]} == set()
 
 
@@ -79,9 +117,8 @@ def test_nothing_acked_is_lost_and_no_offset_has_two_records(name: str) -> None:
 def test_without_any_one_rule_the_scheduler_finds_a_violation(name: str) -> None:
     broken = BROKEN[name]
     for seed in (broken.first_seed, *range(3000)):
-        world = World(seed, rules=broken.rules, faults=broken.faults)
         try:
-            world.run(1000)
+            broken.world(seed).run(1500 if broken.compacted else 1000)
         except Violation:
             return
     pytest.fail(f"{name}: not found in 3,000 runs")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from support.replica_world import Faults, Rules
+from support.replica_disks import LogDisk
+from support.replica_world import Faults, Rules, World
 
 from liftlog.cluster.following import Answer, Effect, Follower, Resync
 from liftlog.cluster.leading import FetchRequest, FollowerState, Leader, Verdict
@@ -88,6 +90,13 @@ class DropsInsteadOfCutting(Follower):
         return Resync(answer.first_stored)
 
 
+class KeepsDeletedKeys(Follower):
+    """Continues below the tombstones that its leader has removed."""
+
+    def answered(self, answer: Answer) -> Effect | None:
+        return super().answered(replace(answer, tombstones_removed_below=0))
+
+
 CALM = Faults(
     elections=4,
     crashes=0,
@@ -113,6 +122,10 @@ FORGETFUL = Faults(
 """Followers come back with older disks, and frames of their former lives arrive."""
 
 
+STEADY = Faults(elections=0.5, crashes=0.5, power_cuts=0.3, blackouts=0.1, lost_disks=0.5)
+"""Enough is committed between faults for compaction to have something to remove."""
+
+
 @dataclass(frozen=True)
 class Broken:
     """A rule that is switched off, and where to look for what comes of it."""
@@ -121,24 +134,38 @@ class Broken:
     faults: Faults | None = None
     first_seed: int = 0
     """Where to begin: with a run that found it, for those that come up once in hundreds."""
+    compacted: bool = False
+    """Whether it takes a compacted stream, on real logs."""
+
+    def world(self, seed: int) -> World:
+        if self.compacted:
+            return World(
+                seed,
+                rules=self.rules,
+                faults=self.faults,
+                new_disk=partial(LogDisk, compacted=True),
+                compacted=True,
+            )
+        return World(seed, rules=self.rules, faults=self.faults)
 
 
 BROKEN: dict[str, Broken] = {
-    "R1 requests of any epoch": Broken(Rules(leader=AnyEpochServed), CALM, 412),
+    "R1 requests of any epoch": Broken(Rules(leader=AnyEpochServed), CALM, 562),
     "R2 nothing diverges": Broken(Rules(leader=NothingDiverges)),
     "R3 cut to the high watermark": Broken(Rules(mutations=frozenset({"R3"}))),
     "R4 committed before the leader synced": Broken(Rules(leader=CommittedUnsynced)),
     "R4 committed by too small an ISR": Broken(Rules(leader=CommittedBySmallIsr)),
-    "R5 without changes under way": Broken(Rules(leader=OnlyTheIsrOfTheRecord)),
-    "R5 guessing an outcome": Broken(Rules(mutations=frozenset({"R5"}))),
+    "R5 without changes under way": Broken(Rules(leader=OnlyTheIsrOfTheRecord), None, 125),
+    "R5 guessing an outcome": Broken(Rules(mutations=frozenset({"R5"})), None, 687),
     "R6 caught up before it is": Broken(Rules(leader=CaughtUpAtOnce)),
     "R6 caught up with the high watermark only": Broken(Rules(leader=CaughtUpWithTheHighWatermark)),
-    "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 10),
+    "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 33),
     "R8 a damaged disk counts as whole": Broken(Rules(mutations=frozenset({"R8"}))),
-    "R9 late answers": Broken(Rules(follower=LateAnswersUsed)),
+    "R9 late answers": Broken(Rules(follower=LateAnswersUsed), None, 65),
     "R11 all is committed on followers": Broken(Rules(follower=AllIsCommitted)),
-    "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"}))),
+    "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"})), None, 71),
     "R13 confirmed before the sync": Broken(Rules(mutations=frozenset({"R13"}))),
     "R14 always ready": Broken(Rules(leader=AlwaysReady)),
     "R15 dropping a log that is needed": Broken(Rules(follower=DropsInsteadOfCutting)),
+    "deleted keys come back": Broken(Rules(follower=KeepsDeletedKeys), STEADY, 7, compacted=True),
 }

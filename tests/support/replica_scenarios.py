@@ -170,19 +170,19 @@ class ReplicaWorld:
         self.model, self.other = self.other, None
 
     def checkpoint(self) -> None:
-        _store(self.fs, POINTS.name, self.log.checkpoint())
+        store(self.fs, POINTS.name, self.log.checkpoint())
 
     def stop_and_start(self) -> None:
         state = self.log.close()
         assert state is not None
-        _store(self.fs, CLEAN.name, state)
+        store(self.fs, CLEAN.name, state)
         committed = self.log.high_watermark
         self.log, report = start(self.fs, "boot-1")
         assert report.clean
         assert self.log.high_watermark == committed
 
 
-def _store(fs: SimFileSystem, kind: str, state: ActiveState) -> None:
+def store(fs: SimFileSystem, kind: str, state: ActiveState) -> None:
     write_checkpoint_file(fs, POINTS.with_name(kind), kind, {"state": asdict(state)})
 
 

@@ -1,9 +1,9 @@
 """A world of a few nodes with one replicated stream, under a random scheduler.
 
-The rules are the production modules of `liftlog.cluster`. Everything around them is a list: each
-node's log with a durable and a volatile part, the frames that are under way, the metadata store
-with its history, and compare-and-sets that are applied now, later or never. `World.step` does one
-random thing to one random node, and what must never happen raises Violation:
+The rules are the production modules of `liftlog.cluster`. Around them are the frames that are under
+way, the metadata store with its history, compare-and-sets that are applied now, later or never, and
+disks (`replica_disks`): lists, or real logs. `World.run` does one random thing after the other to
+one random node, and what must never happen raises Violation:
 
 - an acked record is missing on a node that leads, or that could be elected
 - an offset below the high watermark of any node has two records
@@ -18,10 +18,11 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from support.replica_disks import Body, Disk, Entry, ListDisk, is_tombstone, key_of
 
 from liftlog.cluster import transitions as t
-from liftlog.cluster.epochs import EpochTable, cut, extend
 from liftlog.cluster.following import (
     Answer,
     Append,
@@ -37,8 +38,8 @@ from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.roles import Follow, Lead, role_of
 
-Entry = tuple[int, int] | None
-"""A record as (epoch, value); None is an offset without one."""
+FORGET_AFTER = 30.0
+"""Seconds after which tombstones do not wait for a replica any more."""
 
 
 class Violation(AssertionError):
@@ -82,7 +83,8 @@ class Frame:
     target_start: int
     request: FetchRequest | None = None
     answer: Answer | None = None
-    body: list[Entry] = field(default_factory=list)
+    body: Body = None
+    tombstone_bound: int = 0
 
 
 @dataclass
@@ -102,12 +104,7 @@ class Node:
     def __init__(self, name: str, world: World) -> None:
         self.name = name
         self.world = world
-        # The disk.
-        self.log: list[Entry] = []
-        self.synced = 0
-        self.first = 0
-        self.epochs: EpochTable = ()
-        self.stored_high_watermark = 0
+        self.disk = world.new_disk()
         self.lost_data = False  # synced records are gone since the last registration
         # The process.
         self.start = 1
@@ -116,9 +113,11 @@ class Node:
         self.resigned_epoch = 0
         self.leader: Leader | None = None
         self.follower: Follower | None = None
-        self.body: list[Entry] = []
+        self.body: Body = None
+        self.tombstone_bound = 0  # as the leader told
         self.parked: dict[str, FetchRequest] = {}
         self.shown = 0  # this process's high watermark, as far as it was checked
+        self.known = self.disk.high_watermark  # the last one of a role that ended
 
     # --- roles -------------------------------------------------------------------
 
@@ -143,19 +142,19 @@ class Node:
         if self.leader is not None:
             self.step_down()
         if self.follower is None:
-            self.shown = self.stored_high_watermark
+            self.shown = self.known
             self.follower = self.world.rules.follower(
                 self.record,
                 self.name,
-                self.epochs,
-                log_end=len(self.log),
-                high_watermark=self.shown,
+                self.disk.epochs,
+                log_end=len(self.disk.log),
+                high_watermark=self.known,
             )
             self.perform(self.follower.resumed())
         elif "R3" in self.world.rules.mutations and isinstance(role, Follow):
             if role.epoch != self.follower.record.leader_epoch and not self.follower.working:
                 self.cut(self.follower.high_watermark)
-                self.follower.failed(len(self.log), self.epochs)
+                self.follower.failed(len(self.disk.log), self.disk.epochs)
             self.perform(self.follower.assigned(self.record))
         else:
             self.perform(self.follower.assigned(self.record))
@@ -165,23 +164,26 @@ class Node:
         if self.follower is not None:
             if self.follower.working is not None:
                 self.finish_work()
-            self.stored_high_watermark = self.follower.high_watermark
+            self.known = self.follower.high_watermark
         elif self.leader is not None:
-            self.stored_high_watermark = self.leader.high_watermark
+            self.known = self.leader.high_watermark
         self.follower = None
-        self.synced = len(self.log)
+        disk = self.disk
+        disk.sync()
         self.world.stats["terms"] += 1
         self.leader = self.world.rules.leader(
             self.record,
             self.name,
-            self.epochs,
-            log_end=len(self.log),
-            durable_end=self.synced,
-            high_watermark=self.stored_high_watermark,
+            disk.epochs,
+            log_end=len(disk.log),
+            durable_end=disk.synced,
+            high_watermark=self.known,
             now=self.world.now,
             lag_max=20.0,
         )
-        self.epochs = self.leader.epochs
+        disk.begin_epoch(self.leader.epoch)
+        if disk.epochs != self.leader.epochs:
+            raise Violation(f"the log has the epochs {disk.epochs}, {self.leader.epochs} expected")
         self.parked.clear()
         self.shown = self.leader.high_watermark
         self.world.check_leader(self)
@@ -190,10 +192,10 @@ class Node:
     def step_down(self) -> None:
         """What is written and not committed stays in the log and is not answered."""
         assert self.leader is not None
-        self.stored_high_watermark = self.leader.high_watermark
+        self.known = self.leader.high_watermark
         self.leader = None
         self.parked.clear()
-        self.synced = len(self.log)
+        self.disk.sync()
 
     # --- work --------------------------------------------------------------------
 
@@ -202,44 +204,46 @@ class Node:
         leader = self.leader
         if leader is None or leader.resigned:
             return
-        self.log += [None] * holes
-        for _ in range(count):
-            self.world.value += 1
-            self.log.append((leader.epoch, self.world.value))
-        for name in leader.written(len(self.log), self.world.now):
+        if holes:
+            self.disk.skip(holes)
+        first = self.world.value + 1
+        self.world.value += count
+        self.disk.append([(leader.epoch, value) for value in range(first, first + count)])
+        for name in leader.written(len(self.disk.log), self.world.now):
             self.answer(self.parked.pop(name))
 
     def sync(self) -> None:
         """What is written becomes durable."""
         if self.leader is not None:
-            self.synced = len(self.log)
-            self.leader.local(self.synced)
+            self.disk.sync()
+            self.leader.local(self.disk.synced)
             self.world.see(self)
         elif self.follower is not None and self.follower.working is not None:
             self.finish_work()
 
     def finish_work(self) -> None:
         assert self.follower is not None
-        self.synced = len(self.log)
-        self.perform(self.follower.stored(len(self.log), self.epochs))
+        self.disk.sync()
+        self.perform(self.follower.stored(len(self.disk.log), self.disk.epochs))
         self.world.see(self)
 
     def failing_sync(self) -> None:
         """The log gives up what it could not sync."""
-        if self.synced == len(self.log):
+        disk = self.disk
+        if disk.synced == len(disk.log):
             return
         self.world.stats["failed syncs"] += 1
-        self.cut(self.synced)
+        disk.fail_to_sync()
         if self.leader is not None:
             if "R12" in self.world.rules.mutations:
-                self.leader.log_end = len(self.log)
+                self.leader.log_end = len(disk.log)
             else:
                 self.leader.resign()
                 self.resigned_epoch = self.leader.epoch
                 self.step_down()
                 self.take_role()
         elif self.follower is not None:
-            self.follower.failed(len(self.log), self.epochs)
+            self.follower.failed(len(disk.log), disk.epochs)
 
     def retry(self) -> None:
         """The follower's request has waited for long enough, or its pause is over."""
@@ -249,55 +253,39 @@ class Node:
 
     def perform(self, effect: Effect | None) -> None:
         """Does what the follower asks for. What is written becomes durable by a later step."""
-        follower = self.follower
+        follower, disk = self.follower, self.disk
         if effect is None or follower is None:
             return
         if isinstance(effect, Fetch):
-            if effect.offset > self.synced:
+            if effect.offset > disk.synced:
                 raise Violation(
-                    f"{self.name} confirms offset {effect.offset}, and {self.synced} is durable"
+                    f"{self.name} confirms offset {effect.offset}, and {disk.synced} is durable"
                 )
             request = FetchRequest(
                 self.name, self.start, effect.epoch, effect.offset, effect.last_epoch
             )
             self.world.send(Frame(self.name, effect.leader, 0, request=request))
         elif isinstance(effect, Append):
-            self.append(self.body)
+            disk.add(self.body)
             if "R13" in self.world.rules.mutations:
-                synced, self.synced = self.synced, len(self.log)
-                request_of = follower.stored(len(self.log), self.epochs)
-                self.perform(request_of)
-                self.synced = synced
+                self.perform(follower.stored(len(disk.log), disk.epochs))
         elif isinstance(effect, Truncate):
             self.world.stats["truncations"] += 1
             self.cut(effect.end)
         elif isinstance(effect, Gap):
             self.world.stats["gaps"] += 1
-            self.log += [None] * (effect.next_offset - len(self.log))
-            self.epochs = extend(self.epochs, effect.epochs)
+            disk.gap(effect.next_offset, effect.epochs)
         elif isinstance(effect, Resync):
             self.world.stats["resyncs"] += 1
-            self.log = [None] * effect.offset
-            self.first = self.synced = effect.offset
-            self.epochs = ()
-            self.stored_high_watermark = self.shown = 0
-            follower.high_watermark = 0
+            disk.start_over(effect.offset, effect.tombstones_removed_below)
+            self.shown = follower.high_watermark = disk.high_watermark
         else:
             assert isinstance(effect, Fail)
-            self.world.failed(self, effect)
-
-    def append(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            if entry is not None:
-                self.epochs = extend(self.epochs, ((entry[0], len(self.log)),))
-            self.log.append(entry)
+            raise Violation(f"{self.name} fails: {effect.reason}")
 
     def cut(self, end: int) -> None:
-        del self.log[end:]
-        self.epochs = cut(self.epochs, len(self.log))
-        self.synced = min(self.synced, len(self.log))
-        self.stored_high_watermark = min(self.stored_high_watermark, len(self.log))
-        self.shown = min(self.shown, len(self.log))
+        self.disk.cut(end)
+        self.shown = min(self.shown, len(self.disk.log))
 
     # --- frames ------------------------------------------------------------------
 
@@ -306,12 +294,11 @@ class Node:
             self.serve(frame.request)
         elif self.follower is not None and self.start == frame.target_start:
             assert frame.answer is not None
-            before = self.follower.outstanding
-            self.body = frame.body if self.follower.working is None else self.body
-            effect = self.follower.answered(frame.answer)
-            self.perform(effect)
-            if before is not None:
-                self.world.see(self)
+            if self.follower.working is None:
+                self.body = frame.body
+            self.perform(self.follower.answered(frame.answer))
+            self.tombstone_bound = frame.tombstone_bound
+            self.world.see(self)
 
     def serve(self, request: FetchRequest) -> None:
         if self.leader is None:
@@ -329,30 +316,33 @@ class Node:
     def answer(self, request: FetchRequest, *, diverging: tuple[int, int] | None = None) -> None:
         leader, offset = self.leader, request.offset
         assert leader is not None
-        body: list[Entry] = []
-        gap = None
-        if diverging is None and offset >= self.first:
-            body = self.log[offset : offset + self.world.random.randrange(1, 5)]
-            holes = 0
-            while holes < len(body) and body[holes] is None:
-                holes += 1
-            if holes:
-                gap = Gap(offset + holes, leader.epochs_of_gap(offset, offset + holes))
-                body = []
-            elif None in body:
-                body = body[: body.index(None)]
+        body, end = (None, offset)
+        if diverging is None:
+            body, end = self.disk.read(offset, self.world.random.randrange(1, 5))
+        gap = Gap(end, leader.epochs_of_gap(offset, end)) if end > offset else None
         answer = Answer(
             leader.epoch,
             offset,
             request.last_epoch,
             leader.record.version,
             high_watermark=leader.high_watermark,
-            first_stored=self.first,
+            first_stored=self.disk.first,
+            tombstones_removed_below=self.disk.tombstones_removed_below,
             diverging=diverging,
             gap=gap,
             has_content=bool(body),
         )
-        self.world.send(Frame(self.name, request.node, request.start, answer=answer, body=body))
+        self.tombstone_bound = leader.confirmed_by_all(self.world.now, FORGET_AFTER)
+        self.world.send(
+            Frame(
+                self.name,
+                request.node,
+                request.start,
+                answer=answer,
+                body=body,
+                tombstone_bound=self.tombstone_bound,
+            )
+        )
 
 
 class World:
@@ -366,7 +356,11 @@ class World:
         min_isr: int = 2,
         faults: Faults | None = None,
         rules: Rules | None = None,
+        new_disk: Callable[[], Disk] = ListDisk,
+        compacted: bool = False,
     ) -> None:
+        self.compacted = compacted
+        self.new_disk = new_disk
         self.random = random.Random(seed)
         self.faults = faults or Faults()
         self.rules = rules or Rules()
@@ -375,6 +369,7 @@ class World:
         self.stats: Counter[str] = Counter()
         self.trace: deque[str] = deque(maxlen=80)
         self.committed: list[Entry] = []
+        self.deleted_below = 0  # by retention of any node: compaction may drop what lies there
         self.frames: list[Frame] = []
         self.delivered: deque[Frame] = deque(maxlen=self.random.choice((5, 20, 200)))
         self.cas: list[Cas] = []
@@ -385,6 +380,8 @@ class World:
         self.sessions = set(names)
         self.incomplete: set[str] = set()  # lost a disk, and did not catch up since
         self.nodes = {name: Node(name, self) for name in names}
+        first = self.nodes["a"].disk.log
+        self.committed += first  # offsets below the first
         self._names = list(names)
         self._actions, self._weights = self._plan()
         for node in self.nodes.values():
@@ -422,6 +419,8 @@ class World:
             (self._lose_disk, 0.5 * flaky * faults.lost_disks),
             (self._failing_sync, 0.3 * faults.failing_syncs),
             (self._retain, 0.5),
+            (self._tidy, 1),
+            (self._stop, 0.2 * faults.crashes),
             (self._leave, 0.3 * faults.planned),
         ]
         return [one for one, weight in table if weight], [weight for _, weight in table if weight]
@@ -445,6 +444,7 @@ class World:
         if end > node.shown:
             self._see_committed(node, end, leads=leader is not None)
             node.shown = end
+            node.disk.commit(end)
         if leader is not None:
             now = self.record
             leads = (now.leader, now.leader_epoch) == (node.name, leader.epoch)
@@ -452,19 +452,20 @@ class World:
                 raise Violation(f"{node.name} is ready at {end}, {len(self.committed)} was shown")
 
     def _see_committed(self, node: Node, end: int, *, leads: bool) -> None:
-        if end > len(node.log):
-            raise Violation(f"{node.name} has high watermark {end} and log end {len(node.log)}")
+        log = node.disk.log
+        if end > len(log):
+            raise Violation(f"{node.name} has high watermark {end} and log end {len(log)}")
         known = min(end, len(self.committed))
-        first = max(node.shown, node.first)
-        if node.log[first:known] != self.committed[first:known]:
+        first = max(node.shown, node.disk.log_start)
+        if not self._agrees(log, first, known):
             raise Violation(
-                f"{node.name} has {node.log[first:known]} from offset {first} on, committed was "
+                f"{node.name} has {log[first:known]} from offset {first} on, committed was "
                 f"{self.committed[first:known]}"
             )
         if end > known:
             if not leads:
                 raise Violation(f"{node.name} follows with high watermark {end} above {known}")
-            self.committed += node.log[known:end]
+            self.committed += log[known:end]
             self.stats["committed"] += end - known
             self.check_copies()
 
@@ -481,15 +482,36 @@ class World:
                 self._check_copy(node, "can be elected")
 
     def _check_copy(self, node: Node, why: str) -> None:
-        end, first = len(self.committed), node.first
-        if node.synced < end or node.log[first:end] != self.committed[first:end]:
+        disk, end, first = node.disk, len(self.committed), node.disk.log_start
+        if disk.synced < end or not self._agrees(disk.log, first, end):
             raise Violation(
-                f"{node.name} {why} with {node.log[first:]}, synced to {node.synced}; committed "
+                f"{node.name} {why} with {disk.log[first:]}, synced to {disk.synced}; committed "
                 f"from {first}: {self.committed[first:]}"
             )
 
-    def failed(self, node: Node, effect: Fail) -> None:
-        raise Violation(f"{node.name} fails: {effect.reason}")
+    def _agrees(self, log: list[Entry], first: int, end: int) -> bool:
+        """Whether a log has what was committed. A compacted one may lack a record if a newer one of
+        its key is committed, and a tombstone when nothing older of its key is left."""
+        committed = self.committed
+        if log[first:end] == committed[first:end]:
+            return True
+        if not self.compacted:
+            return False
+        first = max(first, self.deleted_below)
+        newest = {key_of(one[1]): at for at, one in enumerate(committed) if one is not None}
+        oldest: dict[int, int] = {}
+        for at in range(first, end):
+            mine, one = log[at], committed[at]
+            if mine is not None:
+                oldest.setdefault(key_of(mine[1]), at)
+            if mine == one:
+                continue
+            if mine is not None or one is None:
+                return False
+            key = key_of(one[1])
+            if newest[key] == at and (not is_tombstone(one[1]) or oldest.get(key, at) < at):
+                return False
+        return True
 
     # --- network -----------------------------------------------------------------
 
@@ -555,13 +577,13 @@ class World:
         """Deletes what is below the high watermark, and forgets the epochs that ended there."""
         role = node.leader or node.follower
         if node.up and role is not None:
-            node.first = max(node.first, self.random.randrange(role.high_watermark + 1))
-            ends = [start for _, start in node.epochs[1:]]
-            node.epochs = tuple(
-                entry
-                for i, entry in enumerate(node.epochs)
-                if i == len(ends) or ends[i] > node.first
-            )
+            first = self.random.randrange(role.high_watermark + 1)
+            node.disk.retain(first // 3 if self.compacted else first)
+            self.deleted_below = max(self.deleted_below, node.disk.log_start)
+
+    def _tidy(self, node: Node) -> None:
+        if node.up:
+            node.disk.tidy(self.random, node.tombstone_bound)
 
     # --- records -----------------------------------------------------------------
 
@@ -656,18 +678,25 @@ class World:
         if node.up:
             node.failing_sync()
 
+    def _stop(self, node: Node) -> None:
+        """As a daemon stops: all is synced, and it says so."""
+        if node.up:
+            self.stats["stops"] += 1
+            role = node.leader or node.follower
+            node.disk.close(role.high_watermark if role else node.known)
+            self._end(node)
+
     def _crash(self, node: Node) -> None:
         """The process dies; what it wrote stays in the page cache."""
-        if not node.up:
-            return
-        self.stats["crashes"] += 1
+        if node.up:
+            self.stats["crashes"] += 1
+            role = node.leader or node.follower
+            node.disk.kill(role.high_watermark if role else node.known, self.random)
+            self._end(node)
+
+    def _end(self, node: Node) -> None:
         if self.random.random() < 0.5:
             self.sessions.discard(node.name)
-        role = node.leader or node.follower
-        if role is not None:
-            node.stored_high_watermark = self.random.randrange(
-                min(node.stored_high_watermark, role.high_watermark), role.high_watermark + 1
-            )
         node.up = False
         node.leader = node.follower = None
         node.parked.clear()
@@ -675,9 +704,8 @@ class World:
     def _cut_power(self, node: Node) -> None:
         """What was not synced may be gone; of a running process, or of one that died before."""
         self._crash(node)
-        if node.synced < len(node.log):
-            self.stats["lost tails"] += 1
-            node.cut(self.random.randrange(node.synced, len(node.log) + 1))
+        self.stats["lost tails"] += node.disk.synced < len(node.disk.log)
+        node.disk.cut_power(self.random)
 
     def _blackout(self, _: Node) -> None:
         self.stats["blackouts"] += 1
@@ -687,13 +715,12 @@ class World:
     def _lose_disk(self, node: Node) -> None:
         """The disk is set back or replaced; of so many nodes at a time as acks are to survive."""
         incomplete = self.incomplete | {node.name}
-        if node.up or len(incomplete) >= self.record.min_isr or not node.synced:
+        if node.up or len(incomplete) >= self.record.min_isr:
             return
         self.stats["lost disks"] += 1
         self.incomplete = incomplete
         node.lost_data = True
-        node.cut(self.random.randrange(node.synced))
-        node.first = min(node.first, len(node.log))
+        node.disk.lose(self.random)
 
     def _start(self, node: Node) -> None:
         """Registers, by a change that no other node's can come between, then takes its role."""
@@ -701,9 +728,9 @@ class World:
             return
         node.up = True
         node.start += 1
-        node.body = []
         node.resigned_epoch = 0
-        node.synced = len(node.log)  # the recovery syncs what it found
+        node.disk.recover()
+        node.known = node.disk.high_watermark
         clean = not node.lost_data or "R8" in self.rules.mutations
         record = t.register(self.record, node.name, node.start, clean=clean)
         assert record is not None
