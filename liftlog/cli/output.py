@@ -71,7 +71,7 @@ def to_yaml(value: Any) -> str:
     """What `to_json` says, as YAML in blocks."""
     import yaml
 
-    plain = json.loads(to_json(value))  # enums and other kinds of text are none to YAML
+    plain = json.loads(to_json(value))  # YAML does not know enums and other subclasses of str
     text = yaml.dump(
         plain, Dumper=_yaml_dumper(), sort_keys=False, allow_unicode=True, width=1_000_000
     )

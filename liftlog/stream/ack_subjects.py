@@ -1,6 +1,6 @@
 """Which subjects an ack may be sent to.
 
-An ack is a message that a publisher makes us send, so its subject must not reach anybody else:
+An ack is a message that a publisher makes us send, so its subject must reach no one else:
 not JetStream's API ($JS...), not the system ($SYS...), not our own subjects, and not a subject
 that a stream records (an ack would be recorded and acked for ever). One exception: a silent
 witness (`acks: off`) that records inboxes, perhaps as part of `>`, does not take the acks away

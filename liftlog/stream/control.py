@@ -71,7 +71,7 @@ def may_control(block: bytes) -> bool:
 def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     """The first header of each name counts, as in nats-server.
 
-    With `own_only` the headers of JetStream are meant for somebody else and ask nothing of us.
+    With `own_only` the headers of JetStream are meant for another receiver and have no effect here.
     Searches for each name instead of walking through the lines, whose number a publisher chooses.
     """
     key: bytes | None = None

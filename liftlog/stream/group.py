@@ -25,7 +25,8 @@ class CommitGroup:
     with a correlation id; so are `early_answers`, which leave as soon as the group is durable here.
     `timed_acks` (reply, ack, offset) will bear the time of the commit. If the group fails,
     `waiting_replies` are nacked in the place of all these, and so are `waiting`, with what the nack
-    has to repeat. `subject_notes` is None while nobody keeps the last offset of each subject.
+    has to repeat. `subject_notes` is None if the stream does not keep the last offset of each
+    subject.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""From a data directory to a backup, beside a daemon that goes on.
+"""From a data directory to a backup, while the daemon runs.
 
 Sealed segments never change, so they are copied as they are; of the active one what was acked is
 copied and sealed in the backup. Whatever the daemon deletes or rewrites meanwhile is noticed by its

@@ -86,7 +86,7 @@ _BACKUP = TypeAdapter(Backup)
 
 
 def read_backup(fs: FileSystem, directory: Path) -> Backup:
-    """Raises CorruptMetadata when there is none, or none that is whole; UnsupportedFormat."""
+    """Raises CorruptMetadata if the file is missing or damaged, and UnsupportedFormat."""
     content = read_checkpoint_file(fs, directory / BACKUP_NAME, KIND)
     if content is None:
         raise CorruptMetadata(

@@ -1,5 +1,5 @@
-"""What of a stream is to be copied, read beside a daemon that goes on appending, rolling, rewriting
-and deleting.
+"""What of a stream is to be copied, read beside a daemon that continues to append, roll, rewrite
+and delete.
 
 The end is what was acked when this was read. Of a daemon that runs, or was killed since the last
 boot, the slot says it exactly; of one that was stopped, the clean marker. Otherwise the end is
@@ -239,7 +239,7 @@ class _Walk:
             self.max_timestamp_ns = max(self.max_timestamp_ns, header.max_timestamp_ns)
             self.index.maybe_add(header.base_offset, position, self.max_timestamp_ns)
             if self.next_offset == end:
-                break  # what lies behind may be just being written
+                break  # what follows may be a write under way
         bad += [
             f"offsets {one.first_offset} to {one.next_offset - 1} are damaged"
             for one in stepped

@@ -5,7 +5,7 @@ group (see compaction/planning.py), the sources, to write what stays of them. A 
 when the first record was found that goes; so a segment in which nothing dies stays as it is.
 
 When memory for keys is used up, the pass ends at the offset reached: it is a whole pass over a
-shorter dirty part, and the next one goes on from there, to the same end.
+shorter dirty part, and the next one continues from there, with the same result.
 
 A source is always read to its end before anything is made of it, so a damaged one can not pass
 for a short one.
@@ -94,7 +94,7 @@ class _Pass:
         self._throttle = throttle
         self._progress = _Meter(job, progress)
         self._written = written
-        # At most a quarter of the memory for a bit per offset; what lies behind is looked up.
+        # At most a quarter of the memory for a bit per offset; later offsets are looked up.
         reach = job.plan.dirty_from + 8 * (job.memory_bytes // 4)
         self._superseded = OffsetMarks(job.plan.dirty_from, min(job.plan.dirty_end, reach))
         self._map = KeyMap(max(job.memory_bytes - self._superseded.memory_used_bytes, 1))

@@ -152,7 +152,7 @@ class Authenticator:
         return principal
 
     def _begin_check(self, policy: Policy, token: str, key: bytes) -> asyncio.Future[str | None]:
-        """The check goes on if the client disconnects: others may wait for it."""
+        """The check continues if the client disconnects: others may wait for it."""
         loop = asyncio.get_running_loop()
         check = loop.run_in_executor(self._pool, policy.authenticate_token, token)
         self._checks[policy, key] = check

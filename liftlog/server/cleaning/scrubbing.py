@@ -27,7 +27,7 @@ _NOT_RUNNING = -1
 
 @dataclass(slots=True)
 class ScrubRound:
-    """The round of one stream. It goes on at `next_offset`, which is -1 between two rounds."""
+    """The round of one stream. It continues at `next_offset`, which is -1 between two rounds."""
 
     incarnation: str
     started_ns: int

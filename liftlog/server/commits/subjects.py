@@ -173,7 +173,7 @@ class SubjectUpkeep:
             while self._wanted and not self._closed.is_set():
                 self._wanted = False
                 await self._scan()
-        except Exception:  # a supervisor: such messages are refused, and the stream goes on
+        except Exception:  # a supervisor: such messages are refused, and the stream continues
             logger.exception("subjects-scan-failed stream=%s", self._log.name)
         finally:
             self._task = None

@@ -166,7 +166,7 @@ class _Shape:
             try:
                 headers, payloads = _cut(ops, payloads, self._header_sizes)
             except KeyError:
-                return 0  # HMSG with one size or MSG with two: the reply subject is none
+                return 0  # HMSG with one size or MSG with two: that is not a reply subject
             if not (self.has_headers and any(headers)):
                 headers = None
         columns.extend(subjects, replies, headers, payloads)

@@ -20,7 +20,6 @@ from support.logs import (
     check,
     commit,
     create,
-    read_all,
     reopen,
 )
 from support.rounds import one_in
@@ -48,16 +47,19 @@ def _run(scenario: Scenario, durability: str, stop_at: int | None) -> World:
     return world
 
 
-def _recover(image: SimFileSystem, world: World, boot: str, *, killed: bool = False) -> Log | None:
+def _recover(
+    image: SimFileSystem, world: World, boot: str, *, killed: bool = False
+) -> tuple[Log, Facts] | None:
     try:
         log, _ = start(image, boot)
     except (CorruptMetadata, FileNotFoundError):
         assert not world.promises.acked, "a stream with acked records cannot be opened"
         return None
-    check(log, world.promises, killed=killed)
+    facts = Facts.of(log)
+    facts.check(world.promises, killed=killed)
     if any(segment.generation and segment.sealed for segment in log.segments):
         assert log.tombstones_removed_below >= world.tombstones_removed_below
-    return log
+    return log, facts
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
@@ -77,25 +79,25 @@ def test_the_machine_stops_before_any_operation(scenario: Scenario, durability: 
             if key in known and not killed:
                 known[key].check(world.promises, killed=killed)
                 continue
-            log = _recover(image, world, "boot-1" if killed else "boot-2", killed=killed)
-            if log is not None:
-                known[key] = facts = Facts.of(log)
+            recovered = _recover(image, world, "boot-1" if killed else "boot-2", killed=killed)
+            if recovered is not None:
+                log, facts = recovered
+                known[key] = facts
                 if durability == "fsync":
                     assert not facts.lost_ends, "a power cut alone is told as a loss"
                 if THOROUGH or killed or facts.key() not in gone_on:
                     gone_on.add(facts.key())
-                    _go_on(image.power_cut("none"), log, world)
+                    _go_on(image.power_cut("none"), log, facts, world)
     assert len(known) > len(stops) // 2
 
 
-def _go_on(image: SimFileSystem, before: Log, world: World) -> None:
+def _go_on(image: SimFileSystem, before: Log, facts: Facts, world: World) -> None:
     """Recovered once more nothing changes but the epoch; and what is appended then stays."""
-    found = read_all(before)
     log, _ = start(image, "boot-3")
     assert log.leader_epoch > before.leader_epoch
     assert log.log_end_offset >= before.log_end_offset
     promises = Promises()
-    promises.written, promises.acked = world.promises.copy().written, dict(found)
+    promises.written, promises.acked = world.promises.copy().written, dict(facts.found)
     promises.start = max(log.log_start_offset, world.promises.start)
     commit(log, promises, 2, 1)
     commit(log, promises, 5)
