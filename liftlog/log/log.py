@@ -143,7 +143,7 @@ class Log:
     @property
     def last_epoch(self) -> int:
         """The leader epoch of the last record; 0 when there was none yet."""
-        return epoch_before(self.epochs, self.log_end_offset)
+        return self.epoch_before(self.log_end_offset)
 
     @property
     def incarnation(self) -> str:
@@ -383,15 +383,19 @@ class Log:
         """
         truncation.truncate_prefix(self._writer, offset)
 
-    def start_over(self, offset: int, *, tombstones_removed_below: int = 0) -> None:
+    def start_over(
+        self, offset: int, *, epoch_before: int = 0, tombstones_removed_below: int = 0
+    ) -> None:
         """Drop everything and go on, empty, at `offset`, to copy another replica from there.
 
-        That one may have removed tombstones below `tombstones_removed_below`. Durable on return. A
-        stop before that leaves the log as it was. The offsets are assigned again, so it is another
-        lineage; the log has no epoch before the next `begin_epoch` or `append_raw`. Raises
-        StorageError, DiskFull; then nothing changed.
+        That one says of which leader epoch its record before `offset` was (`Log.epoch_before`): if
+        this log leads later on, it can be compared with one that ends there. And it may have
+        removed tombstones below `tombstones_removed_below`.
+
+        Durable on return; a stop before that leaves the log as it was. The offsets are assigned
+        again, so it is another lineage. Raises StorageError, DiskFull; then nothing changed.
         """
-        truncation.start_over(self._writer, offset, tombstones_removed_below)
+        truncation.start_over(self._writer, offset, epoch_before, tombstones_removed_below)
 
     # --- structure: by any thread, beside the writer ---
 
@@ -555,6 +559,10 @@ class Log:
         """
         end = self.log_end_offset
         return next((start for known, start in self.epochs if known > epoch), end)
+
+    def epoch_before(self, offset: int) -> int:
+        """The leader epoch of the record before `offset`; 0 where there is none, or none known."""
+        return epoch_before(self.epochs, offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """The newest known leader epoch up to `epoch`, and the first offset behind it.

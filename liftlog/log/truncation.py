@@ -126,7 +126,9 @@ def _cut_file(state: LogState, segment: Segment) -> None:
         logger.warning("file-not-cut path=%s error=%s", segment.path, error)
 
 
-def start_over(writer: LogWriter, offset: int, tombstones_removed_below: int) -> None:
+def start_over(
+    writer: LogWriter, offset: int, epoch_before: int, tombstones_removed_below: int
+) -> None:
     """See `Log.start_over`."""
     state = writer.state
     with state.lock, storage_errors(f"starting over {state.name}"):
@@ -135,7 +137,8 @@ def start_over(writer: LogWriter, offset: int, tombstones_removed_below: int) ->
             (),
             log_start_offset=offset,
             high_watermark=offset,
-            epochs=(),
+            epochs=((epoch_before, offset - 1),) if epoch_before else (),
+            leader_epoch=max(state.view.manifest.leader_epoch, epoch_before),
             quarantined=(),
             cleaned_below=0,
             tombstones_removed_below=tombstones_removed_below,

@@ -226,8 +226,11 @@ class ReplicaMachine(RuleBasedStateMachine):
         if self.in_sync:
             assert offset >= leader.high_watermark, "it was in sync and lacks what was committed"
             self.in_sync = False
+        first = leader.first_stored_offset
         follower.start_over(
-            leader.first_stored_offset, tombstones_removed_below=leader.tombstones_removed_below
+            first,
+            epoch_before=leader.epoch_before(first),
+            tombstones_removed_below=leader.tombstones_removed_below,
         )
 
     # --- each for itself ---

@@ -420,6 +420,26 @@ def test_a_log_that_starts_over_is_empty_there(step: int) -> None:
     _same(source, again)
 
 
+def test_a_log_that_started_over_can_be_compared_with_one_that_ends_there() -> None:
+    _, leader = _log(8)
+    leader.commit_up_to(leader.log_end_offset)
+    leader.remove_before(leader.high_watermark, 2)
+    first = leader.first_stored_offset
+    assert first > 1
+    fs = SimFileSystem()
+    follower = _follower(fs)
+    follower.start_over(first, epoch_before=leader.epoch_before(first))
+    assert (follower.last_epoch, follower.log_end_offset) == (1, first)
+    leader.begin_epoch(4)
+    append(leader, Promises(), 2)
+    _follow(leader, follower)
+    assert follower.epochs == ((1, first - 1), (4, leader.log_end_offset - 2))
+    again, _ = reopen(fs.power_cut("none"), directory=COPY, boot="boot-2", config=REPLICA)
+    for log in (leader, follower, again):
+        assert [log.end_of_epoch(epoch)[0] for epoch in (1, 3, 4)] == [1, 1, 4]
+        assert log.end_of_epoch(1)[1] == leader.log_end_offset - 2
+
+
 @pytest.mark.parametrize("step", [-3, 0, 40])
 def test_a_stop_while_starting_over_leaves_the_old_log_or_the_new_one(step: int) -> None:
     outcomes = []
