@@ -40,9 +40,11 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log so that it ends at `end`, durably; then `stored`."""
+    """Cut the log at `end`, or where the batch that holds it begins, durably; then `stored`."""
 
     end: int
+    below_high_watermark: bool = False
+    """What was committed is given up, too, after an unclean recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class Follower:
     def stored(self, log_end: int, epochs: EpochTable, side_version: int = 0) -> Effect | None:
         """The effect is complete and durable; the log now ends at `log_end`."""
         appended = isinstance(self.working, (Append, Gap))
+        if isinstance(self.working, Resync):
+            self.high_watermark = log_end  # what lies before was committed, and is deleted
         self._has(log_end, epochs)
         self.side_version = max(self.side_version, side_version)
         if appended:
@@ -243,12 +247,16 @@ class Follower:
         if epoch == NO_EPOCH:
             return self._resync(answer)
         end = min(end, end_of_epoch(self.epochs, epoch, self.log_end)[1])
-        if end < self.high_watermark and self.record.unclean_epoch <= self.last_epoch:
+        if end >= self.log_end:
+            return None
+        gives_up = end < self.high_watermark
+        if gives_up and self.record.unclean_epoch <= self.last_epoch:
             return Fail(
                 f"the leader {self.record.leader} of epoch {answer.epoch} shares this log only up "
                 f"to offset {end}, below what was committed here: {self.high_watermark}"
             )
-        return Truncate(end) if end < self.log_end else None
+        self.high_watermark = min(self.high_watermark, end)  # readers stop there at once
+        return Truncate(end, below_high_watermark=gives_up)
 
     def _resync(self, answer: Answer) -> Effect | None:
         """A copy that may be the last one with an acked record is never dropped. If the leader
@@ -261,6 +269,7 @@ class Follower:
                 f"the leader {self.record.leader} of epoch {answer.epoch} has nothing in common "
                 f"with this log, which ends at offset {self.log_end} and must be kept"
             )
+        self.high_watermark = 0
         return Resync(answer.first_stored, answer.tombstones_removed_below)
 
     # --- parts -------------------------------------------------------------------

@@ -58,6 +58,18 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
     "1 of 3": (3, 1, Faults(), ("committed", "failover", "truncations", "lost tails")),
     "1 of 2": (2, 1, Faults(), ("committed", "failover", "truncations", "lost tails")),
     "3 of 5": (5, 3, Faults(), ("committed", "failover", "truncations", "lost disks")),
+    "moves": (
+        3,
+        2,
+        Faults(moves=1),
+        ("committed", "failover", "move", "cancel", "update", "not leader", "register unclean"),
+    ),
+    "beyond promises": (
+        3,
+        2,
+        Faults(beyond_promises=True, lost_disks=3),
+        ("committed", "recover", "given up", "truncations", "resyncs"),
+    ),
     "all of 3": (3, 3, Faults(), ("committed", "failover", "truncations", "lost disks")),
 }
 
@@ -89,7 +101,13 @@ def test_nothing_acked_is_lost_and_no_offset_has_two_records(name: str) -> None:
     seen = simulate(
         name,
         RUNS,
-        lambda seed: World(seed, replicas=replicas, min_isr=min_isr, faults=faults),
+        lambda seed: World(
+            seed,
+            replicas=replicas,
+            min_isr=min_isr,
+            spares=2 if faults.moves else 0,
+            faults=faults,
+        ),
     )
     # A schedule under which nothing happens would pass, too.
     assert {what for what in expected if not seen[what]} == set()

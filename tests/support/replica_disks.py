@@ -53,7 +53,7 @@ class Disk(Protocol):
 
     def add(self, body: Body) -> None: ...
     def gap(self, next_offset: int, epochs: EpochTable) -> None: ...
-    def cut(self, end: int) -> None: ...
+    def cut(self, end: int, *, below_high_watermark: bool = False) -> None: ...
     def start_over(self, offset: int, tombstones_removed_below: int) -> None: ...
     def sync(self) -> None: ...
     def fail_to_sync(self) -> None: ...
@@ -117,7 +117,7 @@ class ListDisk:
         self.epochs = extend(self.epochs, epochs)
         self.log += [None] * (next_offset - len(self.log))
 
-    def cut(self, end: int) -> None:
+    def cut(self, end: int, *, below_high_watermark: bool = False) -> None:
         del self.log[end:]
         self.epochs = cut(self.epochs, len(self.log))
         self.synced = min(self.synced, len(self.log))
@@ -292,9 +292,10 @@ class LogDisk:
         self.log += [None] * (next_offset - len(self.log))
         self._take_ends()
 
-    def cut(self, end: int) -> None:
+    def cut(self, end: int, *, below_high_watermark: bool = False) -> None:
         # At the begin of a batch: the epochs may part in the middle of one that no other log has.
-        del self.log[self._log.truncate_suffix(end) :]
+        end = self._log.truncate_suffix(end, below_high_watermark=below_high_watermark)
+        del self.log[end:]
         self.check()
 
     def start_over(self, offset: int, tombstones_removed_below: int) -> None:

@@ -19,6 +19,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from support.replica_disks import Body, Disk, Entry, ListDisk, is_tombstone, key_of
 
@@ -36,7 +37,8 @@ from liftlog.cluster.following import (
 )
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.roles import Follow, Lead, role_of
+from liftlog.cluster.roles import Follow, Lead, Leave, Register, role_of
+from liftlog.errors import Conflict, InvalidArgument
 
 FORGET_AFTER = 30.0
 """Seconds after which tombstones do not wait for a replica any more."""
@@ -61,6 +63,10 @@ class Faults:
     reordered: float = 0.4
     unknown_outcomes: float = 0.25
     planned: float = 1.0
+    moves: float = 0.0
+    """Reassignments, also cancelled ones, and other values of min_isr."""
+    beyond_promises: bool = False
+    """More disks are lost than acks are to survive, and an operator elects what is left."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,13 @@ class Node:
             return
         if self.leader is not None:
             self.step_down()
-        if self.follower is None:
+        if isinstance(role, Register):
+            self.world.register(self, clean=True)
+        elif isinstance(role, Leave):
+            self.follower = None
+            self.disk = self.world.new_disk()
+            self.known = self.shown = self.disk.high_watermark
+        elif self.follower is None:
             self.shown = self.known
             self.follower = self.world.rules.follower(
                 self.record,
@@ -271,20 +283,20 @@ class Node:
                 self.perform(follower.stored(len(disk.log), disk.epochs))
         elif isinstance(effect, Truncate):
             self.world.stats["truncations"] += 1
-            self.cut(effect.end)
+            self.cut(effect.end, below_high_watermark=effect.below_high_watermark)
         elif isinstance(effect, Gap):
             self.world.stats["gaps"] += 1
             disk.gap(effect.next_offset, effect.epochs)
         elif isinstance(effect, Resync):
             self.world.stats["resyncs"] += 1
             disk.start_over(effect.offset, effect.tombstones_removed_below)
-            self.shown = follower.high_watermark = disk.high_watermark
+            self.shown = len(disk.log)
         else:
             assert isinstance(effect, Fail)
             raise Violation(f"{self.name} fails: {effect.reason}")
 
-    def cut(self, end: int) -> None:
-        self.disk.cut(end)
+    def cut(self, end: int, *, below_high_watermark: bool = False) -> None:
+        self.disk.cut(end, below_high_watermark=below_high_watermark)
         self.shown = min(self.shown, len(self.disk.log))
 
     # --- frames ------------------------------------------------------------------
@@ -354,6 +366,7 @@ class World:
         *,
         replicas: int = 3,
         min_isr: int = 2,
+        spares: int = 0,
         faults: Faults | None = None,
         rules: Rules | None = None,
         new_disk: Callable[[], Disk] = ListDisk,
@@ -379,6 +392,9 @@ class World:
         ]
         self.sessions = set(names)
         self.incomplete: set[str] = set()  # lost a disk, and did not catch up since
+        names += tuple("hijk"[:spares])
+        self.sessions |= set(names)
+        self.survives = min_isr - 1
         self.nodes = {name: Node(name, self) for name in names}
         first = self.nodes["a"].disk.log
         self.committed += first  # offsets below the first
@@ -422,6 +438,10 @@ class World:
             (self._tidy, 1),
             (self._stop, 0.2 * faults.crashes),
             (self._leave, 0.3 * faults.planned),
+            (self._move, 1.0 * faults.moves),
+            (self._cancel, 0.2 * faults.moves),
+            (self._update, 0.3 * faults.moves),
+            (self._recover, 2.0 * faults.beyond_promises),
         ]
         return [one for one, weight in table if weight], [weight for _, weight in table if weight]
 
@@ -629,6 +649,7 @@ class World:
         self.history.append(record)
         del self.history[:-8]
         self.incomplete -= set(record.isr)
+        self.survives = min(self.survives, record.min_isr - 1)
         self.check_copies()
 
     def _session_ends(self, node: Node) -> None:
@@ -715,7 +736,9 @@ class World:
     def _lose_disk(self, node: Node) -> None:
         """The disk is set back or replaced; of so many nodes at a time as acks are to survive."""
         incomplete = self.incomplete | {node.name}
-        if node.up or len(incomplete) >= self.record.min_isr:
+        if node.up:
+            return
+        if len(incomplete) > self.survives and not self.faults.beyond_promises:
             return
         self.stats["lost disks"] += 1
         self.incomplete = incomplete
@@ -731,11 +754,60 @@ class World:
         node.resigned_epoch = 0
         node.disk.recover()
         node.known = node.disk.high_watermark
-        clean = not node.lost_data or "R8" in self.rules.mutations
-        record = t.register(self.record, node.name, node.start, clean=clean)
-        assert record is not None
-        node.lost_data = False
         self.sessions.add(node.name)
-        self.put(record, "register" if clean else "register unclean")
-        node.record = record
-        node.take_role()
+        node.record = self.record
+        if role_of(node.record, node.name, node.start) == Register():
+            self.register(node, clean=not node.lost_data or "R8" in self.rules.mutations)
+        else:
+            node.take_role()
+
+    def register(self, node: Node, *, clean: bool) -> None:
+        record = t.register(self.record, node.name, node.start, clean=clean)
+        node.lost_data = False
+        if record is not None:
+            self.put(record, "register" if clean else "register unclean")
+        node.record = self.record
+        if role_of(node.record, node.name, node.start) != Register():
+            node.take_role()
+
+    # --- operators ---------------------------------------------------------------
+
+    def _change(self, node: Node, what: str, change: Callable[[StreamRecord], Any]) -> None:
+        """Asks any node for a change; it decides by the record that it knows."""
+        if not node.up:
+            return
+        try:
+            after = change(node.record)
+        except (Conflict, InvalidArgument):
+            self.stats["refused"] += 1
+            return
+        if after is not None:
+            self.submit(node, Change(node.record, after), what)
+
+    def _move(self, node: Node) -> None:
+        size = self.random.choice((2, 3, 3, 4))
+        target = self.random.sample(self._names, min(size, len(self._names)))
+        self._change(node, "move", lambda record: t.reassign(record, target))
+
+    def _cancel(self, node: Node) -> None:
+        self._change(node, "cancel", t.cancel)
+
+    def _update(self, node: Node) -> None:
+        settings = {"min_isr": self.random.choice((1, 2, 2, 3))}
+        self._change(node, "update", lambda record: t.update(record, settings))
+
+    def _recover(self, node: Node) -> None:
+        """Nothing is left that is known to be complete: this node is elected as it is."""
+        record = self.record
+        if record.isr or record.eligible or not node.up or node.record != record:
+            return
+        after = t.recover(record, node.name) if node.name in record.replicas else None
+        if after is not None:
+            log, end = node.disk.log, 0
+            while end < min(len(log), len(self.committed)) and log[end] == self.committed[end]:
+                end += 1
+            self.stats["given up"] += len(self.committed) - end
+            del self.committed[end:]
+            self.incomplete.clear()
+            self.put(after, "recover")
+            node.adopt(after)

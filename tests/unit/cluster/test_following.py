@@ -172,7 +172,8 @@ def test_a_cut_below_the_high_watermark_fails_the_stream() -> None:
 
 def test_after_an_unclean_recovery_acked_records_may_be_cut() -> None:
     one = follower(replace(RECORD, unclean_epoch=5))
-    assert one.answered(answer(diverging=(4, 7))) == Truncate(7)
+    assert one.answered(answer(diverging=(4, 7))) == Truncate(7, below_high_watermark=True)
+    assert one.high_watermark == 7, "before the log is cut"
     one.stored(7, TABLE)
     assert one.high_watermark == 7
     old = follower(replace(RECORD, unclean_epoch=4))
@@ -192,7 +193,9 @@ def test_a_copy_that_cannot_be_continued_starts_again(changes: dict[str, Any]) -
     first = changes.get("first_stored", 0)
     removed = changes.get("tombstones_removed_below", 0)
     assert one.answered(answer(**changes, version=2)) == Resync(first, removed)
+    assert one.high_watermark == 0, "nothing is shown while the log is dropped"
     assert one.stored(first, ()) == fetch(first, 0)
+    assert one.high_watermark == first
 
 
 @pytest.mark.parametrize("kept", [{"isr": ("a", "b")}, {"isr": ("a",), "eligible": ("b",)}])
