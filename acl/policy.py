@@ -87,7 +87,7 @@ class Policy:
         found += [f"no principal has the role {role}" for role in self._roles if role not in used]
         for role in self.roles_of(ANONYMOUS):
             for rule in self._roles[role]:
-                changing = sorted(rule.operations & {"create", "delete", "admin"})
+                changing = sorted(rule.operations & {"create", "delete", "admin", "replicate"})
                 if changing:
                     what = ", ".join(changing)
                     found.append(f"clients that did not authenticate may {what} by {rule}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-Operation = Literal["create", "delete", "read", "commit", "admin"]
+Operation = Literal["create", "delete", "read", "commit", "admin", "replicate"]
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
 IN_WORDS: Final[Mapping[Operation, str]] = {
@@ -21,6 +21,7 @@ IN_WORDS: Final[Mapping[Operation, str]] = {
     "read": "read",
     "commit": "commit checkpoints of",
     "admin": "administer",
+    "replicate": "replicate",
 }
 """Each operation as a verb: "ops may administer stream 'orders'"."""
 

@@ -315,6 +315,76 @@ class NatsRefused(LiftlogError):
     default_hint = "give the daemon's NATS user permission to subscribe there"
 
 
+class NotLeader(LiftlogError):
+    """Another node leads this stream. `details` has its name (`leader`, empty when there is none at
+    the moment), its `address`, the stream's `replicas` and its leader `epoch`.
+
+    Ask that node; while there is no leader, try again.
+    """
+
+    code = 25
+    name = "NOT_LEADER"
+    retriable = True
+
+
+class FencedEpoch(LiftlogError):
+    """The request carries an older leader epoch than the node knows: the sender has missed a change
+    of leader.
+
+    Read the stream's metadata again.
+    """
+
+    code = 26
+    name = "FENCED_EPOCH"
+
+
+class UnknownEpoch(LiftlogError):
+    """The request carries a newer leader epoch than the node knows: the node has yet to learn of a
+    change of leader.
+
+    Try again after a moment.
+    """
+
+    code = 27
+    name = "UNKNOWN_EPOCH"
+    retriable = True
+
+
+class NotEnoughReplicas(LiftlogError):
+    """Fewer replicas of the stream are in sync than `min_isr` asks for, so nothing can be committed
+    that asks for an ack.
+
+    Bring the other nodes back; the stream then continues by itself.
+    """
+
+    code = 28
+    name = "NOT_ENOUGH_REPLICAS"
+    retriable = True
+    default_hint = "see `liftlog cluster status`; the stream continues when replicas are back"
+
+
+class NotReady(LiftlogError):
+    """The node leads the stream, and does not know yet how far it was committed before.
+
+    Try again: one round of its followers tells it.
+    """
+
+    code = 29
+    name = "NOT_READY"
+    retriable = True
+
+
+class MetadataUnavailable(LiftlogError):
+    """The store of the cluster's metadata does not answer, or has lost what this node has seen.
+
+    Check the store: `cluster.store` in the settings.
+    """
+
+    code = 30
+    name = "METADATA_UNAVAILABLE"
+    retriable = True
+
+
 # --- errors that stay inside one process -------------------------------------
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from acl.policy import Policy
     from acl.rules import Principal
 
-_OPERATIONS = ("create", "delete", "read", "commit", "admin")
+_OPERATIONS = ("create", "delete", "read", "commit", "admin", "replicate")
 _ALGORITHMS = ("argon2id", "sha256")
 _MAX_SECRET_CHARACTERS = 400
 

@@ -68,6 +68,11 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
     errors.ShuttingDown: ExitCode.TRY_AGAIN,
     errors.NatsUnavailable: ExitCode.TRY_AGAIN,
     errors.DataDirLocked: ExitCode.TRY_AGAIN,
+    errors.NotLeader: ExitCode.TRY_AGAIN,
+    errors.UnknownEpoch: ExitCode.TRY_AGAIN,
+    errors.NotEnoughReplicas: ExitCode.TRY_AGAIN,
+    errors.NotReady: ExitCode.TRY_AGAIN,
+    errors.MetadataUnavailable: ExitCode.TRY_AGAIN,
 }
 
 

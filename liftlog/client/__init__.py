@@ -33,12 +33,16 @@ from liftlog.protocol.administration import StreamExtent, StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
 from liftlog.protocol.messages import StreamInfo
+from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
 from liftlog.records.decode import Record, RecordBatch
 
 __all__ = [
     "BatchReader",
     "Checkpoint",
     "Client",
+    "ClusterInfo",
+    "ClusterNode",
+    "ClusterStream",
     "Column",
     "Consumer",
     "DaemonInfo",

@@ -83,6 +83,7 @@ class ReadAhead:
         columns: Sequence[Column] | None = None,
         incarnation: str | None = None,
         epoch: int | None = None,
+        replica: str | None = None,
     ) -> None:
         check_until(until)
         check_on_reset(on_reset, reset_callback)
@@ -97,6 +98,7 @@ class ReadAhead:
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
         self._next |= {"incarnation": incarnation, "epoch": epoch}
         self._selection = selection_fields(filter, columns)
+        self._replica = replica
         self._until = until
         self._on_corrupt = on_corrupt
         self._on_reset = on_reset
@@ -382,7 +384,13 @@ class ReadAhead:
         if self._stop_offset is not None and type(position) is int:
             fields["max_records"] = max(self._stop_offset - position, 1)
         fields |= self._selection
-        fetch = Fetch(self.stream, max_bytes=self._fetch_bytes, max_wait_ms=wait_ms, **fields)
+        fetch = Fetch(
+            self.stream,
+            max_bytes=self._fetch_bytes,
+            max_wait_ms=wait_ms,
+            replica=self._replica,
+            **fields,
+        )
         self._fetch_bytes = min(
             max(2 * self._fetch_bytes, SMALLEST_FETCH_BYTES), self._largest_fetch_bytes
         )

@@ -77,6 +77,9 @@ class ReadOptions(TypedDict, total=False):
 
     `incarnation` and `epoch` are those of the stream when the position was stored. If the stream
     was deleted and created again, or has lost records that were read, the read raises an error.
+
+    `replica` names the node of a cluster that the client is connected to: the read then uses its
+    copy of the stream, although another node leads. It may be a moment behind.
     """
 
     filter: Filter | None
@@ -88,6 +91,7 @@ class ReadOptions(TypedDict, total=False):
     reset_callback: ResetCallback | None
     incarnation: str | None
     epoch: int | None
+    replica: str | None
 
 
 def start_fields(start: Start) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from liftlog.protocol.messages import (
     Welcome,
     exception_from,
 )
+from liftlog.protocol.replication import Replica
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, Message
 
 _ROOM_FOR_OTHERS = 4
@@ -134,7 +135,7 @@ class ClientConnection:
         self._fetch_backlog: deque[tuple[Exchange, bytes]] = deque()
         self._outgoing: list[bytes] = []
         self._last_id = 0
-        self._awaiting_body: tuple[int, FetchHeader] | None = None
+        self._awaiting_body: tuple[int, FetchHeader | Replica] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -294,7 +295,7 @@ class ClientConnection:
             message = cls.from_map(received)
         except BadRequest as error:
             raise ProtocolViolation(f"the server sent a malformed answer: {error}") from error
-        if isinstance(message, FetchHeader):
+        if isinstance(message, FetchHeader | Replica):
             self._receive_header(request_id, message)
         elif isinstance(message, ErrorAnswer) and request_id not in self._exchanges:
             raise exception_from(message)
@@ -311,7 +312,7 @@ class ClientConnection:
             self._finish(request_id, message)
         return False
 
-    def _receive_header(self, request_id: int, header: FetchHeader) -> None:
+    def _receive_header(self, request_id: int, header: FetchHeader | Replica) -> None:
         if request_id not in self._exchanges:
             raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
         exchange = self._exchanges[request_id]
@@ -322,7 +323,7 @@ class ClientConnection:
             if header.body_length:
                 exchange.body = self._frames.arriving_body
                 exchange.arrived_bytes = self._frames.arrived_bytes
-            if exchange.on_header is not None:
+            if exchange.on_header is not None and isinstance(header, FetchHeader):
                 exchange.on_header(header)
         if not header.body_length:
             self._finish(request_id, header)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.errors import WIRE_ERRORS, CorruptRange, InternalError, LiftlogError
-from liftlog.protocol import administration, checkpoints
+from liftlog.protocol import administration, checkpoints, replication
 from liftlog.protocol.described import StreamInfo as StreamInfo
 from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, WireLimits
 from liftlog.protocol.wire import (
@@ -128,6 +128,7 @@ class Fetch(Message):
     filter_keys: list[bytes] | None = key("fk", array_of(raw(0, 65_536), 1024), default=None)
     filter_headers: list[str] | None = key("fh", array_of(text(4096), 16), default=None)
     columns: list[str] | None = key("p", array_of(text(16), 16), default=None)
+    replica: str | None = key("r", NAME, default=None)
 
     @property
     def filter_values(self) -> int:
@@ -279,6 +280,7 @@ _REQUESTS: tuple[type[Message], ...] = (
     Cancel,
     *administration.REQUESTS,
     *checkpoints.REQUESTS,
+    *replication.REQUESTS,
 )
 
 REQUESTS: dict[str, type[Message]] = {cls.KIND: cls for cls in _REQUESTS}
@@ -294,6 +296,7 @@ _ANSWERS: tuple[type[Message], ...] = (
     ErrorAnswer,
     *administration.ANSWERS,
     *checkpoints.ANSWERS,
+    *replication.ANSWERS,
 )
 
 ANSWERS: dict[str, type[Message]] = {cls.KIND: cls for cls in _ANSWERS}

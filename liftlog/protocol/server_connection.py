@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from liftlog.errors import (
@@ -164,6 +165,12 @@ class ServerConnection:
             limits.max_wait_ms,
         )
         return encode_frame(answer.to_map(self._auth_id))
+
+    def allow_in_flight(self, count: int) -> None:
+        """From now on `count` requests may wait for their answers, of this connection and of all
+        those of its principal together."""
+        self.limits = replace(self.limits, max_in_flight=count)
+        self.shared.maximum = max(self.shared.maximum, count)
 
     def answer(self, request_id: int, message: Message) -> bytes:
         cost = self._open.pop(request_id, None)

@@ -44,6 +44,9 @@ _VALUES: tuple[type, ...] = (
     client.LeaseInfo,
     client.Checkpoint,
     client.DaemonInfo,
+    client.ClusterInfo,
+    client.ClusterNode,
+    client.ClusterStream,
 )
 _ALIASES = {
     "Start": "an offset, `earliest`, `latest`, or a `datetime` (records stamped then or later)",

@@ -62,6 +62,7 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
+from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeCluster
 
 
 class Calls:
@@ -89,6 +90,11 @@ class Calls:
     async def metadata(self) -> DaemonInfo:
         """What the daemon says about itself. Raises what every call may raise."""
         return (await self._call(Metadata(), DaemonAnswer)).info
+
+    async def cluster(self) -> ClusterInfo:
+        """The nodes of the daemon's cluster, and its streams as far as the caller may read them.
+        Raises what every call may raise."""
+        return (await self._call(DescribeCluster(), ClusterAnswer)).info
 
     # --- streams ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 
 from liftlog.client.buffers import BufferPool
 from liftlog.client.dialing import RECEIVE_BYTES, SOFTWARE, Channel
@@ -32,6 +33,8 @@ class Link:
         longest wait of a fetch."""
         self.address = address
         self.error: LiftlogError | None = None
+        self.on_lost: Callable[[], None] | None = None
+        """Called once, when the connection is lost, before its requests end."""
         self.connection = ClientConnection(
             nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
         )
@@ -116,6 +119,8 @@ class Link:
         self._channel.close()
         if self._opening is not None and not self._opening.done():
             self._opening.set_exception(self.error)
+        if self.on_lost is not None:
+            self.on_lost()
         self.connection.close(self.error)
 
     # --- the socket ---

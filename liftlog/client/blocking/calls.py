@@ -63,6 +63,7 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
+from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeCluster
 
 
 class SyncCalls:
@@ -90,6 +91,11 @@ class SyncCalls:
     def metadata(self) -> DaemonInfo:
         """What the daemon says about itself. Raises what every call may raise."""
         return (self._call(Metadata(), DaemonAnswer)).info
+
+    def cluster(self) -> ClusterInfo:
+        """The nodes of the daemon's cluster, and its streams as far as the caller may read them.
+        Raises what every call may raise."""
+        return (self._call(DescribeCluster(), ClusterAnswer)).info
 
     # --- streams ---
 

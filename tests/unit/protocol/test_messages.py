@@ -9,6 +9,7 @@ from liftlog.names import check_stream_name
 from liftlog.protocol import administration as a
 from liftlog.protocol import checkpoints as c
 from liftlog.protocol import messages as m
+from liftlog.protocol import replication as r
 from liftlog.protocol.wire import Message, wire_fields
 
 NONCE = b"n" * 16
@@ -52,6 +53,14 @@ EXAMPLES: list[Message] = [
     c.DeleteCheckpoint("s", "billing", 17),
     c.CheckpointAnswer({"consumer": "billing", "offset": 17}),
     c.CheckpointsAnswer([{"consumer": "billing", "offset": 17}], "billing/s"),
+    r.Peer("b", 3, "c0ffee", ["x"]),
+    r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True),
+    r.DescribeCluster(),
+    r.PeerAnswer("a", 4, ["x"]),
+    r.Replica(7, 100, 6, 90, 120, 1, body_length=8),
+    r.Replica(7, 100, 6, 90, 120, 1, [5, 80]),
+    r.Replica(7, 1, 0, 90, 120, 1, None, {"next": 4}, 3, 2, 5, b"{}"),
+    r.ClusterAnswer({"cluster_id": "c0ffee"}),
     m.Cancel(),
     a.Updated({"name": "s"}, [{"setting": "acks"}], {"records": 3}, True),
     a.LeaseAnswer({"lease_id": "1d"}),

@@ -20,6 +20,7 @@ from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, Offs
 from liftlog.protocol import administration as messages
 from liftlog.protocol.checkpoints import ListCheckpoints
 from liftlog.protocol.messages import REQUESTS, Cancel, DescribeStream, Fetch
+from liftlog.protocol.replication import Peer, Replicate
 from liftlog.server.pull.requests import HANDLERS, QUESTIONS
 
 
@@ -132,8 +133,9 @@ def test_both_clients_have_the_same_methods() -> None:
         return [name for name in vars(cls) if not name.startswith("_") and name != "server"]
 
     assert methods(Calls) == methods(SyncCalls)
-    # `fetch` is beside the reads, and what cancels a request has no method.
-    assert len(methods(Calls)) == len(REQUESTS.keys() - {Fetch.KIND, Cancel.KIND})
+    # `fetch` is beside the reads; what cancels a request, and what nodes ask each other, has none.
+    elsewhere = {Fetch.KIND, Cancel.KIND, Peer.KIND, Replicate.KIND}
+    assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
 
 
 # --- the ACL ---

@@ -1,0 +1,167 @@
+"""Requests between the nodes of a cluster, and their answers. Registered in `messages.py`.
+
+A follower has one `replicate` outstanding per stream; the offset that it asks for is its promise
+that everything below is on its disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from liftlog.protocol.described import Described
+from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, raw, uint
+from liftlog.protocol.wire import wire as key
+
+PEER_MAX_IN_FLIGHT = 65_536
+"""Requests that a node may have in flight: one per stream that it follows."""
+
+MAX_PARKED_MS = 30_000
+"""A `replicate` that finds nothing new is answered after this time at the latest."""
+
+
+# --- requests -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peer(Message):
+    """First request of a node to another one: who it is, in which of its starts."""
+
+    KIND: ClassVar[str] = "peer"
+    node: str = key("n", NAME)
+    start: int = key("t", uint())
+    cluster_id: str = key("c", LABEL)
+    features: list[str] = key("f", array_of(LABEL, 64), default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate(Message):
+    """Asks for the batches from `offset` on, and confirms that all below is durable on the node
+    that asks.
+
+    `last_epoch` is the leader epoch of its last batch, 0 when its log is empty. `side_version` is
+    the version of the side state that it has stored. `corrupt`: the last answer held bytes that
+    fail their checksum.
+    """
+
+    KIND: ClassVar[str] = "replicate"
+    stream: str = key("s", NAME)
+    incarnation: str = key("x", LABEL)
+    epoch: int = key("e", uint())
+    offset: int = key("o", uint())
+    last_epoch: int = key("l", uint())
+    max_bytes: int = key("m", uint())
+    side_version: int = key("v", uint(), default=0)
+    corrupt: bool = key("c", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeCluster(Message):
+    """Asks for the nodes and streams of the cluster, as this node sees them."""
+
+    KIND: ClassVar[str] = "cluster"
+    REPEATABLE: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode(Described):
+    """A node of the cluster. `live`: it has renewed its session in time."""
+
+    node: str = ""
+    live: bool = False
+    address: str = ""
+    version: str = ""
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStream(Described):
+    """A stream of the cluster, as far as the node that answers knows it. `leader` is None while no
+    node leads. The offsets are those of that node's own copy, None where it has none."""
+
+    name: str = ""
+    leader: str | None = None
+    leader_epoch: int = 0
+    replicas: list[str] = field(default_factory=list)
+    isr: list[str] = field(default_factory=list)
+    eligible: list[str] = field(default_factory=list)
+    high_watermark: int | None = None
+    log_end_offset: int | None = None
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a replica is not in sync, or no node leads."""
+        return self.leader is None or len(self.isr) < len(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo(Described):
+    """The cluster as one of its nodes sees it. `cluster_id` is empty for a daemon that belongs to
+    no cluster; it then has neither nodes nor streams."""
+
+    cluster_id: str = ""
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    streams: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[ClusterNode]:
+        return [ClusterNode.from_wire(one) for one in self.nodes]
+
+    @property
+    def replicated(self) -> list[ClusterStream]:
+        return [ClusterStream.from_wire(one) for one in self.streams]
+
+
+# --- answers --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer(Message):
+    """Answer to peer: who answers."""
+
+    KIND: ClassVar[str] = "node"
+    node: str = key("n", NAME)
+    start: int = key("t", uint())
+    features: list[str] = key("f", array_of(LABEL, 64), default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica(Message):
+    """Answer to replicate; `body_length` bytes of whole record batches follow the frame.
+
+    The first three fields repeat the request's: an answer that fits no more is dropped. With
+    `diverging` (an epoch, and the offset at which it ends on the leader) the follower cuts its log
+    and asks again; with `gap` it skips offsets. `first_stored` is the first offset that the leader
+    still has; below `tombstones_removed_below` it has forgotten deletions.
+    """
+
+    KIND: ClassVar[str] = "replica"
+    epoch: int = key("e", uint())
+    offset: int = key("o", uint())
+    last_epoch: int = key("l", uint())
+    high_watermark: int = key("h", uint())
+    log_end_offset: int = key("g", uint())
+    first_stored: int = key("f", uint())
+    diverging: list[int] | None = key("dv", array_of(uint(), 2), default=None)
+    gap: dict[str, Any] | None = key("gp", MAP, default=None)
+    tombstones_removed_below: int = key("t", uint(), default=0)
+    log_start_offset: int = key("s", uint(), default=0)
+    record_version: int = key("v", uint(), default=0)
+    side_state: bytes | None = key("sd", raw(0, 262_144), default=None)
+    body_length: int = key("b", uint(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAnswer(Message):
+    """Answer to cluster."""
+
+    KIND: ClassVar[str] = "nodes"
+    cluster: dict[str, Any] = key("d", MAP)
+
+    @property
+    def info(self) -> ClusterInfo:
+        return ClusterInfo.from_wire(self.cluster)
+
+
+REQUESTS: tuple[type[Message], ...] = (Peer, Replicate, DescribeCluster)
+ANSWERS: tuple[type[Message], ...] = (PeerAnswer, Replica, ClusterAnswer)
