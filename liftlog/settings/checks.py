@@ -53,7 +53,30 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
             involved=((*at, "acks"),),
         )
 
+    yield from _check_replicas(stream, at)
     yield from _check_compaction(stream, at)
+
+
+def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
+    if stream.min_isr > stream.replicas:
+        yield Finding(
+            (*at, "min_isr"),
+            f"{stream.min_isr}: expected at most replicas ({stream.replicas})",
+            involved=((*at, "replicas"),),
+        )
+    if stream.replicas > 1 and stream.subject_sequences is not None:
+        yield Finding(
+            (*at, "subject_sequences"),
+            f"expected null with replicas: {stream.replicas}: followers do not keep them yet",
+            involved=((*at, "replicas"),),
+        )
+    if stream.replicas > 1 and stream.durability != "fsync":
+        # A crash of all nodes is harmless only because each of them syncs before it confirms.
+        yield Finding(
+            (*at, "durability"),
+            f"{stream.durability!r}: expected fsync with replicas: {stream.replicas}",
+            involved=((*at, "replicas"),),
+        )
 
 
 def check_installed(stream: StreamSettings) -> Iterator[Finding]:
@@ -94,6 +117,7 @@ def _reserved(subject: str) -> str | None:
 
 def check_settings(settings: Settings) -> Iterator[Finding]:
     yield from _check_nats(settings)
+    yield from _check_cluster(settings)
     yield from _check_listening(settings)
     if settings.http.log_api and settings.http.listen is None:
         yield Finding(
@@ -123,6 +147,18 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
                 f"{stream.max_message_bytes}: expected at most ingest.max_pending_bytes "
                 f"({settings.ingest.max_pending_bytes})",
                 involved=(("ingest", "max_pending_bytes"),),
+            )
+
+
+def _check_cluster(settings: Settings) -> Iterator[Finding]:
+    if settings.cluster is not None:
+        return
+    for name, stream in settings.streams.items():
+        if stream.replicas > 1:
+            yield Finding(
+                ("streams", name, "replicas"),
+                f"{stream.replicas}: expected 1, because this daemon is no node of a cluster: add "
+                "the section cluster",
             )
 
 

@@ -11,6 +11,7 @@ from acl.subjects import why_invalid
 from liftlog.names import NAME_HELP, is_stream_name
 
 from .addresses import HostName, HostPort, ListenUrl, NatsUrl
+from .cluster import ClusterSettings
 from .keys import SettingsModel
 from .stream import StreamSettings
 from .units import Count, Duration, Flag, PositiveDuration, Size, SizeOrAuto
@@ -438,5 +439,8 @@ class Settings(SettingsModel):
     log: LogSettings = LogSettings()
     cleaner: CleanerSettings = CleanerSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
+    cluster: ClusterSettings | None = Field(
+        default=None, description="Membership of a cluster. `null`: this daemon is on its own."
+    )
     logging: LoggingSettings = LoggingSettings()
     streams: dict[Name, StreamSettings] = Field(default={}, description="Streams by name.")

@@ -54,6 +54,8 @@ def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) ->
     for item in error.errors(include_url=False, include_context=True):
         path: KeyPath = tuple(item["loc"])
         kind = item["type"]
+        if kind == "default_factory_not_called":
+            continue  # a default that depends on other fields, of which one is invalid
         if path[-1:] == ("[key]",):  # pydantic's mark for the key of a mapping
             path = path[:-1]
             value = path[-1]

@@ -17,8 +17,10 @@ MAX_BATCH_BYTES = 16 * 2**20
 MAX_SUBJECTS = 10_000_000
 # nats-server refuses a larger max_payload.
 MAX_MESSAGE_BYTES = 64 * 2**20
+MAX_REPLICAS = 7
 
 Acks = Literal["on", "off", "envelope"]
+AckPolicy = Literal["all", "leader"]
 Durability = Literal["fsync", "interval", "os"]
 Compression = Literal["none", "lz4", "zstd"]
 
@@ -41,9 +43,9 @@ def _on_or_off(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-def _only_one(value: int) -> int:
-    if value != 1:
-        raise ValueError("expected 1: replication is not implemented yet")
+def _some_replicas(value: int) -> int:
+    if not 1 <= value <= MAX_REPLICAS:
+        raise ValueError(f"expected 1 to {MAX_REPLICAS}")
     return value
 
 
@@ -56,7 +58,7 @@ def _at_most(limit: int, text: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-OnlyOne = Annotated[int, Strict(), AfterValidator(_only_one)]
+Replicas = Annotated[int, Strict(), AfterValidator(_some_replicas)]
 
 
 class FlushSettings(SettingsModel):
@@ -239,5 +241,16 @@ class StreamSettings(SettingsModel):
     )
     paused: Flag = Field(default=False, description="Refuse new messages temporarily.")
     read_only: Flag = Field(default=False, description="Refuse new messages permanently.")
-    replicas: OnlyOne = Field(default=1, description="Reserved: only 1.")
-    min_isr: OnlyOne = Field(default=1, description="Reserved: only 1.")
+    replicas: Replicas = Field(
+        default=1, description="Number of nodes that hold a copy. More than 1 needs a cluster."
+    )
+    min_isr: Replicas = Field(
+        default_factory=lambda fields: (fields.get("replicas", 1) + 1) // 2,
+        description="Number of replicas in sync below which messages that want an ack are refused. "
+        "Default: half of `replicas`, rounded up: 2 of 3.",
+    )
+    ack_policy: AckPolicy = Field(
+        default="all",
+        description="`all`: ack when every replica in sync has synced the message, and at least "
+        "`min_isr` have. `leader`: ack when the leader has.",
+    )

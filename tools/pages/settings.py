@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from liftlog.settings.cluster import ClusterSettings
 from liftlog.settings.daemon import Settings
 from liftlog.settings.keys import KeyPath, SettingsModel, dotted, fields_of, section_of, summary_of
 from liftlog.settings.stream import StreamSettings
@@ -96,9 +97,14 @@ def _default(model: type[BaseModel], key: str) -> str:
     return str(value)
 
 
+_REQUIRED: dict[type[BaseModel], dict[str, str]] = {
+    StreamSettings: {"subject": "x"},
+    ClusterSettings: {"node": "a", "advertise": "tcp://127.0.0.1:9292", "store": "file:///x"},
+}
+
+
 def _sample(model: type[BaseModel]) -> SettingsModel:
-    given = {"subject": "x"} if model is StreamSettings else {}
-    sample = model.model_validate(given)
+    sample = model.model_validate(_REQUIRED.get(model, {}))
     if not isinstance(sample, SettingsModel):
         raise TypeError(f"{model.__name__} is not a settings model")
     return sample

@@ -1,0 +1,64 @@
+"""The settings of a node of a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from liftlog.names import NAME_HELP, is_stream_name
+
+from .addresses import parse_listen
+from .keys import SettingsModel
+from .units import Duration, PositiveDuration
+
+FILE_STORE = "file:///"
+
+
+def _name(value: str) -> str:
+    if not is_stream_name(value):
+        raise ValueError(f"expected {NAME_HELP}")
+    return value
+
+
+def _advertised(value: str) -> str:
+    address = parse_listen(value)
+    if address.path is not None or not address.host or not address.port:
+        raise ValueError("expected tcp://HOST:PORT or tls://HOST:PORT, as other nodes reach it")
+    return value
+
+
+def _store(value: str) -> str:
+    path = value.removeprefix(FILE_STORE)
+    if path == value or not path:
+        raise ValueError("expected file:///DIR, a directory that all nodes share")
+    return value
+
+
+class ClusterSettings(SettingsModel):
+    """A daemon with this section is a node: its streams may have replicas on other nodes."""
+
+    name: Annotated[str, AfterValidator(_name)] = Field(
+        default="liftlog", description="Name of the cluster."
+    )
+    node: Annotated[str, AfterValidator(_name)] = Field(
+        description="Name of this node; no other node has it."
+    )
+    advertise: Annotated[str, AfterValidator(_advertised)] = Field(
+        description="Address of this node's pull socket, as other nodes and clients reach it: "
+        "tcp://HOST:PORT or tls://HOST:PORT."
+    )
+    store: Annotated[str, AfterValidator(_store)] = Field(
+        description="Where the nodes keep their metadata: file:///DIR, a directory that all nodes "
+        "on one machine share."
+    )
+    session_seconds: PositiveDuration = Field(
+        default=15.0,
+        alias="session",
+        description="A node that has not renewed its session for so long counts as down.",
+    )
+    lag_max_seconds: Duration = Field(
+        default=10.0,
+        alias="lag_max",
+        description="A follower that has not caught up for so long leaves the in-sync set.",
+    )
