@@ -43,6 +43,7 @@ from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.server.pull.limits import limits_of
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.clustered import ClusterNode
 from liftlog.server.streams.housekeeping import Housekeeping, keep_house
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk import DiskProbe
@@ -123,6 +124,7 @@ class Daemon:
             stack.callback(watchdog.cancel)
             broker = Broker(self.settings, self._data_dir, self._clock)
             stack.push_async_callback(broker.close)
+            cluster = await self._join_cluster(stack, broker)
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
             cleaner = Cleaner(
@@ -162,8 +164,21 @@ class Daemon:
             _calm_garbage_collector()
             await broker.keep_disk_reserve()
             link.start()
+            if cluster is not None:
+                cluster.start()
             await self._serve(housekeeping, broker, cleaner, health)
             return await self._drain(broker, pull)
+
+    async def _join_cluster(
+        self, stack: contextlib.AsyncExitStack, broker: Broker
+    ) -> ClusterNode | None:
+        """None without a section `cluster`."""
+        if self.settings.cluster is None:
+            return None
+        node = ClusterNode(self.settings, self.settings.cluster, self._data_dir)
+        stack.push_async_callback(node.close)
+        await node.join(broker)
+        return node
 
     def _look(self, broker: Broker) -> Seen:
         return Seen(

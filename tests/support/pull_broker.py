@@ -173,6 +173,14 @@ class LogBroker:
         stream: Any = self.stream
         self._leases = LeaseKeeping(stream, time.time_ns, DiskReserve(directory))
 
+    @property
+    def replicated(self) -> Any:
+        """It belongs to no cluster."""
+        return None
+
+    def led_stream(self, name: str) -> LoggedStream:
+        return self.stream(name)
+
     def add(self, name: str, **settings: object) -> LoggedStream:
         log = Log.create(self.directory / name, self.environment, self.config)
         self.streams[name] = LoggedStream(name, log)

@@ -55,9 +55,11 @@ def plan_pass(
 ) -> CompactionPlan | None:
     """What a pass over `segments`, a snapshot of the log's, would do now; None when none is due.
 
-    With `keep_tombstones` none is dropped, however old it seems. Takes time linear in the number of
-    segments.
+    With `keep_tombstones` none is dropped, however old it seems; nor is one of a stream with
+    replicas, as a replica that is away may still have what it deletes. Takes time linear in the
+    number of segments.
     """
+    keep_tombstones = keep_tombstones or settings.replicas > 1
     try:
         leases = log.leases.live(now_ns)
     except StorageError as error:  # nothing that they may hold must change

@@ -9,7 +9,8 @@ from liftlog.stream import SequencerConfig
 _SECOND_NS = 1_000_000_000
 
 
-def log_config(settings: StreamSettings) -> LogConfig:
+def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConfig:
+    """`replicated`: the log is one of the copies that a cluster keeps, be it the only one."""
     age, compaction = settings.segment.max_age_seconds, settings.compaction
     if compaction is not None and compaction.enabled and compaction.max_lag_seconds is not None:
         # Only sealed segments are compacted, so a quiet stream must roll for max_lag, too.
@@ -17,6 +18,7 @@ def log_config(settings: StreamSettings) -> LogConfig:
     return LogConfig(
         segment_max_bytes=settings.segment.max_bytes,
         segment_max_age_ns=None if age is None else int(age * _SECOND_NS),
+        replicated=replicated,
     )
 
 
@@ -35,5 +37,6 @@ def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> 
         recognise_liftbridge=settings.liftbridge,
         subject=settings.subject,
         is_replicated=settings.replicas > 1,
+        ack_policy=settings.ack_policy,
         leader_epoch=leader_epoch,
     )

@@ -79,8 +79,10 @@ class StreamHost:
         origin: str,
         switches: Switches | None = None,
         gate: CommitGate | None = None,
+        is_leading: bool = True,
     ) -> None:
-        """Without a `gate` the only copy is here."""
+        """Without a `gate` the only copy is here. A host that is not `is_leading` copies a stream
+        that another node leads: it takes no messages, and others append to its log."""
         self.name = name
         self.settings = settings
         self.log = log
@@ -100,11 +102,12 @@ class StreamHost:
             name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
         )
         self._shared = committers
-        self._refuse_with = _standing_refusal(settings)
+        self._refuse_with = _standing_refusal(settings) if is_leading else NOT_LEADING
         self._waiters = WatermarkWaiters()
         self.subjects = SubjectUpkeep(log, sequencer, self._waiters)
         self._own_records = OwnRecords(name)
         self._gate: CommitGate = gate or LocalGate()
+        self.is_leading = is_leading
         self._gate.bind(self)
         self._commits = GroupCommits(
             log,
@@ -304,7 +307,7 @@ class StreamHost:
             settings.dedupe.max_ids,
         )
         self.subjects.adopt(settings)
-        self.log.config = log_config(settings)
+        self.log.config = log_config(settings, replicated=self.log.config.replicated)
         # Only the standing refusals follow the settings: a stream that has failed, or whose daemon
         # is stopping, keeps refusing.
         if self._refuse_with in (None, PAUSED, READ_ONLY):

@@ -10,6 +10,7 @@ client_requests  its requests, each handed to the code that answers it
 
 fetches          the fetches of one connection on one stream, in order, with long poll
 handlers         the code that answers each other request
+peers            the requests of another node of the cluster
 requests         what each of those needs of the ACL
 answers          what one client is sent
 services         what all connections share: made by the server, handed down

@@ -11,6 +11,7 @@ from liftlog.errors import InternalError, LiftlogError, LimitExceeded
 from liftlog.log import LogSlice
 from liftlog.protocol.limits import ANSWER_FRAME_BYTES
 from liftlog.protocol.messages import Done, FetchHeader, Message
+from liftlog.protocol.replication import Replica
 from liftlog.protocol.server_connection import ServerConnection
 from liftlog.server.pull.limits import ENCODED_UNSENT_BYTES
 from liftlog.server.pull.send_queue import SendQueue
@@ -98,6 +99,26 @@ class Answers:
             elif body is not None:
                 self._queue.put_slice(body)
         self._counters.fetch(header)
+
+    def replicated(self, request_id: int, header: Replica, body: LogSlice | None) -> None:
+        """Answer a follower, at once. Takes over `body`, open or not."""
+        if not self.is_open:
+            if body is not None:
+                body.release()
+            return
+        self._queue.put(self._protocol.answer(request_id, header))
+        if body is not None:
+            self._queue.put_slice(body)
+        self._queue.flush()
+
+    def flush(self) -> None:
+        """Send what was answered, as far as the socket takes it."""
+        if self.is_open:
+            self._queue.flush()
+
+    def allow_in_flight(self, count: int) -> None:
+        """From now on the client may have so many requests in flight."""
+        self._protocol.allow_in_flight(count)
 
     def refuse(self, request_id: int, error: Exception) -> None:
         """Answer with an error. One that is not meant for clients goes to the log, and the client

@@ -10,8 +10,10 @@ from functools import partial
 import liftlog.server.pull.handlers  # noqa: F401
 from liftlog.errors import LiftlogError
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
+from liftlog.protocol.replication import Peer, Replicate
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
+from liftlog.server.pull.peers import PeerRequests
 from liftlog.server.pull.requests import QUESTIONS, STARTERS, Caller, Starter, perform, start
 from liftlog.server.pull.services import PullServices
 
@@ -25,6 +27,7 @@ class ClientRequests:
         self._answers = answers
         self._fetches: dict[str, FetchQueue] = {}
         self._question = asyncio.Lock()
+        self._peer: PeerRequests | None = None
 
     def begin(self, request_id: int, message: Message) -> None:
         """Begin a request; it is answered now or later."""
@@ -38,8 +41,21 @@ class ClientRequests:
             self._answers.answer(request_id, Pong())
         elif (starter := STARTERS.get(type(message))) is not None:
             self._start(request_id, message, starter)
+        elif isinstance(message, Peer | Replicate):
+            self._begin_for_peer(request_id, message)
         else:
             self._services.spawn(self._serve(request_id, message))
+
+    def _begin_for_peer(self, request_id: int, message: Peer | Replicate) -> None:
+        if self._peer is None:
+            self._peer = PeerRequests(self._caller, self._answers)
+        try:
+            if isinstance(message, Peer):
+                self._peer.introduce(request_id, message)
+            else:
+                self._peer.replicate(request_id, message)
+        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
+            self._answers.refuse(request_id, error)
 
     def pump(self) -> None:
         """Answer fetches that waited for room for their answers."""
@@ -48,6 +64,8 @@ class ClientRequests:
 
     def close(self, error: LiftlogError | None = None) -> None:
         """Drop every fetch, or refuse it with `error`."""
+        if self._peer is not None:
+            self._peer.close()
         fetches, self._fetches = self._fetches, {}
         for queue in fetches.values():
             queue.close(error)

@@ -149,7 +149,7 @@ class FetchQueue:
         """True when the fetch was answered, False when it has to wait."""
         fetch = waiting.fetch
         readable = self._readable_subjects()
-        stream = self._services.broker.stream(self._stream_name)
+        stream = self._stream(fetch)
         log = stream.log
         _check_identity(fetch, log)
         if waiting.incarnation != log.incarnation or waiting.readable != readable:
@@ -168,6 +168,15 @@ class FetchQueue:
         if fetch.selects or readable is not None:
             return self._serve_selected(waiting, stream, waiting.offset)
         return self._serve_whole(waiting, stream, waiting.offset)
+
+    def _stream(self, fetch: Fetch) -> StreamHost:
+        """Where another node may lead, its copy has the newest records; this node's own is read
+        only if the client asks for it. Raises NotLeader, StreamNotFound, StreamUnavailable."""
+        broker = self._services.broker
+        if fetch.replica is None or broker.replicated is None:
+            return broker.led_stream(self._stream_name)
+        broker.replicated.check_is_here(fetch.replica)
+        return broker.stream(self._stream_name)
 
     def _readable_subjects(self) -> tuple[str, ...] | None:
         """The subjects on which records may be handed out (None: all). Asked each time that a

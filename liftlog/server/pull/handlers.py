@@ -47,6 +47,7 @@ from liftlog.protocol.messages import (
     StreamAnswer,
     StreamsAnswer,
 )
+from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeCluster
 from liftlog.server.pull.requests import Caller, Told, handles, starts
 
 # --- streams ---
@@ -197,6 +198,17 @@ async def _leases(caller: Caller, message: ListLeases) -> Message:
     if not caller.may("admin", message.stream):
         leases = [replace(lease, lease_id="") for lease in leases]
     return LeasesAnswer([lease.to_wire() for lease in leases])
+
+
+# --- the cluster ---
+
+
+@handles(DescribeCluster, None)
+async def _describe_cluster(caller: Caller, _: DescribeCluster) -> Message:
+    streams = caller.broker.replicated
+    if streams is None:
+        return ClusterAnswer(ClusterInfo().to_wire())
+    return ClusterAnswer(streams.describe(lambda name: caller.may("read", name)).to_wire())
 
 
 # --- checkpoints ---

@@ -13,6 +13,7 @@ from liftlog.errors import InternalError, LiftlogError
 from liftlog.protocol.administration import Metadata, StreamsFor
 from liftlog.protocol.checkpoints import ListCheckpoints
 from liftlog.protocol.messages import CreateStream, DescribeStream, ListStreams, Message
+from liftlog.protocol.replication import DescribeCluster
 from liftlog.server.access.gate import Gate
 from liftlog.server.streams.broker import Broker
 
@@ -30,7 +31,14 @@ class Caller(NamedTuple):
         return self.gate.may(self.principal, operation, stream)
 
 
-QUESTIONS = (ListStreams, DescribeStream, StreamsFor, Metadata, ListCheckpoints)
+QUESTIONS = (
+    ListStreams,
+    DescribeStream,
+    StreamsFor,
+    Metadata,
+    ListCheckpoints,
+    DescribeCluster,
+)
 """Answered without waiting for anything, but at a cost that grows with the number of streams."""
 
 Asked = TypeVar("Asked", bound=Message)

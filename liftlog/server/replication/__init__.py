@@ -3,4 +3,10 @@
 records_file  keys, revisions and values in one checkpoint file; blocking
 file_store    the metadata store on top of it, for one daemon or several on one machine
 records       the records of a daemon on its own, which follow the manifests of its streams
+
+membership    who this node is, in which of its starts; who the other nodes are
+mirror        the records as this node knows them, and how it changes them
+peer_link     the connection to another node
+serving       a stream that this node leads: its followers, and what they commit
+fetching      a stream that this node follows
 """

@@ -10,6 +10,8 @@ intake           what they share on the way in; when reading from NATS waits for
 leases           granted, renewed and ended for readers; `log.leases` stores them
 retention        what of one stream is deleted, and what is held back
 housekeeping     retention, rolling and recovery points, a few streams at a time
+replicated       the streams that have records in a cluster: each has the role that its record says
+clustered        this daemon as a node: joins, and reaches the others
 neighbours       what streams have to know about each other
 description      descriptions of streams, and what is wrong with them
 """

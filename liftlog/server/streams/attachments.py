@@ -94,7 +94,11 @@ class Attachments:
     # --- state ---
 
     def is_attachable(self, host: StreamHost) -> bool:
-        """Whether it receives messages from NATS at all; a system stream may not."""
+        """Whether it receives messages from NATS at all: not if another node leads it, and a system
+        stream may not."""
+        return host.is_leading and self._is_recorded(host)
+
+    def _is_recorded(self, host: StreamHost) -> bool:
         return host.origin != SYSTEM or host.name in self._own_receivers
 
     def is_attached(self, host: StreamHost) -> bool:

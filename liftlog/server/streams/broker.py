@@ -24,7 +24,7 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from liftlog.log import Clock, DataDir
+from liftlog.log import Clock, DataDir, Log
 from liftlog.log.recovery import ActiveState
 from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
@@ -35,6 +35,7 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.records import RECORDS_NAME, StreamRecords
+from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
@@ -42,6 +43,7 @@ from liftlog.server.streams.description import describe, describe_broken, stream
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
+from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import check_same, save_metadata
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.disk import DiskReserve
@@ -52,6 +54,7 @@ logger = logging.getLogger("liftlog.server")
 
 _DRAIN_SECONDS = 30.0
 _MAX_NAMED = 20
+_OPENING_SECONDS = 10.0
 _TURN_SECONDS = 0.002
 """A list of all streams holds the event loop for about so long at a time."""
 
@@ -88,6 +91,8 @@ class Broker:
             now_ns=self.now_ns,
         )
         self.compactor: Cleaner | None = None
+        self.replicated: ReplicatedStreams | None = None
+        """Set before the streams are opened, if this daemon is a node of a cluster."""
         self.administration = Administration(self)
         self._checkpoints: Checkpoints | None = None
         self._closing = False
@@ -111,7 +116,11 @@ class Broker:
         Raises ConfigError when the configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.reserve.release)
-        await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
+        if self.replicated is not None:
+            await self._maker.open_own(is_stopping=is_stopping)
+            await self.replicated.open_streams()
+        else:
+            await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
         self.streams_changed()
 
     async def keep_disk_reserve(self) -> None:
@@ -135,6 +144,43 @@ class Broker:
             await self.records.changed(host.log)
         self.streams_changed()
         return host
+
+    # --- replicas ---
+
+    async def host_replica(
+        self,
+        name: str,
+        settings: StreamSettings,
+        log: Log,
+        *,
+        origin: str,
+        led: ServedStream | None,
+    ) -> StreamHost:
+        """See `StreamHosts`."""
+        host = await self._maker.host(
+            name,
+            settings,
+            log,
+            origin,
+            gate=None if led is None else led.gate,
+            is_leading=led is not None,
+        )
+        self.streams_changed()
+        self._attachments.want(host)
+        return host
+
+    async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
+        """See `StreamHosts`."""
+        async with self.changes:
+            await self._attachments.detach(host)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(host.drained(), seconds)
+            del self.hosts[host.name]
+            host.close()
+            if self.compactor is not None:
+                await self.compactor.forget(host)
+            self.streams_changed()
+            await asyncio.to_thread(host.log.close)
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
         """Attach a system stream. Call it before `set_link`."""
@@ -215,6 +261,8 @@ class Broker:
                 raise ShuttingDown("the daemon is stopping")
             if name in self.broken:
                 raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
+            if self.replicated is not None:
+                return await self._create_replicated(name, wanted_settings)
             host = self.hosts.get(name)
             is_new = host is None
             if host is not None:
@@ -230,6 +278,16 @@ class Broker:
                 await self._undo_creation(host)
             raise
         return self.describe(host)
+
+    async def _create_replicated(self, name: str, settings: StreamSettings) -> StreamInfo:
+        """The nodes that hold a replica open it as soon as they see the record."""
+        assert self.replicated is not None
+        await self.replicated.create(name, settings, origin="api")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.replicated.opened(name), _OPENING_SECONDS)
+        if name in self.hosts:
+            return self.describe(self.hosts[name])
+        raise self.replicated.not_leader(name)
 
     async def _undo_creation(self, host: StreamHost) -> None:
         """NATS refuses the subscription, and the caller gets that error: leave nothing behind that
@@ -275,12 +333,16 @@ class Broker:
                 raise Forbidden(
                     f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
                 )
-            host = None if name in self.broken else self._host(name)
+            if self.replicated is None or not self.replicated.knows(name):
+                host = None if name in self.broken else self._host(name)
             if name in self.settings.streams:
                 raise Conflict(
                     f"stream {name} comes from the configuration file",
                     hint="remove it there and restart the daemon, then delete it",
                 )
+            if self.replicated is not None:
+                await self.replicated.delete(name)
+                return
             try:
                 if host is not None:
                     await self._end_host(host)
@@ -333,6 +395,14 @@ class Broker:
             raise StreamUnavailable(f"stream {name} has failed: {host.failure}")
         return host
 
+    def led_stream(self, name: str) -> StreamHost:
+        """A stream whose newest records are here. Raises NotLeader besides what `stream` raises."""
+        if self.replicated is not None and self.replicated.knows(name):
+            host = self.hosts.get(name)
+            if host is None or not host.is_leading:
+                raise self.replicated.not_leader(name)
+        return self.stream(name)
+
     def _host(self, name: str) -> StreamHost:
         host = self.hosts.get(name)
         if host is None:
@@ -349,6 +419,8 @@ class Broker:
     def state_of(self, host: StreamHost) -> str:
         if host.failure:
             return "failed"
+        if not host.is_leading:
+            return "follower"
         if not self._attachments.is_attachable(host):
             return "internal"
         if not self.is_attached(host):
@@ -405,6 +477,8 @@ class Broker:
         for host in self.hosts.values():
             host.refuse_new()
         await asyncio.gather(*(host.drained() for host in self.hosts.values()))
+        if self.replicated is not None:
+            await self.replicated.leave()
 
     async def close(self) -> None:
         """Close every log, and mark the data directory clean with those that closed well."""
@@ -423,11 +497,8 @@ class Broker:
         started = time.monotonic()
         stepped_ns = self.intake.now_ns() - self.intake.steady_ns()
         for host in hosts:
-            try:
-                write_dedupe_snapshot(host.log, host.sequencer.dedupe, stepped_ns=stepped_ns)
-                host.subjects.save()
-            except OSError as error:
-                logger.warning("snapshot-failed stream=%s error=%s", host.name, error)
+            if host.is_leading:  # a follower's sequencer has seen nothing
+                self._save_snapshots(host, stepped_ns)
             state = None if host.failure else host.log.close()
             if state is not None:
                 states[host.name] = state
@@ -435,3 +506,10 @@ class Broker:
         self.reserve.keep()  # the next start may find the disk full
         self._data_dir.close(None)
         logger.info("closed streams=%d seconds=%.2f", len(states), time.monotonic() - started)
+
+    def _save_snapshots(self, host: StreamHost, stepped_ns: int) -> None:
+        try:
+            write_dedupe_snapshot(host.log, host.sequencer.dedupe, stepped_ns=stepped_ns)
+            host.subjects.save()
+        except OSError as error:
+            logger.warning("snapshot-failed stream=%s error=%s", host.name, error)

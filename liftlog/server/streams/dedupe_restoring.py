@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
-from liftlog.log import Log
+from liftlog.log import Log, LogSlice
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.reading import Gap
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.stream import DedupeWindow
@@ -36,13 +37,17 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
     """Learn the message ids of the window from the log alone, including records below the log start
     whose files are still there. The ids of records that cannot be read are lost."""
     recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
-    offset = recent[0].base_offset if recent else log.high_watermark
-    while offset < log.high_watermark:
+    end = log.log_end_offset  # of a replica, what is not committed yet will be, or is cut with it
+    offset = recent[0].base_offset if recent else end
+    while offset < end:
         reached, problem = offset, None
         try:
-            found = log.read_stored(offset, _SCAN_BYTES)
+            found = _read(log, offset, _SCAN_BYTES)
             if found is None:
                 return
+            if isinstance(found, Gap):
+                offset = found.next_offset
+                continue
             with found:
                 place = Place(found.first_offset, found.next_offset)
                 reached = _learn(log.name, found.pread(), offset, place, dedupe, since_ns)
@@ -56,8 +61,15 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
             _note_loss(log.name, offset, problem or "a damaged batch header")
         if reached == offset:  # the end of the damage is unknown: go on with the next segment
             ends = [segment.next_offset for segment in log.segments]
-            reached = min([end for end in ends if end > offset], default=log.high_watermark)
+            reached = min([one for one in ends if one > offset], default=end)
         offset = reached
+
+
+def _read(log: Log, offset: int, max_bytes: int) -> LogSlice | Gap | None:
+    """Batches below the log start too. Of a replica, also those that are not committed."""
+    if log.config.replicated:
+        return log.read_replica(offset, max_bytes)
+    return log.read_stored(offset, max_bytes)
 
 
 def _note_loss(name: str, offset: int, error: object) -> None:
@@ -91,10 +103,10 @@ def _learn(
 
 def last_message_id(log: Log) -> bytes:
     """The id of the newest record; b"" if it has none, or cannot be read."""
-    last = log.high_watermark - 1
+    last = log.log_end_offset - 1
     try:
-        found = log.read_stored(last, 1)
-        if found is None:
+        found = _read(log, last, 1) if last >= log.segments[0].base_offset else None
+        if found is None or isinstance(found, Gap):
             return b""
         with found:
             for batch in iter_batches(found.pread()):

@@ -69,6 +69,8 @@ class Housekeeping:
         over."""
         if host.log.is_roll_due():
             await host.run_exclusive(host.log.roll_if_due)
+        if not host.is_leading:
+            return  # its leader decides; the log start follows
         settings = host.settings
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
 from liftlog.log import DataDir, Log, RecoveryReport
+from liftlog.names import is_stream_name
 from liftlog.records.codecs import codec_named
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
+from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.host import SYSTEM, Committers, StreamHost, Switches, new_metadata
 from liftlog.server.commits.subjects import new_table, restore_subjects
 from liftlog.server.replication.records import StreamRecords
@@ -68,13 +70,24 @@ class StreamMaker:
     async def open_all(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
         """See `Broker.open_streams`."""
         names = await asyncio.to_thread(self._data_dir.stream_names)
+        await self._open_each(names, assume_yes, is_stopping)
+        await self._create_configured(is_stopping)
+
+    async def open_own(self, *, is_stopping: Callable[[], bool]) -> None:
+        """Of a node of a cluster: the system streams, of which each node has its own."""
+        names = await asyncio.to_thread(self._data_dir.stream_names)
+        own = [name for name in names if not is_stream_name(name)]
+        await self._open_each(own, True, is_stopping)
+
+    async def _open_each(
+        self, names: list[str], assume_yes: bool, is_stopping: Callable[[], bool]
+    ) -> None:
         await self._records.load(names)
         for name in names:
             if is_stopping():
                 return
             await self._open(name, assume_yes=assume_yes)
         await self._records.store()
-        await self._create_configured(is_stopping)
 
     async def _open(self, name: str, *, assume_yes: bool) -> None:
         try:
@@ -124,9 +137,7 @@ class StreamMaker:
         configured = self._settings.streams.get(name)
         found = await asyncio.to_thread(load_stream, self._data_dir, name, configured)
         try:
-            host = await self._make_host(
-                name, found.settings, found.log, found.origin, found.switches
-            )
+            host = await self.host(name, found.settings, found.log, found.origin, found.switches)
         except Exception:
             await asyncio.to_thread(found.log.close)
             raise
@@ -196,7 +207,7 @@ class StreamMaker:
                 metadata=metadata,
                 incarnation=record.incarnation,
             )
-            host = await self._make_host(name, settings, log, origin)
+            host = await self.host(name, settings, log, origin)
         except Exception:
             # The caller gets an error, so the stream must not exist after the next start.
             if log is not None:
@@ -209,19 +220,31 @@ class StreamMaker:
             logger.warning("stream-warning stream=%s %s", name, warning)
         return host
 
-    async def _make_host(
+    async def host(
         self,
         name: str,
         settings: StreamSettings,
         log: Log,
         origin: str,
         switches: Switches | None = None,
+        *,
+        gate: CommitGate | None = None,
+        is_leading: bool = True,
     ) -> StreamHost:
+        """Serve an open log from now on."""
         sequencer = await asyncio.to_thread(
             make_sequencer, name, settings, log, self._neighbours.ack_subjects, self._now_ns()
         )
         host = StreamHost(
-            name, settings, log, sequencer, self._committers, origin=origin, switches=switches
+            name,
+            settings,
+            log,
+            sequencer,
+            self._committers,
+            origin=origin,
+            switches=switches,
+            gate=gate,
+            is_leading=is_leading,
         )
         self._hosts[name] = host
         host.subjects.adopt(settings)

@@ -20,6 +20,7 @@ from support.raw_pull import RawPull
 from acl.policy import Policy
 from liftlog.protocol.described import DaemonInfo
 from liftlog.protocol.messages import REQUESTS, Message, StreamInfo
+from liftlog.protocol.replication import ClusterInfo
 from liftlog.protocol.wire import wire_fields
 from liftlog.server.http.server import HttpServer
 from liftlog.server.pull.requests import HANDLERS, STARTERS
@@ -30,8 +31,10 @@ GUARDED_ELSEWHERE = {
     "ping": "tells nothing",
     "cancel": "concerns the connection's own requests",
     "fetch": "the connection asks the gate itself",
+    "peer": "likewise",
+    "replicate": "likewise",
 }
-SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints"}
+SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "cluster"}
 OPEN_ROUTES = {
     "/livez", "/readyz", "/metrics",  # for those who watch the daemon, see explanation/security.md
     "/ui/static/{file}", "GET /ui/login", "/", "/ui", "/ui/",
@@ -75,6 +78,10 @@ class Trapped(LogBroker):
         return _Administration(self.reached)
 
     @property
+    def replicated(self) -> Any:
+        return _Replicated(self.reached)
+
+    @property
     def checkpoints(self) -> Any:
         return _Checkpoints(self.reached)
 
@@ -94,6 +101,11 @@ class _Administration(_Sensor):
 
     def daemon_info(self, may_read: Any) -> DaemonInfo:
         return DaemonInfo(stream_count=int(may_read(SECRET)))
+
+
+class _Replicated(_Sensor):
+    def describe(self, may_read: Any) -> ClusterInfo:
+        return ClusterInfo("c0ffee", [], [{"name": SECRET}] if may_read(SECRET) else [])
 
 
 class _Checkpoints(_Sensor):
@@ -133,7 +145,9 @@ async def test_a_request_that_nothing_allows_reaches_nothing(trapped: Trapped, k
     elif kind in SHOW_WHAT_MAY_BE_READ:
         assert answer["k"] != "error"
         assert SECRET not in repr(answer)
-        assert answer["d"] == [] or answer["d"]["stream_count"] == 0
+        assert answer["d"] == [] or not (
+            answer["d"].get("stream_count") or answer["d"].get("streams")
+        )
     else:
         assert answer["n"] == "FORBIDDEN"
     assert trapped.reached == []

@@ -1,0 +1,80 @@
+"""The requests of another node of the cluster, on one connection."""
+
+from __future__ import annotations
+
+from liftlog.errors import BadRequest, Conflict
+from liftlog.log import LogSlice
+from liftlog.protocol.replication import (
+    PEER_MAX_IN_FLIGHT,
+    Peer,
+    PeerAnswer,
+    Replica,
+    Replicate,
+)
+from liftlog.server.pull.answers import Answers
+from liftlog.server.pull.requests import Caller
+from liftlog.server.streams.replicated import ReplicatedStreams
+
+_SHARED_BY_ALL = "_offsets"
+"""Who may copy this stream counts as a node."""
+
+
+class PeerRequests:
+    """Belongs to the loop's thread. Before the node has introduced itself, it may ask nothing."""
+
+    def __init__(self, caller: Caller, answers: Answers) -> None:
+        self._caller = caller
+        self._answers = answers
+        self._peer: Peer | None = None
+
+    def introduce(self, request_id: int, peer: Peer) -> None:
+        """Answer who this node is. Raises Forbidden, Conflict for a node of another cluster."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
+        streams = self._streams()
+        member = streams.member
+        if peer.cluster_id != member.cluster_id:
+            raise Conflict(
+                f"this node belongs to cluster {member.cluster_id}, not to {peer.cluster_id}",
+                hint="cluster.advertise of one of the two names the wrong address",
+            )
+        if self._peer is None:
+            streams.peer_came(peer.node)
+        elif self._peer.node != peer.node:
+            raise BadRequest(f"this connection is node {self._peer.node}'s")
+        self._peer = peer
+        self._answers.allow_in_flight(PEER_MAX_IN_FLIGHT)
+        self._answers.answer(request_id, PeerAnswer(member.name, member.start))
+
+    def replicate(self, request_id: int, request: Replicate) -> None:
+        """Answer a follower, now or later. Raises Forbidden, NotLeader."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", request.stream, peer=caller.peer)
+        if self._peer is None:
+            raise BadRequest("replicate comes after peer")
+        self._streams().replicate(self._peer, request, _Reply(self._answers, request_id))
+
+    def close(self) -> None:
+        """The connection has ended."""
+        if self._peer is not None:
+            self._streams().peer_went(self._peer.node)
+            self._peer = None
+
+    def _streams(self) -> ReplicatedStreams:
+        streams = self._caller.broker.replicated
+        if streams is None:
+            raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")
+        return streams
+
+
+class _Reply:
+    def __init__(self, answers: Answers, request_id: int) -> None:
+        self._answers = answers
+        self._request_id = request_id
+
+    def replica(self, header: Replica, body: LogSlice | None) -> None:
+        self._answers.replicated(self._request_id, header, body)
+
+    def refuse(self, error: Exception) -> None:
+        self._answers.refuse(self._request_id, error)
+        self._answers.flush()

@@ -1,0 +1,302 @@
+"""One stream that this node follows: asks its leader, and does to the log what the answers say.
+
+What is to be done is decided by `liftlog.cluster.following`. Here it meets the log and the
+connection: one request is out, or one change of the log is under way, never both and never two. A
+request confirms what is durable, so it is made only after the change before it is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from liftlog.cluster.following import (
+    Answer,
+    Append,
+    Effect,
+    Fail,
+    Fetch,
+    Follower,
+    Gap,
+    Resync,
+    Truncate,
+)
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import (
+    CorruptBatch,
+    FencedEpoch,
+    LiftlogError,
+    NotLeader,
+    StaleIncarnation,
+    SyncFailed,
+    UnknownEpoch,
+    UnsupportedFormat,
+)
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.replication import Replica, Replicate
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.peer_link import PeerLink
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_REASON_CHARS = 500
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class FollowedStream:
+    """Belongs to the event loop. `link_to` gives the connection to a node; `tell_record_is_old` is
+    called when a leader's answer shows that the record has changed."""
+
+    def __init__(
+        self,
+        host: StreamHost,
+        record: StreamRecord,
+        node: str,
+        *,
+        link_to: Callable[[str], PeerLink],
+        tell_record_is_old: Callable[[], None],
+    ) -> None:
+        log = host.log
+        self.host = host
+        self.follower = Follower(
+            record,
+            node,
+            log.epochs,
+            log_end=log.log_end_offset,
+            high_watermark=log.high_watermark,
+        )
+        self.leader_end = 0
+        """Where the leader's log ended in its last answer."""
+        self._link_to = link_to
+        self._tell_record_is_old = tell_record_is_old
+        self._loop = asyncio.get_running_loop()
+        self._exchange: Exchange | None = None
+        self._body: memoryview | None = None
+        self._told: Replica | None = None  # the newest answer
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._is_deleting = False
+
+    @property
+    def lag(self) -> int:
+        """Records that the leader had at its last answer and this log has not."""
+        return max(0, self.leader_end - self.host.log.log_end_offset)
+
+    # --- events ---
+
+    def start(self) -> None:
+        """Ask the leader, if there is one."""
+        self._do(self.follower.resumed())
+
+    def assigned(self, record: StreamRecord) -> None:
+        """A newer record of the stream."""
+        before = self._exchange
+        effect = self.follower.assigned(record)
+        if self.follower.outstanding is None or effect is not None:
+            self._give_up(before)
+        self._do(effect)
+
+    def connected(self, node: str) -> None:
+        """There is a connection to `node` again."""
+        if node == self.follower.record.leader:
+            self._resume()
+
+    def close(self) -> None:
+        """Ask no more. A change of the log that is under way ends as it does."""
+        self._closed = True
+        self._give_up(self._exchange)
+        self._cancel_timer()
+
+    # --- requests ---
+
+    def _do(self, effect: Effect | None) -> None:
+        if effect is None or self._closed:
+            return
+        if isinstance(effect, Fetch):
+            self._ask(effect)
+        elif isinstance(effect, Append):
+            body, self._body = self._body, None
+            self._change(partial(self._append, body))
+        elif isinstance(effect, Truncate):
+            logger.warning("replica-truncated stream=%s log_end=%d", self.host.name, effect.end)
+            self._change(partial(self._truncate, effect.end))
+        elif isinstance(effect, Gap):
+            self._change(partial(self._skip, effect))
+        elif isinstance(effect, Resync):
+            logger.warning("replica-resynced stream=%s offset=%d", self.host.name, effect.offset)
+            self._change(partial(self._start_over, effect.offset))
+        elif isinstance(effect, Fail):
+            self.host.fail(effect.reason)
+
+    def _ask(self, fetch: Fetch) -> None:
+        self._cancel_timer()
+        message = Replicate(
+            self.host.name,
+            self.host.log.incarnation,
+            fetch.epoch,
+            fetch.offset,
+            fetch.last_epoch,
+            _MAX_BYTES,
+            fetch.side_version,
+            corrupt=fetch.damaged,
+        )
+        self._exchange = Exchange(on_done=self._answered)
+        self._link_to(fetch.leader).request(message, self._exchange)
+
+    def _give_up(self, exchange: Exchange | None) -> None:
+        if exchange is not None and exchange is self._exchange:
+            self._exchange = None
+
+    def _answered(self, exchange: Exchange) -> None:
+        if exchange is not self._exchange or self._closed:
+            return  # to a question that is not asked any more
+        self._exchange = None
+        if exchange.error is not None:
+            self._refused(exchange.error)
+            return
+        answer = exchange.answer
+        if not isinstance(answer, Replica):
+            self._refused(StaleIncarnation("the leader answered something else"))
+            return
+        self._pause = _FIRST_PAUSE_SECONDS
+        self.leader_end = answer.log_end_offset
+        self._body, self._told = exchange.body, answer
+        before = self.follower.high_watermark
+        effect = self.follower.answered(_answer_from(answer))
+        if self.follower.high_watermark > before:
+            self.host.commit_up_to(self.follower.high_watermark)
+        self._follow_log_start(answer.log_start_offset)
+        if effect is None and self.follower.outstanding is None and self.follower.working is None:
+            self._ask_later()
+        self._do(effect)
+
+    def _refused(self, error: LiftlogError) -> None:
+        self.follower.lost()
+        if isinstance(error, NotLeader | FencedEpoch | UnknownEpoch | StaleIncarnation):
+            self._tell_record_is_old()
+        self._ask_later()
+
+    def _ask_later(self) -> None:
+        if self._closed or self._timer is not None:
+            return
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        self._timer = self._loop.call_later(pause, self._resume)
+
+    def _resume(self) -> None:
+        self._cancel_timer()
+        if not self._closed:
+            self._do(self.follower.resumed())
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    # --- the log ---
+
+    def _follow_log_start(self, log_start: int) -> None:
+        """What the leader has deleted is deleted here too, as far as it is committed here."""
+        log = self.host.log
+        reached = min(log_start, log.high_watermark)
+        if reached <= log.log_start_offset or self._is_deleting:
+            return
+        self._is_deleting = True
+
+        def done(future: asyncio.Future[object]) -> None:
+            self._is_deleting = False
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not self._closed:
+                logger.warning("log-start-kept stream=%s error=%s", self.host.name, error)
+
+        self.host.run_exclusive(partial(log.truncate_prefix, reached)).add_done_callback(done)
+
+    def _change(self, call: Callable[[], object]) -> None:
+        """Have a writer thread change the log durably, then go on."""
+        future = self.host.run_exclusive(call)
+        future.add_done_callback(self._changed)
+
+    def _changed(self, future: asyncio.Future[object]) -> None:
+        log = self.host.log
+        error = None if future.cancelled() else future.exception()
+        if self._closed or future.cancelled():
+            return
+        if error is None:
+            effect = self.follower.stored(log.log_end_offset, log.epochs)
+            self.host.commit_up_to(self.follower.high_watermark)
+            self._do(effect)
+        elif isinstance(error, CorruptBatch):
+            # Nothing was appended. The leader's bytes are bad, or came over badly.
+            logger.warning("replica-answer-damaged stream=%s error=%s", self.host.name, error)
+            self._do(self.follower.damaged())
+        elif isinstance(error, UnsupportedFormat):
+            self.host.fail(f"the leader sent what this version cannot read: {error}")
+        elif isinstance(error, LiftlogError):
+            logger.error("replica-not-stored stream=%s error=%s", self.host.name, error)
+            self.follower.failed(log.log_end_offset, log.epochs)
+            self._ask_later()
+        else:
+            self.host.fail(f"internal error while following: {error!r}")
+
+    def _append(self, body: memoryview | None) -> None:
+        log = self.host.log
+        if body is None:
+            return
+        log.append_raw(body)
+        try:
+            log.note_acked(log.sync())
+        except SyncFailed:
+            # What was not durable was not confirmed: the leader sends it again.
+            log.abandon_tail(keep_offsets=False)
+            raise
+
+    def _truncate(self, end: int) -> None:
+        unclean = self.follower.record.unclean_epoch > 0
+        self.host.log.truncate_suffix(end, below_high_watermark=unclean)
+
+    def _skip(self, gap: Gap) -> None:
+        told: dict[str, Any] = self._told.gap or {} if self._told is not None else {}
+        log = self.host.log
+        log.append_gap(
+            gap.next_offset,
+            str(told.get("reason", "the leader has no records there"))[:_MAX_REASON_CHARS],
+            is_loss=bool(told.get("loss", False)),
+            epochs=gap.epochs,
+        )
+
+    def _start_over(self, offset: int) -> None:
+        forgotten = 0 if self._told is None else self._told.tombstones_removed_below
+        self.host.log.start_over(offset, tombstones_removed_below=forgotten)
+
+
+def _answer_from(received: Replica) -> Answer:
+    """A message of another node may hold anything: what does not fit is left out, and what is left
+    is checked by the rules, and the body by the log."""
+    diverging = received.diverging
+    gap = None
+    if received.gap is not None and type(received.gap.get("next")) is int:
+        gap = Gap(received.gap["next"], _epochs_from(received.gap.get("epochs")))
+    return Answer(
+        received.epoch,
+        received.offset,
+        received.last_epoch,
+        received.record_version,
+        high_watermark=received.high_watermark,
+        first_stored=received.first_stored,
+        tombstones_removed_below=received.tombstones_removed_below,
+        diverging=(diverging[0], diverging[1]) if diverging and len(diverging) == 2 else None,
+        gap=gap,
+        has_content=received.body_length > 0,
+    )
+
+
+def _epochs_from(value: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list):
+        return ()
+    pairs = [one for one in value if isinstance(one, list) and len(one) == 2]
+    return tuple((epoch, start) for epoch, start in pairs if type(epoch) is type(start) is int)

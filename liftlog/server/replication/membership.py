@@ -1,0 +1,221 @@
+"""This node's membership of its cluster: who it is, in which of its starts, and who the others are.
+
+`<data_dir>/node` says which node the directory belongs to. The record `node.<name>` says the same,
+so a directory that was set back, swapped or emptied is found out: then nothing that the node
+confirmed before is taken for granted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from liftlog import __version__
+from liftlog.cluster.store import CasLost, Entry, MetaStore, Session
+from liftlog.errors import ConfigError, Conflict, CorruptMetadata
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.filesystem import FileSystem, storage_errors
+
+logger = logging.getLogger("liftlog.server.replication")
+
+NODE_FILE_NAME = "node"
+_KIND = "node"
+_FORMAT_VERSION = 1
+_ATTEMPTS = 20
+
+
+def value_of(entry: Entry) -> dict[str, Any]:
+    """The JSON object of an entry. Raises CorruptMetadata."""
+    try:
+        value = json.loads(entry.value)
+    except ValueError as error:
+        raise CorruptMetadata(
+            f"the metadata store holds something else than JSON: {error}"
+        ) from error
+    if not isinstance(value, dict):
+        raise CorruptMetadata("the metadata store holds something else than a JSON object")
+    return value
+
+
+def to_bytes(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """The content of `<data_dir>/node`. `start` is the last one that the store is known to have;
+    `claimed` is the one that was about to be written there."""
+
+    cluster_id: str
+    node: str
+    data_id: str
+    start: int
+    claimed: int
+
+
+def read_node_file(fs: FileSystem, data_dir: Path) -> NodeFile | None:
+    """None when the directory belongs to no node. Raises CorruptMetadata, OSError."""
+    content = read_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND)
+    if content is None:
+        return None
+    try:
+        known = {name: content[name] for name in NodeFile.__slots__}
+    except KeyError as error:
+        raise CorruptMetadata(f"{NODE_FILE_NAME} lacks {error}") from error
+    return NodeFile(**known)
+
+
+def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
+    """Durable on return. Raises OSError."""
+    write_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND, asdict(content))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node as its record describes it."""
+
+    name: str
+    start: int
+    data_id: str
+    address: str
+    version: str = ""
+    zone: str = ""
+    draining: bool = False
+    features: tuple[str, ...] = ()
+
+    @classmethod
+    def from_value(cls, name: str, value: Mapping[str, Any]) -> NodeInfo:
+        return cls(
+            name=name,
+            start=int(value["start"]),
+            data_id=str(value["data_id"]),
+            address=str(value["address"]),
+            version=str(value.get("version", "")),
+            zone=str(value.get("zone", "")),
+            draining=bool(value.get("draining", False)),
+            features=tuple(value.get("features", ())),
+        )
+
+
+@dataclass(slots=True)
+class Directory:
+    """The nodes that the store knows, and which of them have a session."""
+
+    nodes: dict[str, NodeInfo] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)
+
+    def note(self, key: str, entry: Entry | None) -> None:
+        """What the store reports of a key that begins with `node.` or `live.`."""
+        kind, _, name = key.partition(".")
+        if kind == "node":
+            if entry is None:
+                self.nodes.pop(name, None)
+            else:
+                self.nodes[name] = NodeInfo.from_value(name, value_of(entry))
+        elif kind == "live":
+            if entry is None:
+                self.live.discard(name)
+            else:
+                self.live.add(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """This node, once it has joined. `is_same`: the data directory is the one that the last start
+    left, so all that was confirmed then is there, if recovery finds it."""
+
+    cluster_id: str
+    name: str
+    start: int
+    is_same: bool
+
+
+async def join(
+    store: MetaStore,
+    fs: FileSystem,
+    data_dir: Path,
+    *,
+    node: str,
+    address: str,
+    zone: str = "",
+) -> Member:
+    """Raise this node's start, in the store and in its directory.
+
+    A stop at any point leaves a directory that the next start knows again. Raises ConfigError when
+    the directory belongs to another node or cluster, MetaStoreError, StorageError.
+    """
+    cluster_id = await _cluster_id(store)
+    with storage_errors("reading the node file"):
+        file = read_node_file(fs, data_dir)
+    if file is not None and (file.cluster_id, file.node) != (cluster_id, node):
+        raise ConfigError(
+            f"the data directory belongs to node {file.node} of cluster {file.cluster_id}, not to "
+            f"node {node} of cluster {cluster_id}",
+            hint="give each node its own data_dir, and check cluster.node and cluster.store",
+        )
+    if file is None:
+        file = NodeFile(cluster_id, node, secrets.token_hex(16), 0, 0)
+    for _ in range(_ATTEMPTS):
+        entry = await store.get(f"node.{node}")
+        value = {} if entry is None else value_of(entry)
+        registered = int(value.get("start", 0))
+        is_same = value.get("data_id") == file.data_id and registered in (file.start, file.claimed)
+        start = max(registered, file.start, file.claimed) + 1
+        # The claim comes first: whatever is then in the store, this directory knows of it.
+        claim = NodeFile(cluster_id, node, file.data_id, registered if is_same else 0, start)
+        with storage_errors("writing the node file"):
+            write_node_file(fs, data_dir, claim)
+        described = {
+            **value,
+            "v": _FORMAT_VERSION,
+            "start": start,
+            "data_id": file.data_id,
+            "address": address,
+            "zone": zone,
+            "version": __version__,
+            "features": [],
+            "draining": value.get("draining", False),
+        }
+        try:
+            await store.cas(
+                f"node.{node}", to_bytes(described), 0 if entry is None else entry.revision
+            )
+        except CasLost:
+            file = claim
+            continue
+        with storage_errors("writing the node file"):
+            write_node_file(fs, data_dir, NodeFile(cluster_id, node, file.data_id, start, start))
+        if not is_same and registered:
+            logger.warning("node-directory-is-another node=%s start=%d", node, start)
+        return Member(cluster_id, node, start, is_same)
+    raise Conflict(
+        f"node {node} cannot register itself: the record changes all the time",
+        hint="two daemons may run as the same node: give each its own cluster.node",
+    )
+
+
+async def _cluster_id(store: MetaStore) -> str:
+    """The id of the cluster; drawn when the store is new."""
+    for _ in range(_ATTEMPTS):
+        entry = await store.get("cluster")
+        if entry is not None:
+            return str(value_of(entry)["cluster_id"])
+        drawn = {"v": 1, "cluster_id": secrets.token_hex(16), "created_ns": time.time_ns()}
+        try:
+            await store.cas("cluster", to_bytes(drawn), 0)
+        except CasLost:
+            continue
+    raise Conflict("the record of the cluster cannot be created")
+
+
+async def begin_session(store: MetaStore, member: Member, ttl_seconds: int) -> Session:
+    """Say that the node lives. Raises ConfigError when another process does so as this node."""
+    return await store.session(
+        f"live.{member.name}", to_bytes({"start": member.start}), ttl_seconds
+    )

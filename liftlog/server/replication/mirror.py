@@ -1,0 +1,138 @@
+"""What this node knows of the metadata store, and how it changes it.
+
+A read may be out of date when it arrives. So every change reads the record, applies a pure function
+to it and commits the result by compare-and-set; whoever was faster makes it read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from liftlog.cluster.leading import Change
+from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, StoreUnavailable
+from liftlog.errors import LiftlogError, MetadataUnavailable
+from liftlog.server.replication.membership import Directory
+
+logger = logging.getLogger("liftlog.server.replication")
+
+STREAM_PREFIX = "stream."
+_ATTEMPTS = 50
+
+
+class Mirror:
+    """Belongs to one event loop. `on_record` is called with each newer record, `on_nodes` when a
+    node comes or goes."""
+
+    def __init__(
+        self,
+        store: MetaStore,
+        *,
+        on_record: Callable[[StreamRecord], None],
+        on_nodes: Callable[[], None],
+    ) -> None:
+        self.directory = Directory()
+        self.records: dict[str, StreamRecord] = {}
+        self._store = store
+        self._revisions: dict[str, int] = {}
+        self._on_record = on_record
+        self._on_nodes = on_nodes
+
+    async def load(self) -> None:
+        """Read everything once. Raises StoreUnavailable."""
+        for key, entry in (await self._store.scan("")).items():
+            self._note(key, entry)
+
+    async def run(self) -> None:
+        """Hear of changes until cancelled."""
+        await self._store.watch("", self._note)
+
+    def _note(self, key: str, entry: Entry | None) -> None:
+        try:
+            if key.startswith(("node.", "live.")):
+                self.directory.note(key, entry)
+                self._on_nodes()
+            elif key.startswith(STREAM_PREFIX) and entry is not None:
+                self._note_record(StreamRecord.from_json(entry.value), entry.revision)
+        except LiftlogError as error:
+            logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
+
+    def _note_record(self, record: StreamRecord, revision: int) -> None:
+        """A newer version of a record; an older one is a late notice."""
+        known = self.records.get(record.name)
+        is_same_stream = known is not None and known.incarnation == record.incarnation
+        if is_same_stream and known is not None and record.version <= known.version:
+            return
+        if not is_same_stream and revision <= self._revisions.get(record.name, 0):
+            return
+        self.records[record.name] = record
+        self._revisions[record.name] = revision
+        self._on_record(record)
+
+    # --- changes ---
+
+    async def create(self, record: StreamRecord) -> StreamRecord:
+        """Store the first record of a stream, in the place of a deleted one; returns the record
+        that is there then. Raises MetadataUnavailable."""
+        for _ in range(_ATTEMPTS):
+            entry = await self._get(record.name)
+            if entry is not None:
+                present = StreamRecord.from_json(entry.value)
+                if not present.deleted:
+                    self._note_record(present, entry.revision)
+                    return present
+            if await self._cas(record, 0 if entry is None else entry.revision):
+                return record
+        raise _busy(record.name)
+
+    async def change(
+        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord | None:
+        """Apply `step`, which returns None when nothing is to be changed. Returns the record as it
+        is then, None when there is none. Raises what `step` raises, MetadataUnavailable."""
+        for _ in range(_ATTEMPTS):
+            entry = await self._get(name)
+            if entry is None:
+                return None
+            record = StreamRecord.from_json(entry.value)
+            self._note_record(record, entry.revision)
+            after = step(record)
+            if after is None:
+                return record
+            if await self._cas(after, entry.revision):
+                return after
+        raise _busy(name)
+
+    async def commit(self, change: Change) -> None:
+        """Try a leader's change of the in-sync set once. A newer record tells what came of it, or
+        the leader asks for it again. Raises MetadataUnavailable."""
+        name = change.after.name
+        known = self.records.get(name)
+        if known is None or known.version != change.before.version:
+            return
+        if not await self._cas(change.after, self._revisions[name]):
+            entry = await self._get(name)
+            if entry is not None:
+                self._note_record(StreamRecord.from_json(entry.value), entry.revision)
+
+    async def _get(self, name: str) -> Entry | None:
+        try:
+            return await self._store.get(STREAM_PREFIX + name)
+        except StoreUnavailable as error:
+            raise MetadataUnavailable(str(error)) from error
+
+    async def _cas(self, record: StreamRecord, revision: int) -> bool:
+        """False when another change came first."""
+        try:
+            stored = await self._store.cas(STREAM_PREFIX + record.name, record.to_json(), revision)
+        except CasLost:
+            return False
+        except (CasUnknown, StoreUnavailable) as error:
+            raise MetadataUnavailable(str(error)) from error
+        self._note_record(record, stored)
+        return True
+
+
+def _busy(name: str) -> MetadataUnavailable:
+    return MetadataUnavailable(f"the record of stream {name} changes all the time: try again")

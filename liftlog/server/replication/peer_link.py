@@ -1,0 +1,156 @@
+"""The connection of this node to another one, made again whenever it is lost.
+
+All followers of streams that the other node leads share it. A request that is under way when the
+connection is lost ends with ConnectionLost; each sender decides what it asks next, since only it
+knows how far its log has come by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from liftlog.client.aio.link import Link
+from liftlog.client.buffers import BufferPool
+from liftlog.client.dialing import dial
+from liftlog.client.reconnecting import Backoff
+from liftlog.client.target import Target
+from liftlog.errors import Conflict, ConnectionLost, LiftlogError
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Message
+from liftlog.protocol.replication import Peer, PeerAnswer
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_CONNECT_SECONDS = 5.0
+_SILENCE_SECONDS = 5.0
+_UNKNOWN_ADDRESS_SECONDS = 0.2
+
+
+class Introduced(NamedTuple):
+    """What the other node said of itself on the present connection."""
+
+    node: str
+    start: int
+    features: tuple[str, ...]
+
+
+class PeerLink:
+    """Belongs to one event loop; `run` keeps the connection until it is cancelled.
+
+    `target` tells where the node listens at the moment, None while no one knows. `introduction` is
+    how this node introduces itself. `on_up` is called on each new connection.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        target: Callable[[], Target | None],
+        introduction: Callable[[], Peer],
+        on_up: Callable[[], None],
+    ) -> None:
+        self.node = node
+        self.peer: Introduced | None = None
+        """None while there is no connection."""
+        self.problem = ""
+        """Why there is none, as far as is known."""
+        self._target = target
+        self._introduction = introduction
+        self._on_up = on_up
+        self._pool = BufferPool()
+        self._link: Link | None = None
+        self._ended: asyncio.Event = asyncio.Event()
+
+    async def run(self) -> None:
+        """Connect, and connect again after each loss."""
+        backoff = Backoff()
+        try:
+            while True:
+                target = self._target()
+                if target is None:
+                    self.problem = "its address is not known yet"
+                    await asyncio.sleep(_UNKNOWN_ADDRESS_SECONDS)
+                    continue
+                try:
+                    await self._connect(target)
+                except (LiftlogError, OSError, TimeoutError) as error:
+                    self._note_problem(target, str(error) or "no answer in time")
+                    await asyncio.sleep(backoff.next_pause())
+                    continue
+                backoff.reset()
+                self.problem = ""
+                logger.info("peer-connected node=%s address=%s", self.node, target.address.text)
+                self._on_up()
+                await self._ended.wait()
+                reason = self._link.error if self._link is not None else "closed"
+                self._note_problem(target, str(reason))
+        finally:
+            self._drop("this node is stopping")
+
+    def request(self, message: Message, exchange: Exchange) -> None:
+        """Send a request; without a connection `exchange` ends with ConnectionLost."""
+        link = self._link
+        if link is None or self.peer is None or link.error is not None:
+            error = ConnectionLost(f"there is no connection to node {self.node}: {self.problem}")
+            exchange.finish(None, error)
+            return
+        try:
+            link.request(message, exchange)
+        except LiftlogError as error:
+            exchange.finish(None, error)
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Drop a request that is under way."""
+        if self._link is not None:
+            self._link.give_up(exchange)
+
+    def drop(self, reason: str) -> None:
+        """End the present connection; `run` makes another one."""
+        self._drop(reason)
+
+    async def _connect(self, target: Target) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _CONNECT_SECONDS
+        async with asyncio.timeout_at(deadline):
+            channel = await dial(target.address, target.context, deadline)
+            link = Link(channel, target.address.text, _SILENCE_SECONDS, self._pool)
+            try:
+                await link.open(target.credentials)
+                exchange = await link.ask(self._introduction(), deadline, _CONNECT_SECONDS)
+                if exchange.error is not None:
+                    raise exchange.error
+                answer = exchange.answer
+                if not isinstance(answer, PeerAnswer) or answer.node != self.node:
+                    other = answer.node if isinstance(answer, PeerAnswer) else "no node"
+                    raise Conflict(
+                        f"{target.address.text} is {other}, not node {self.node}",
+                        hint="each node must advertise an address of its own",
+                    )
+            except BaseException:
+                link.lose("it could not be opened")
+                raise
+        self._ended.clear()
+        self._link = link
+        link.on_lost = self._lost
+        self.peer = Introduced(answer.node, answer.start, tuple(answer.features))
+        if link.error is not None:  # lost between the answer and here
+            self._lost()
+
+    def _lost(self) -> None:
+        self.peer = None
+        self._ended.set()
+
+    def _drop(self, reason: str) -> None:
+        link, self._link, self.peer = self._link, None, None
+        if link is not None:
+            link.lose(reason)
+        self._ended.set()
+
+    def _note_problem(self, target: Target, problem: str) -> None:
+        if problem != self.problem:
+            logger.warning(
+                "peer-lost node=%s address=%s reason=%s", self.node, target.address.text, problem
+            )
+        self.problem = problem

@@ -1,0 +1,236 @@
+"""One stream that this node leads: its followers' requests, and what they make of its commits.
+
+The rules are those of `liftlog.cluster.leading`; here they meet the log and the connections of the
+followers. What they commit is the matter of the stream's gate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import (
+    Cancelled,
+    CorruptRange,
+    FencedEpoch,
+    LiftlogError,
+    NotLeader,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    UnknownEpoch,
+)
+from liftlog.log import Log, LogSlice
+from liftlog.log.reading import Gap
+from liftlog.protocol.replication import MAX_PARKED_MS, Replica, Replicate
+from liftlog.server.commits.replicated_gate import ReplicatedGate
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_PARKED_SECONDS = MAX_PARKED_MS / 1000
+_MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+class Reply(Protocol):
+    """Where the answer to one request goes. Exactly one of the two is called, once."""
+
+    def replica(self, header: Replica, body: LogSlice | None) -> None:
+        """Send the answer at once; takes over `body`."""
+        ...
+
+    def refuse(self, error: Exception) -> None: ...
+
+
+@dataclass(slots=True)
+class _Parked:
+    request: Replicate
+    reply: Reply
+    timer: asyncio.TimerHandle
+
+
+class ServedStream:
+    """One stream that is led here, in one epoch, and the requests of its followers. Belongs to the
+    event loop.
+
+    `gate` is the gate of its commits. `ended` hears why this epoch is over here, once.
+    """
+
+    def __init__(self, leader: Leader, log: Log, *, ended: Callable[[str], None]) -> None:
+        self._log = log
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._parked: dict[str, _Parked] = {}
+        self._looking: set[asyncio.Future[None]] = set()
+        self.gate = ReplicatedGate(
+            leader,
+            log_end=lambda: log.log_end_offset,
+            now=self._loop.time,
+            wake=self._answer,
+            ended=self._over,
+        )
+
+    @property
+    def leader(self) -> Leader:
+        return self.gate.leader
+
+    def _over(self, reason: str) -> None:
+        self.close()
+        self._ended(reason)
+
+    # --- followers ---
+
+    def fetch(self, node: str, start: int, request: Replicate, reply: Reply) -> None:
+        """A follower asks. It is answered now or later."""
+        if request.incarnation != self._log.incarnation:
+            reply.refuse(StaleIncarnation(f"stream {request.stream} was created again"))
+            return
+        asked = FetchRequest(
+            node, start, request.epoch, request.offset, request.last_epoch, request.side_version
+        )
+        self._drop_parked(node)
+        if self._log.log_end_offset > self.leader.log_end:
+            # A thread has written, and the loop is yet to be told. What is read below is the log.
+            self.gate.written()
+        verdict = self.gate.fetched(asked)
+        kind = verdict.kind
+        if kind is Kind.PARK:
+            timer = self._loop.call_later(_PARKED_SECONDS, self.gate.expired, node)
+            self._parked[node] = _Parked(request, reply, timer)
+        elif kind is Kind.SEND:
+            self._send(request, reply)
+        elif kind is Kind.DIVERGING:
+            reply.replica(self._header(request, diverging=[verdict.epoch, verdict.end]), None)
+        else:
+            reply.refuse(_refusal(kind, request, self.leader))
+
+    def lost(self, node: str) -> None:
+        """The connection of `node` is gone for longer than a reconnection takes."""
+        self._drop_parked(node)
+        self.gate.lost(node)
+
+    # --- the record ---
+
+    def propose(self) -> Change | None:
+        """A change of the in-sync set that is due."""
+        return self.leader.propose(self._loop.time())
+
+    def adopt(self, record: StreamRecord) -> None:
+        """A newer record of the stream. If it ends this epoch, the stream has stepped down."""
+        self.gate.adopt(record)
+
+    def close(self) -> None:
+        """The lead has ended: nothing more is answered."""
+        self._refuse_parked()
+        for looking in self._looking:
+            looking.cancel()
+
+    # --- inner ---
+
+    def _answer(self, nodes: list[str]) -> None:
+        for node in nodes:
+            self._answer_parked(node)
+
+    def _answer_parked(self, node: str) -> None:
+        parked = self._parked.pop(node, None)
+        if parked is not None:
+            parked.timer.cancel()
+            self._send(parked.request, parked.reply)
+
+    def _drop_parked(self, node: str) -> None:
+        parked = self._parked.pop(node, None)
+        if parked is not None:
+            parked.timer.cancel()
+            parked.reply.refuse(Cancelled("the follower has asked again"))
+
+    def _refuse_parked(self) -> None:
+        parked, self._parked = self._parked, {}
+        for one in parked.values():
+            one.timer.cancel()
+            one.reply.refuse(_refusal(Kind.NOT_LEADER, one.request, self.leader))
+
+    def _send(self, request: Replicate, reply: Reply, *, looked: bool = False) -> None:
+        max_bytes = max(1, min(request.max_bytes, _MAX_BODY_BYTES))
+        try:
+            found = self._log.read_replica(request.offset, max_bytes)
+        except CorruptRange as damage:
+            if looked:
+                reply.refuse(damage)
+            else:
+                self._look(request, reply, damage)
+            return
+        except OffsetOutOfRange:
+            # Retention, or a new beginning, has removed it: `first_stored` tells the follower.
+            reply.replica(self._header(request), None)
+            return
+        except LiftlogError as error:
+            reply.refuse(error)
+            return
+        if found is None:
+            reply.replica(self._header(request), None)
+        elif isinstance(found, Gap):
+            epochs = self.leader.epochs_of_gap(found.first_offset, found.next_offset)
+            gap = {
+                "next": found.next_offset,
+                "reason": found.reason,
+                "loss": found.is_loss,
+                "epochs": [list(one) for one in epochs],
+            }
+            reply.replica(self._header(request, gap=gap), None)
+        else:
+            reply.replica(self._header(request, body_length=found.length), found)
+
+    def _look(self, request: Replicate, reply: Reply, damage: CorruptRange) -> None:
+        """Damage that is met for the first time: a thread finds out how much it is."""
+
+        def done(job: asyncio.Future[None]) -> None:
+            self._looking.discard(job)
+            error = None if job.cancelled() else job.exception()
+            if job.cancelled():
+                reply.refuse(_refusal(Kind.NOT_LEADER, request, self.leader))
+            elif isinstance(error, Exception):
+                reply.refuse(error)
+            else:
+                self._send(request, reply, looked=True)
+
+        job = self._loop.run_in_executor(
+            None, self._log.quarantine_damage, damage.first_offset, damage.next_offset
+        )
+        self._looking.add(job)
+        job.add_done_callback(done)
+
+    def _header(
+        self,
+        request: Replicate,
+        *,
+        diverging: list[int] | None = None,
+        gap: dict[str, Any] | None = None,
+        body_length: int = 0,
+    ) -> Replica:
+        log = self._log
+        return Replica(
+            request.epoch,
+            request.offset,
+            request.last_epoch,
+            self.leader.high_watermark,
+            log.log_end_offset,
+            log.segments[0].base_offset,
+            diverging,
+            gap,
+            log.tombstones_removed_below,
+            log.log_start_offset,
+            self.leader.record.version,
+            body_length=body_length,
+        )
+
+
+def _refusal(kind: Kind, request: Replicate, leader: Leader) -> LiftlogError:
+    what = f"stream {request.stream} in epoch {leader.epoch}"
+    if kind is Kind.FENCED_EPOCH:
+        return FencedEpoch(f"{what}: the request is of epoch {request.epoch}, or of an older start")
+    if kind is Kind.UNKNOWN_EPOCH:
+        return UnknownEpoch(f"{what}: the request is of epoch {request.epoch}")
+    return NotLeader(f"{leader.node} does not lead {what}")

@@ -1,0 +1,145 @@
+"""This daemon as a node of a cluster: its store, its session, its connections to other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from liftlog.client.target import Address, Target
+from liftlog.cluster.store import MetaStoreError, Session
+from liftlog.errors import ConfigError
+from liftlog.log import DataDir
+from liftlog.log.data_dir import make_durable_directory
+from liftlog.protocol.handshake import Credentials
+from liftlog.protocol.replication import Peer
+from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.membership import Member, begin_session, join
+from liftlog.server.replication.mirror import Mirror
+from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.settings import Settings
+from liftlog.settings.cluster import FILE_STORE, ClusterSettings
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_RECORDS_NAME = "records"
+_CONNECT_SECONDS = 5.0
+_REQUEST_SECONDS = 30.0
+
+
+class ClusterNode:
+    """Joins before the streams are opened, and leaves after they are drained."""
+
+    def __init__(self, settings: Settings, cluster: ClusterSettings, data_dir: DataDir) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._data_dir = data_dir
+        self._fs = data_dir.environment.fs
+        self._store: FileMetaStore | None = None
+        self._session: Session | None = None
+        self._links: dict[str, PeerLink] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._member: Member | None = None
+        self._streams: ReplicatedStreams | None = None
+
+    async def join(self, broker: Broker) -> None:
+        """Register this start, and let the records decide about the broker's streams. Raises
+        ConfigError, StorageError."""
+        cluster = self._cluster
+        directory = Path("/" + cluster.store.removeprefix(FILE_STORE))
+        await asyncio.to_thread(make_durable_directory, self._fs, directory)
+        self._store = store = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=self._fs)
+        try:
+            self._member = member = await join(
+                store,
+                self._fs,
+                self._data_dir.path,
+                node=cluster.node,
+                address=cluster.advertise,
+            )
+            self._session = await begin_session(store, member, int(cluster.session_seconds))
+        except MetaStoreError as error:
+            raise ConfigError(
+                f"the metadata store {cluster.store} cannot be used: {error}"
+            ) from error
+        logger.info(
+            "joined cluster=%s node=%s start=%d same_directory=%s",
+            member.cluster_id,
+            member.name,
+            member.start,
+            member.is_same,
+        )
+        self._streams = streams = ReplicatedStreams(
+            member,
+            broker,
+            self._data_dir,
+            link_to=self._link_to,
+            lag_max_seconds=cluster.lag_max_seconds,
+        )
+        streams.mirror = Mirror(
+            store, on_record=streams.record_changed, on_nodes=streams.nodes_changed
+        )
+        broker.replicated = streams
+        self._spawn(streams.mirror.run())
+        self._spawn(streams.keep_in_sync())
+
+    def start(self) -> None:
+        """Create the streams of the configuration that do not exist."""
+        assert self._streams is not None
+        self._spawn(self._streams.create_configured(self._settings.streams))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def close(self) -> None:
+        """Give up the session and the connections. Does not raise."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._streams is not None:
+            await self._streams.close()
+        if self._session is not None:
+            await self._session.close()
+        if self._store is not None:
+            with contextlib.suppress(MetaStoreError):
+                await asyncio.to_thread(self._store.close)
+
+    # --- other nodes ---
+
+    def _link_to(self, node: str) -> PeerLink:
+        link = self._links.get(node)
+        if link is None:
+            assert self._streams is not None
+            streams = self._streams
+            link = PeerLink(
+                node,
+                lambda: self._target_of(node),
+                self._introduction,
+                lambda: streams.connected(node),
+            )
+            self._links[node] = link
+            self._spawn(link.run())
+        return link
+
+    def _target_of(self, node: str) -> Target | None:
+        assert self._streams is not None
+        info = self._streams.mirror.directory.nodes.get(node)
+        if info is None:
+            return None
+        return Target(
+            Address.parse(info.address),
+            Credentials(),
+            None,
+            _CONNECT_SECONDS,
+            _REQUEST_SECONDS,
+            None,
+        )
+
+    def _introduction(self) -> Peer:
+        assert self._member is not None
+        return Peer(self._member.name, self._member.start, self._member.cluster_id)

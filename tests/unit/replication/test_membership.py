@@ -1,0 +1,111 @@
+"""Whether a data directory is the one that its node had at its last start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.simfs import MachineStopped, SimFileSystem
+
+from liftlog.errors import ConfigError
+from liftlog.log.data_dir import make_durable_directory
+from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.membership import Directory, Member, join, read_node_file
+
+STORE, DATA = Path("/meta"), Path("/data")
+ADDRESS = "tcp://127.0.0.1:9292"
+
+
+def machine() -> SimFileSystem:
+    fs = SimFileSystem()
+    for directory in (STORE, DATA, Path("/other")):
+        make_durable_directory(fs, directory)
+    return fs
+
+
+async def joined(
+    fs: SimFileSystem, *, store: SimFileSystem | None = None, data: Path = DATA, node: str = "a"
+) -> Member:
+    meta = FileMetaStore(STORE / "records", shared=False, fs=store or fs)
+    try:
+        return await join(meta, fs, data, node=node, address=ADDRESS)
+    finally:
+        meta.close()
+
+
+async def test_each_start_is_higher_and_the_directory_is_known_again() -> None:
+    fs = machine()
+    first = await joined(fs)
+    assert (first.start, first.is_same) == (1, False)
+    second = await joined(fs.kill())
+    assert (second.start, second.is_same) == (2, True)
+    assert second.cluster_id == first.cluster_id
+
+
+async def test_an_empty_directory_and_one_that_was_set_back_are_others() -> None:
+    fs = machine()
+    await joined(fs)
+    old = fs.kill()
+    await joined(fs)
+    await joined(fs)
+    empty = await joined(fs, data=Path("/other"))
+    assert (empty.start, empty.is_same) == (4, False)
+    back = await joined(old, store=fs)
+    assert (back.start, back.is_same) == (5, False)
+    again = await joined(old, store=fs)
+    assert (again.start, again.is_same) == (6, True)
+
+
+@pytest.mark.parametrize("store_survives", [True, False])
+async def test_a_start_that_stops_anywhere_is_followed_by_one_that_knows_the_directory(
+    store_survives: bool,
+) -> None:
+    """`store_survives`: the metadata lie on another machine."""
+    stops = 0
+    while True:
+        fs = machine()
+        await joined(fs)
+        fs.stop_at = fs.operations + stops
+        try:
+            await joined(fs)
+        except MachineStopped:
+            after = fs.power_cut("some", stops)
+            store = fs.kill() if store_survives else after
+            member = await joined(after, store=store)
+            assert member.is_same
+            assert member.start >= 2
+            stops += 1
+        else:
+            assert stops > 5
+            return
+
+
+async def test_the_directory_of_another_node_is_refused() -> None:
+    fs = machine()
+    await joined(fs)
+    with pytest.raises(ConfigError, match="belongs to node a"):
+        await joined(fs, node="b")
+    assert read_node_file(fs, DATA) is not None
+
+
+async def test_the_directory_of_another_cluster_is_refused() -> None:
+    fs, other = machine(), machine()
+    await joined(fs)
+    with pytest.raises(ConfigError, match="of cluster"):
+        await joined(fs, store=other)
+
+
+async def test_who_is_there() -> None:
+    fs = machine()
+    member = await joined(fs)
+    meta = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    directory = Directory()
+    for key, entry in (await meta.scan("")).items():
+        directory.note(key, entry)
+    meta.close()
+    assert directory.nodes["a"].start == member.start
+    assert directory.nodes["a"].address == ADDRESS
+    assert directory.live == set()
+    directory.note("node.a", None)
+    directory.note("live.a", None)
+    assert directory.nodes == {}

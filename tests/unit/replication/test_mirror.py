@@ -1,0 +1,122 @@
+"""The records as one node knows them, and changes by several nodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.simfs import Fault, SimFileSystem
+
+from liftlog.cluster import transitions
+from liftlog.cluster.leading import Change
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import MetadataUnavailable
+from liftlog.log.data_dir import make_durable_directory
+from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.mirror import Mirror
+
+STORE = Path("/meta")
+
+
+class Node:
+    def __init__(self, store: FileMetaStore) -> None:
+        self.seen: list[StreamRecord] = []
+        self.nodes_changed = 0
+        self.mirror = Mirror(store, on_record=self.seen.append, on_nodes=self._note)
+
+    def _note(self) -> None:
+        self.nodes_changed += 1
+
+
+def new_record(incarnation: str = "one") -> StreamRecord:
+    starts = {"a": 1, "b": 1, "c": 1}
+    return transitions.create("s", incarnation, {"min_isr": 2}, "abc", starts=starts)
+
+
+@pytest.fixture
+def fs() -> SimFileSystem:
+    fs = SimFileSystem()
+    make_durable_directory(fs, STORE)
+    return fs
+
+
+@pytest.fixture
+def store(fs: SimFileSystem) -> Iterator[FileMetaStore]:
+    store = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    yield store
+    store.close()
+
+
+async def test_who_creates_second_gets_the_record_of_the_first(store: FileMetaStore) -> None:
+    one, two = Node(store), Node(store)
+    first, second = await asyncio.gather(
+        one.mirror.create(new_record("one")), two.mirror.create(new_record("two"))
+    )
+    assert first == second
+    assert one.mirror.records == two.mirror.records == {"s": first}
+
+
+async def test_changes_at_once_are_all_made(store: FileMetaStore) -> None:
+    nodes = [Node(store) for _ in range(4)]
+    await nodes[0].mirror.create(new_record())
+    await asyncio.gather(
+        *(
+            node.mirror.change("s", lambda r, to=to: transitions.truncate(r, to))  # type: ignore[misc]
+            for node, to in zip(nodes, (10, 20, 30, 40), strict=True)
+        )
+    )
+    for node in nodes:
+        await node.mirror.load()
+        assert node.mirror.records["s"].log_start == 40
+        versions = [record.version for record in node.seen]
+        assert versions == sorted(set(versions))
+
+
+async def test_a_stream_that_was_deleted_can_be_created_again(store: FileMetaStore) -> None:
+    node = Node(store)
+    await node.mirror.create(new_record("one"))
+    await node.mirror.change("s", transitions.delete)
+    again = await node.mirror.create(new_record("two"))
+    assert (again.incarnation, again.version) == ("two", 1)
+    assert node.mirror.records["s"] == again
+    other = Node(store)
+    await other.mirror.load()
+    assert other.mirror.records["s"] == again
+
+
+async def test_a_leader_that_is_late_learns_the_newer_record(store: FileMetaStore) -> None:
+    leader, other = Node(store), Node(store)
+    record = await leader.mirror.create(new_record())
+    shrunk = transitions.fence(record, {"b"})
+    assert shrunk is not None
+    newer = await other.mirror.change("s", lambda r: transitions.fence(r, {"c"}))
+    await leader.mirror.commit(Change(record, shrunk))
+    assert leader.mirror.records["s"] == newer
+    assert newer is not None
+    after = transitions.fence(newer, {"b"})
+    assert after is not None
+    await leader.mirror.commit(Change(newer, after))
+    assert leader.mirror.records["s"] == after
+
+
+async def test_what_is_not_there_and_what_is_not_changed(store: FileMetaStore) -> None:
+    node = Node(store)
+    assert await node.mirror.change("s", transitions.delete) is None
+    record = await node.mirror.create(new_record())
+    assert await node.mirror.change("s", lambda _: None) == record
+    assert [one.version for one in node.seen] == [1]
+
+
+async def test_a_store_that_fails(store: FileMetaStore, fs: SimFileSystem) -> None:
+    node = Node(store)
+    record = await node.mirror.create(new_record())
+    fs.faults = [Fault("rename", path="records")]
+    with pytest.raises(MetadataUnavailable):
+        await node.mirror.change("s", transitions.delete)
+    fs.faults = []
+    changed = await node.mirror.change("s", transitions.delete)
+    assert changed is not None
+    assert changed.deleted
+    assert changed.version == record.version + 1
