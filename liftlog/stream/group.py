@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import partial, reduce
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from envelope.liftbridge import Ack
@@ -176,7 +178,7 @@ class CommitGroup:
         columns = [
             column for column in (self.values, self.headers, self.keys) if column is not None
         ]
-        sizes = map(sum, zip(*map(_lengths, columns), strict=True))
+        sizes = reduce(partial(map, add), map(_lengths, columns))
         ends = list(accumulate(map(_RECORD_OVERHEAD_BYTES.__add__, sizes)))
         capacity = max_bytes - _BATCH_OVERHEAD_BYTES
         bounds = []
