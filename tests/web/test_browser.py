@@ -144,8 +144,8 @@ def window(browser: Browser) -> Iterator[NewWindow]:
 
 
 PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
-         "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/access", "/ui/health",
-         "/ui/streams/absent", "/ui/login")  # fmt: skip
+         "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/consumers", "/ui/access",
+         "/ui/health",         "/ui/streams/absent", "/ui/login")  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -342,6 +342,41 @@ def test_it_lives(daemon: Daemon, server: NatsServer, window: NewWindow) -> None
     assert asked == []
     page.get_by_role("button", name="Live").click()
     expect(mark).to_have_text(f"{before + 8:,}")
+
+
+def test_a_page_whose_daemon_is_gone_says_so(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/ui/streams/orders")
+    state = page.locator("h1 .state")
+    colour = "one => getComputedStyle(one).color"
+    usual = state.evaluate(colour)
+    page.route("**/*.json", lambda route: route.abort())
+    expect(page.get_by_text("The daemon has not answered since")).to_be_visible()
+    assert state.evaluate(colour) != usual, "no longer green"
+    check_accessible(page)
+    page.unroute("**/*.json")
+    expect(page.get_by_text("The daemon has not answered since")).to_be_hidden(timeout=30_000)
+    assert state.evaluate(colour) == usual
+
+
+def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
+    with connect_sync(daemon.pull_address) as client:
+        client.commit_checkpoint("slow", "orders", 3)
+        client.commit_checkpoint("slow", "hostile", 2)
+    page = window(daemon).page
+    page.goto("/ui/streams")
+    page.get_by_role("link", name="Consumers").click()
+    page.get_by_label("Consumer or stream").fill("slow")
+    page.get_by_role("button", name="Find").click()
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    lag = rows.filter(has_text="orders").locator("[data-count=lag]")
+    before = int(lag.inner_text().replace(",", ""))
+    run(_publish(server.url, [("orders.eu.new", b"{}", None)] * 2))
+    expect(lag).to_have_text(f"{before + 2:,}")
+    expect(rows.filter(has_text="orders").locator("[data-duration]")).to_have_text(
+        re.compile(r"\d (s|min|h)")
+    )
 
 
 def test_the_script_writes_numbers_as_the_daemon_does(daemon: Daemon, window: NewWindow) -> None:

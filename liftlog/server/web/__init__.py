@@ -4,7 +4,8 @@ site         its routes; every page passes `_guarded`
 asking       one request for a page: who asks, for what, and what may be shown
 entering     sign in and out; the viewer of a request, by cookie, token or neither
 sessions     who is signed in, bounded in number and time; tokens against forged requests
-pages        the views: overview and health, stream, records with their form, one record, access
+pages        the views: overview and health, stream, records with their form, one record,
+             consumers, access
 actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second, rates of growth
 browsing     records for a page, found in a thread

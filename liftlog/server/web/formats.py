@@ -100,7 +100,7 @@ def _to_ns(when: datetime) -> int:
 SPARK_WIDTH, SPARK_HEIGHT = 120.0, 28.0
 WIDTH = 1000
 MAX_PARTS = 80
-_MIN_WIDTH = 6.0
+_MIN_WIDTH, _MIN_MARK = 6.0, 3.0
 KINDS = ("compacted", "sealed", "active", "damaged")
 """A group of several kinds is shown as the last of them in this order."""
 
@@ -118,6 +118,26 @@ def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         parts.append({**group, "x": round(x, 1), "width": round(width, 1)})
         x += width
     return parts
+
+
+def damage_marks(
+    parts: Sequence[dict[str, Any]], damaged: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Where these ranges of offsets lie in that bar, wide enough to be seen."""
+    marks = []
+    for bad in damaged:
+        for part in parts:
+            low = max(bad["first_offset"], part["base_offset"])
+            high = min(bad["next_offset"], part["next_offset"])
+            if low >= high:
+                continue
+            per_offset = part["width"] / (part["next_offset"] - part["base_offset"])
+            width = max(_MIN_MARK, per_offset * (high - low))
+            x = part["x"] + per_offset * (low - part["base_offset"])
+            x = min(x, part["x"] + part["width"] - width)
+            mark = {"first_offset": low, "next_offset": high}
+            marks.append({**mark, "x": round(x, 1), "width": round(width, 1)})
+    return marks
 
 
 def _grouped(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from liftlog.server.web import actions, answers, entering
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
+from liftlog.server.web.pages.consumers import consumers
 from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.record import record, value
 from liftlog.server.web.pages.records import records
@@ -41,6 +42,7 @@ class Page(NamedTuple):
 _STREAM = "/ui/streams/{stream}"
 PAGES = (
     Page("/ui/streams", "overview.html", overview, is_live=True),
+    Page("/ui/consumers", "consumers.html", consumers, is_live=True),
     Page("/ui/access", "access.html", access),
     Page("/ui/health", "health.html", health, is_live=True),
     # Before the stream's own page: routes are tried in this order.

@@ -10,18 +10,22 @@ from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.watching import Rate
 
 PER_PAGE = 50
+_MAX_DAMAGED = 100
+"""Streams that the page of health names."""
+ONLY = ("", "problems")
 SORTS = ("name", "rate", "records", "size", "state")
 
 
 async def overview(asked: Asked) -> Shown:
     parts = asked.parts
     wanted, sort = asked.text("q"), asked.choice("sort", SORTS)
+    only = asked.choice("only", ONLY)
     number = max(1, asked.number("page", 1, 10**6))
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
     # Checked again after the await: the ACL may have changed.
     infos = [info for info in await parts.descriptions.of(names) if asked.may("read", info.name)]
     rows = [_row(info, parts.rates.of(info.name)) for info in infos]
-    matching = [row for row in rows if _matches(row, wanted)]
+    matching = [row for row in rows if _matches(row, wanted) and (not only or row["problems"])]
     matching.sort(key=_ORDER[sort])
     pages = max(1, -(-len(matching) // PER_PAGE))
     number = min(number, pages)
@@ -30,6 +34,7 @@ async def overview(asked: Asked) -> Shown:
         "totals": {
             "streams": len(rows),
             "failed": sum(row["state"] == "failed" for row in rows),
+            "damaged": sum(row["problems"] > (row["state"] == "failed") for row in rows),
             "size_bytes": sum(row["size_bytes"] for row in rows),
             "rate": round(sum(row["rate"] for row in rows), 2),
             "received_bytes_rate": round(sum(row["received_bytes_rate"] for row in rows), 1),
@@ -38,9 +43,9 @@ async def overview(asked: Asked) -> Shown:
         "page": number,
         "pages": pages,
         "streams": shown,
-        "shape": [row["name"] for row in shown],
+        "shape": [row["name"] for row in shown] + _troubled(shown),
     }
-    query = {"q": wanted} if wanted else {}
+    query = {name: one for name, one in (("q", wanted), ("only", only)) if one}
     links = {one: "?" + urlencode({**query, "sort": one}) for one in SORTS}
     paging = {**query, "sort": sort}
     return Shown(
@@ -49,11 +54,17 @@ async def overview(asked: Asked) -> Shown:
         {
             "q": wanted,
             "sort": sort,
+            "only": only,
             "sort_links": links,
             "older": "?" + urlencode({**paging, "page": number - 1}) if number > 1 else "",
             "newer": "?" + urlencode({**paging, "page": number + 1}) if number < pages else "",
         },
     )
+
+
+def _troubled(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    found = [(row["name"], row["state"], row["problems"]) for row in rows if row["problems"]]
+    return [list(one) for one in found]
 
 
 def _row(info: StreamInfo, rate: Rate) -> dict[str, Any]:
@@ -104,5 +115,27 @@ async def health(asked: Asked) -> Shown:
     if parts.health.is_serving:
         info = parts.broker.administration.daemon_info(lambda name: asked.may("read", name))
         data["daemon"] = info.to_wire()
-    data["shape"] = [data["status"], sorted(data.get("checks", {})), data.get("warnings")]
+    data["damaged"] = await _damaged(asked) if parts.health.is_serving else []
+    data["shape"] = [
+        data["status"],
+        sorted(data.get("checks", {})),
+        data.get("warnings"),
+        data["damaged"],
+    ]
     return Shown("Health", data)
+
+
+async def _damaged(asked: Asked) -> list[dict[str, Any]]:
+    """The streams of which records cannot be read, and how many of their offsets."""
+    parts = asked.parts
+    names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
+    infos = await parts.descriptions.of(names)
+    return [
+        {
+            "name": info.name,
+            "ranges": len(info.quarantined),
+            "offsets": sum(one["next_offset"] - one["first_offset"] for one in info.quarantined),
+        }
+        for info in infos
+        if info.quarantined and asked.may("read", info.name)
+    ][:_MAX_DAMAGED]

@@ -17,12 +17,13 @@ from liftlog.log import Log
 from liftlog.log.segment import Segment
 from liftlog.server.web.actions import ACTIONS
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.formats import segment_parts
+from liftlog.server.web.formats import damage_marks, segment_parts
 
 MAX_SEGMENTS = 1000
 """The newest; each is shown."""
 MAX_CONSUMERS = 1000
 _MAX_TOLD = 100
+_MAX_MARKS = 500
 
 
 async def stream(asked: Asked) -> Shown:
@@ -58,12 +59,16 @@ async def stream(asked: Asked) -> Shown:
         len(described.quarantined),
         len(data["leases"]),
     ]
+    damaged = data["quarantined"]
+    drawn = segment_parts(_undamaged(segments, damaged))
     done = ACTIONS.get(asked.request.query.get("done", ""))
     return Shown(
         name,
         data,
         {
-            "parts": segment_parts(segments),
+            "parts": drawn,
+            "marks": damage_marks(drawn, damaged[:_MAX_MARKS]),
+            "damaged_offsets": sum(one["next_offset"] - one["first_offset"] for one in damaged),
             "settings": _settings(described.settings),
             "done": done is not None,
             "done_text": done.done if done else "",
@@ -100,6 +105,20 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
         }
         for one in log.segments[-MAX_SEGMENTS:]
     ], ""
+
+
+def _undamaged(
+    segments: list[dict[str, Any]], damaged: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Segments of which ranges are known to be damaged, as if they were whole: the picture shows
+    the ranges. Other damaged segments are damaged as a whole."""
+    files = {one["segment"] for one in damaged}
+    return [
+        {**one, "kind": "active" if one is segments[-1] else "sealed"}
+        if one["kind"] == "damaged" and one["file"] in files
+        else one
+        for one in segments
+    ]
 
 
 def _kind(log: Log, segment: Segment, damaged: frozenset[str]) -> str:

@@ -144,6 +144,23 @@ async function replaceMain(main) {
   if (place) main.querySelector(`[href="${CSS.escape(place)}"]`)?.focus({ preventScroll: true });
 }
 
+function note(isLost, text) {
+  // Nothing on the page is green while the daemon is not known to be there.
+  document.documentElement.classList.toggle("lost", isLost);
+  const main = document.querySelector("main");
+  let banner = document.querySelector("[data-lost]");
+  if (isLost && !banner) {
+    banner = document.createElement("p");
+    banner.className = "notice bad";
+    banner.dataset.lost = "";
+    banner.textContent = `The daemon has not answered since ${new Date().toLocaleTimeString()}; this page is as old.`;
+    main.prepend(banner);
+  } else if (!isLost) {
+    banner?.remove();
+  }
+  say(text);
+}
+
 async function look() {
   const main = document.querySelector("main[data-live]");
   if (!main || !isOn || document.hidden) return;
@@ -161,11 +178,11 @@ async function look() {
       fill(main, data);
     }
     wait = INTERVAL_MS;
-    say("");
+    note(false, "");
     document.documentElement.dataset.looked = String(Number(document.documentElement.dataset.looked ?? 0) + 1);
   } catch {
     wait = Math.min(wait * 2, LONGEST_MS);
-    say("The daemon does not answer; retrying.");
+    note(true, "The daemon does not answer; retrying.");
   }
   clearTimeout(timer); // begin() may have set one meanwhile, and two would alternate
   timer = setTimeout(look, wait);
