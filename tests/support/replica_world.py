@@ -803,7 +803,8 @@ class World:
             return
         after = t.recover(record, node.name) if node.name in record.replicas else None
         if after is not None:
-            log, end = node.disk.log, 0
+            log = node.disk.log
+            end = min(node.disk.log_start, len(log), len(self.committed))
             while end < min(len(log), len(self.committed)) and log[end] == self.committed[end]:
                 end += 1
             self.stats["given up"] += len(self.committed) - end
