@@ -9,8 +9,7 @@ never a revision but the version and the epoch inside of the record.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class MetaStoreError(Exception):
@@ -33,8 +32,7 @@ class StoreUnavailable(MetaStoreError):
     be repeated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A value and the revision at which it was written, from 1 on."""
 
     revision: int

@@ -17,10 +17,10 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStoreError
@@ -41,8 +41,7 @@ _PREFIX = "stream."
 _TRIES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFacts:
+class ManifestFacts(NamedTuple):
     """What the manifest of an open log says of its stream."""
 
     name: str
@@ -54,12 +53,13 @@ class ManifestFacts:
 
     @classmethod
     def of(cls, log: Log) -> ManifestFacts:
+        manifest = log.view.manifest
         return cls(
             log.name,
-            log.incarnation,
-            log.leader_epoch,
-            log.log_start_offset,
-            log.metadata.get("settings", {}),
+            manifest.incarnation,
+            manifest.leader_epoch,
+            manifest.log_start_offset,
+            manifest.metadata.get("settings", {}),
             log.name.startswith("_"),
         )
 

@@ -58,24 +58,27 @@ class Change(NamedTuple):
     """0: the entry does not expire."""
 
 
-class Stored(NamedTuple):
-    """An entry as the file holds it."""
+@dataclass(slots=True)
+class Stored:
+    """An entry as the file holds it. Not changed, only replaced."""
 
     entry: Entry
-    expires_ns: int
-    ttl_ns: int
-    text: str
-    """The JSON of it."""
-
-    @classmethod
-    def of(cls, revision: int, value: bytes, expires_ns: int = 0, ttl_ns: int = 0) -> Stored:
-        content: dict[str, Any] = {"revision": revision, "value": value.decode()}
-        if ttl_ns:
-            content |= {"expires_ns": expires_ns, "ttl_ns": ttl_ns}
-        return cls(Entry(revision, value), expires_ns, ttl_ns, to_json(content))
+    expires_ns: int = 0
+    ttl_ns: int = 0
+    _text: str = ""
 
     def has_expired(self, now_ns: int) -> bool:
         return bool(self.ttl_ns) and not now_ns < self.expires_ns <= now_ns + self.ttl_ns
+
+    def to_json(self) -> str:
+        """Made once, and not before it is written: a start may write nothing."""
+        if not self._text:
+            revision, value = self.entry.revision, self.entry.value.decode()
+            content: dict[str, Any] = {"revision": revision, "value": value}
+            if self.ttl_ns:
+                content |= {"expires_ns": self.expires_ns, "ttl_ns": self.ttl_ns}
+            self._text = to_json(content)
+        return self._text
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Content:
 
     def to_json(self) -> str:
         entries = ",".join(
-            [f"{json.dumps(key)}:{stored.text}" for key, stored in self.entries.items()]
+            [f"{json.dumps(key)}:{stored.to_json()}" for key, stored in self.entries.items()]
         )
         return f'{{"entries":{{{entries}}},"revision":{self.revision}}}'
 
@@ -98,9 +101,8 @@ def parse_records(raw: bytes, name: str) -> Content:
     content = parse_checkpoint(raw, name, KIND)
     try:
         entries = {
-            str(key): Stored.of(
-                int(one["revision"]),
-                one["value"].encode(),
+            str(key): Stored(
+                Entry(int(one["revision"]), one["value"].encode()),
                 int(one.get("expires_ns", 0)),
                 int(one.get("ttl_ns", 0)),
             )
@@ -198,7 +200,7 @@ class RecordsFile:
                 entries.pop(key, None)
             else:
                 expires_ns = now_ns + ttl_ns if ttl_ns else 0
-                entries[key] = Stored.of(revision, value, expires_ns, ttl_ns)
+                entries[key] = Stored(Entry(revision, value), expires_ns, ttl_ns)
         if revision == self.content.revision:
             return results
         failure = self._write(Content(entries, revision))

@@ -46,7 +46,7 @@ def test_a_stream_without_record_is_adopted_from_its_manifest() -> None:
 
 def test_a_start_after_an_unclean_stop_begins_a_new_epoch_and_life() -> None:
     record = following(None, FACTS, closed=True)
-    opened = replace(FACTS, leader_epoch=4)  # opening the log has raised it
+    opened = FACTS._replace(leader_epoch=4)  # opening the log has raised it
     after = following(record, opened, closed=False)
     assert (after.leader_epoch, after.version) == (4, 2)
     assert after.starts[LOCAL] > record.starts[LOCAL]
@@ -54,7 +54,7 @@ def test_a_start_after_an_unclean_stop_begins_a_new_epoch_and_life() -> None:
 
 def test_a_manifest_of_an_older_version_of_liftlog_that_ran_meanwhile_counts() -> None:
     record = following(None, FACTS, closed=True)
-    newer = replace(FACTS, leader_epoch=9, settings={**FACTS.settings, "acks": "off"})
+    newer = FACTS._replace(leader_epoch=9, settings={**FACTS.settings, "acks": "off"})
     after = following(record, newer, closed=False)
     assert after.leader_epoch == 9
     assert after.settings["acks"] == "off"
@@ -67,12 +67,12 @@ def test_a_directory_that_was_set_back_continues_above_both_epochs(closed: bool)
     after = following(record, FACTS, closed=closed)
     assert after.leader_epoch == 13
     assert after.log_start == FACTS.log_start_offset
-    assert following(after, replace(FACTS, leader_epoch=13), closed=True) is after
+    assert following(after, FACTS._replace(leader_epoch=13), closed=True) is after
 
 
 def test_another_stream_of_the_name_and_a_deleted_one_get_a_record_again() -> None:
     record = following(None, FACTS, closed=True)
-    other = replace(FACTS, incarnation="cd" * 16, leader_epoch=1)
+    other = FACTS._replace(incarnation="cd" * 16, leader_epoch=1)
     after = following(record, other, closed=True)
     assert (after.incarnation, after.leader_epoch, after.version) == ("cd" * 16, 1, 2)
     gone = delete(record)
