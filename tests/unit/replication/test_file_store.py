@@ -156,11 +156,12 @@ async def test_a_watch_goes_on_while_the_file_cannot_be_read(
 async def test_a_session_is_renewed_and_ends_with_its_holder(
     store: FileMetaStore, tmp_path: Path
 ) -> None:
-    session = await store.session("live.a", b'{"start":4}', 1)
+    before = time.monotonic()
+    session = await store.session("live.a", b'{"start":4}', 5)
     began = session.deadline
-    assert 0.5 < began - time.monotonic() <= 0.8
+    assert before + 4 <= began <= time.monotonic() + 4
     async with opened(tmp_path / "records") as other, asyncio.timeout(20):
-        while session.deadline < began + 1.5:
+        while session.deadline < began + 2:
             entry = await other.get("live.a")
             assert entry is not None, "the session ended while it was renewed"
             assert entry.value == b'{"start":4}'
@@ -262,19 +263,32 @@ async def test_processes_that_are_killed_agree_on_one_order(tmp_path: Path) -> N
     path, rng = tmp_path / "records", random.Random(7)
     answers: dict[str, list[tuple[str, str, int, int]]] = {"stream.a": [], "stream.b": []}
     writers = {f"p{i}": _writer(path, f"p{i}", i) for i in range(3)}
-    for round_number in range(3, 3 + rounds(6)):
-        await asyncio.sleep(rng.uniform(0.4, 0.7))
-        victim = rng.choice(sorted(writers))
-        _end(writers.pop(victim), answers)
-        writers[f"p{round_number}"] = _writer(path, f"p{round_number}", round_number)
-    await asyncio.sleep(0.5)
-    for process in writers.values():
-        _end(process, answers)
     async with opened(path) as store:
+        for round_number in range(3, 3 + rounds(6)):
+            await _more_changes(store, 15)
+            await asyncio.sleep(rng.uniform(0, 0.1))
+            victim = rng.choice(sorted(writers))
+            _end(writers.pop(victim), answers)
+            writers[f"p{round_number}"] = _writer(path, f"p{round_number}", round_number)
+        await _more_changes(store, 15)
+        for process in writers.values():
+            _end(process, answers)
         for key, known in answers.items():
             entry = await store.get(key)
             assert entry is not None
             _check_order(json.loads(entry.value), known)
+
+
+async def _more_changes(store: FileMetaStore, count: int) -> None:
+    """Wait until the processes have made so many more."""
+    begun = await _changes_made(store)
+    async with asyncio.timeout(120):
+        while await _changes_made(store) < begun + count:
+            await asyncio.sleep(0.01)
+
+
+async def _changes_made(store: FileMetaStore) -> int:
+    return sum(len(json.loads(one.value)) for one in (await store.scan("stream.")).values())
 
 
 def _end(
@@ -291,7 +305,7 @@ def _end(
 def _check_order(order: list[str], known: list[tuple[str, str, int, int]]) -> None:
     assert len(set(order)) == len(order)
     made = [(label, before, after) for outcome, label, before, after in known if outcome == "made"]
-    assert len(made) > 20
+    assert len(made) > 10
     assert {label for label, _, _ in made} <= set(order)
     assert not {label for outcome, label, _, _ in known if outcome == "lost"} & set(order)
     place = {label: number for number, label in enumerate(order)}
