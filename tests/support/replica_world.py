@@ -803,12 +803,15 @@ class World:
             return
         after = t.recover(record, node.name) if node.name in record.replicas else None
         if after is not None:
-            log = node.disk.log
-            end = min(node.disk.log_start, len(log), len(self.committed))
-            while end < min(len(log), len(self.committed)) and log[end] == self.committed[end]:
+            log, known = node.disk.log, self.committed
+            end = min(node.disk.log_start, len(log), len(known))
+            while end < min(len(log), len(known)) and log[end] == known[end]:
                 end += 1
-            self.stats["given up"] += len(self.committed) - end
-            del self.committed[end:]
+            self.stats["given up"] += len(known) - end
+            # What an earlier recovery gave up may be committed by this node's own knowledge.
+            role = node.leader or node.follower
+            own = role.high_watermark if role else node.known
+            self.committed = known[:end] + log[end:own]
             self.incomplete.clear()
             self.put(after, "recover")
             node.adopt(after)
