@@ -66,7 +66,7 @@ class Tail:
         self.pending_bytes = 0
         """Of all messages without an answer yet: judged, out, held."""
         self.held_bytes = 0
-        """Of those whose group is held. Little of it is in memory."""
+        """Of those whose group is held; 0 if none is. Little of it is in memory."""
         self._ids_seen_ns = 0
         self._commit_clock = commit_clock
         self._open = self._new_group()
@@ -176,7 +176,7 @@ class Tail:
     def committed(self, group: CommitGroup) -> bytes:
         """The oldest group that is out is committed, and none is held: the NATS commands that
         answer everyone who waited for it."""
-        answers = self._answers_of_oldest(group)
+        answers = self._settle(group)
         if group.early_answers:
             answers = b"".join(group.early_answers) + answers
         self.pending_bytes -= group.memory_bytes
@@ -184,17 +184,16 @@ class Tail:
             answers += ack_commands(group.timed_acks, self._commit_time_ns())
         return answers
 
-    def _answers_of_oldest(self, group: CommitGroup) -> bytes:
-        """The oldest group that is out is out no longer, and no failure takes it back any more: its
-        answers, but for timed acks."""
+    def _settle(self, group: CommitGroup) -> bytes:
+        """The oldest group that is out is out no longer, and no failure takes it back any more.
+        Returns its answers, but for early ones and timed acks."""
         oldest = self._out.popleft()
         assert oldest is group, "groups are committed in the order in which they were taken"
         if self.subjects is not None and group.subject_notes is not None:
             self.subjects.committed(group.subject_notes)
         if group.prepared_answers is None:
             self.prepare_answers(group)
-        assert group.prepared_answers is not None
-        return group.prepared_answers
+        return group.prepared_answers  # type: ignore[return-value]  # it is there now
 
     def _commit_time_ns(self) -> int:
         return self.last_timestamp_ns if self._commit_clock is None else self._commit_clock()
@@ -202,7 +201,7 @@ class Tail:
     def hold(self, group: CommitGroup) -> bytes:
         """The oldest group that is out is durable here. Returns the acks under the policy `leader`,
         and keeps the other answers until `release`."""
-        answers = self._answers_of_oldest(group)
+        answers = self._settle(group)
         early, timed_acks = group.early_answers, group.timed_acks
         if timed_acks and self.config.is_replicated:
             now = [ack for ack in timed_acks if ack[1].ack_policy == LEADER]

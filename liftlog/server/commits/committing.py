@@ -79,6 +79,7 @@ class GroupCommits:
         self._sequencer = sequencer
         self._settings = settings
         self._gate = gate
+        self._has_followers = gate.has_followers
         self._shared = shared
         self._turns = turns
         self._waiters = waiters
@@ -113,7 +114,8 @@ class GroupCommits:
         if len(group):
             try:
                 self._writer.write(self._writer.encode(group))
-                self._gate.written()
+                if self._has_followers:
+                    self._gate.written()
                 # Before the sync, so that after it nothing is left but to send them.
                 self._sequencer.prepare_answers(group)
                 if self._writer.must_sync(self._unsynced + len(group)):
@@ -145,7 +147,7 @@ class GroupCommits:
             partial(self._writer.write, batches),
             self._log.sync if must_sync else None,
             partial(self._written, group),
-            self._appended if self._gate.has_followers else None,
+            self._appended if self._has_followers else None,
         )
         self._sequencer.prepare_answers(group)  # while the thread writes
 
@@ -171,13 +173,14 @@ class GroupCommits:
         if error is not None:
             self._take_back(group, error)
             return
+        next_offset = group.next_offset
         interval = self._settings.durability == "interval"
         if interval:
             self._log.note_acked(self._log.log_end_offset)
         else:
             log = self._log
             high_watermark = log.commit_up_to(self._gate.local(log.log_end_offset))
-            if group.next_offset > high_watermark or self._sequencer.is_holding:
+            if next_offset > high_watermark or self._sequencer.held_bytes:
                 self._hold(group, high_watermark)
                 return
         self._shared.send(self._sequencer.committed(group))
@@ -186,7 +189,7 @@ class GroupCommits:
             self._after_interval_append(len(group))
         else:
             self._waiters.wake(self._log.high_watermark)
-        self._own_records.committed(group.next_offset)
+        self._own_records.committed(next_offset)
         self._shared.pending_changed()
 
     def _hold(self, group: CommitGroup, high_watermark: int) -> None:
@@ -239,7 +242,7 @@ class GroupCommits:
             # have seen them: then another epoch must come first.
             if not self._abandon_tail(error, keep_offsets=acked_before_sync):
                 return
-            if self._gate.has_followers:
+            if self._has_followers:
                 self._step_down(f"a sync failed ({error}) that followers did not wait for")
                 return
         # Any other error came from the append, which has rolled itself back: the log ends where it

@@ -140,7 +140,8 @@ class StreamHost:
                 self._shared.send(self.sequencer.refuse_run(run, OVERLOADED))
                 return
             self.observed.arrived(len(run))
-            self.sequencer.too_few_copies = self._gate.refuses
+            if self._gate.has_followers:
+                self.sequencer.too_few_copies = self._gate.refuses
             self.sequencer.judge(run, self._shared.now_ns(), self._shared.steady_ns())
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self.fail(f"internal error while judging messages: {error!r}")
