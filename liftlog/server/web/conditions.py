@@ -1,6 +1,6 @@
 """Conditions on the values of records: a text in it, a field of its JSON, a regular expression.
 
-Each looks at a column of values at once, at most a MiB at a time: for so long it may hold the
+Each looks at a column of values at once, about 128 KiB at a time: for so long it may hold the
 interpreter, on which the commits wait.
 """
 
@@ -24,7 +24,7 @@ from liftlog.server.web.automaton import Automaton, compile_expression
 KINDS = ("text", "json", "regex")
 MAX_JSON_BYTES = 256 * 1024
 """Longer values have no JSON fields: the parser cannot be interrupted."""
-_STEP_BYTES = 1024 * 1024
+_STEP_BYTES = 128 * 1024
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 Condition = Callable[[BinaryColumn], Flags]
