@@ -167,12 +167,16 @@ class FollowedStream:
         self._pause = _FIRST_PAUSE_SECONDS
         self.leader_end = answer.log_end_offset
         self._body, self._told = exchange.body, answer
-        before = self.follower.high_watermark
+        before, asked = self.follower.high_watermark, self.follower.outstanding
         effect = self.follower.answered(_answer_from(answer))
         if self.follower.high_watermark > before:
             self.host.commit_up_to(self.follower.high_watermark)
         self._follow_log_start(answer.log_start_offset)
-        if effect is None and self.follower.outstanding is None and self.follower.working is None:
+        if effect is None and self.follower.working is None:
+            if self.follower.outstanding is asked:
+                self.follower.lost()  # it does not fit the request, and there is no other answer
+            if self.follower.waits_for_version > self.follower.record.version:
+                self._tell_record_is_old()
             self._ask_later()
         self._do(effect)
 
@@ -247,7 +251,12 @@ class FollowedStream:
         log = self.host.log
         if body is None:
             return
-        log.append_raw(body)
+        try:
+            log.append_raw(body)
+        except ValueError as error:  # whole batches, and not those that come next
+            raise CorruptBatch(
+                f"the leader's answer does not continue this log: {error}"
+            ) from error
         try:
             log.note_acked(log.sync())
         except SyncFailed:

@@ -1,0 +1,192 @@
+"""A follower whose leader answers anything: frames of the right form with wrong values, and bodies
+that are cut, changed, or of other offsets. What is committed here stays, and nothing breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.log_model import readable
+from support.logs import SMALL, Promises, append, create
+from support.simfs import SimFileSystem
+
+from liftlog.cluster import transitions
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import LiftlogError
+from liftlog.log import Log, LogSlice
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.replication import Replica, Replicate
+from liftlog.server.replication.fetching import FollowedStream
+
+CONFIG = replace(SMALL, replicated=True)
+
+
+class Host:
+    """What a followed stream needs of its host; exclusive calls run at once."""
+
+    name = "s"
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.failure = ""
+        self.errors: list[Exception] = []
+
+    def run_exclusive(self, call: Callable[[], object]) -> asyncio.Future[object]:
+        future = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(call())
+        except Exception as error:
+            self.errors.append(error)
+            future.set_exception(error)
+        return future
+
+    def commit_up_to(self, offset: int) -> None:
+        self.log.commit_up_to(offset)
+
+    def fail(self, reason: str) -> None:
+        self.failure = reason
+
+
+class Link:
+    """Keeps the newest request, to be answered by the test."""
+
+    def __init__(self) -> None:
+        self.asked: tuple[Replicate, Exchange] | None = None
+
+    def request(self, message: Any, exchange: Exchange) -> None:
+        self.asked = message, exchange
+
+
+def record_of(log: Log) -> StreamRecord:
+    return transitions.create(
+        "s", log.incarnation, {}, ["a", "b", "c"], starts=dict.fromkeys("abc", 1)
+    )
+
+
+small = st.integers(0, 40)
+wrong = st.fixed_dictionaries(
+    {},
+    optional={
+        "epoch": small,
+        "offset": small,
+        "last_epoch": small,
+        "high_watermark": small,
+        "first_stored": small,
+        "log_end_offset": small,
+        "log_start_offset": small,
+        "tombstones_removed_below": small,
+        "record_version": small,
+        "diverging": st.lists(small, min_size=2, max_size=2),
+        "gap": st.dictionaries(
+            st.sampled_from(["next", "reason", "loss", "epochs"]),
+            st.one_of(
+                small, st.text(max_size=5), st.lists(st.lists(small, max_size=3), max_size=3)
+            ),
+            max_size=4,
+        ),
+    },
+)
+answers = st.lists(
+    st.tuples(
+        wrong,
+        st.sampled_from(["right", "right", "cut", "flipped", "elsewhere", "noise", "none"]),
+        st.integers(0, 2**16),
+    ),
+    max_size=12,
+)
+
+
+def body_of(leader: Log, offset: int, how: str, seed: int) -> bytes:
+    if how == "noise":
+        return bytes((seed * i) & 0xFF for i in range(seed % 300))
+    start = 1 + seed % (leader.log_end_offset - 1) if how == "elsewhere" else offset
+    if how == "none" or not 1 <= start < leader.log_end_offset:
+        return b""
+    found = leader.read_replica(start, 300)
+    assert isinstance(found, LogSlice)
+    with found:
+        raw = bytearray(found.pread())
+    if how == "cut":
+        del raw[seed % len(raw) :]
+    elif how == "flipped":
+        raw[seed % len(raw)] ^= 1 << seed % 8
+    return bytes(raw)
+
+
+@settings(max_examples=150)
+@given(answers)
+def test_nothing_that_is_committed_is_lost(told: list[tuple[dict[str, Any], str, int]]) -> None:
+    asyncio.run(_follow(told))
+
+
+async def _follow(told: list[tuple[dict[str, Any], str, int]]) -> None:
+    leader = create(SimFileSystem(), config=CONFIG)
+    leader.begin_epoch(1)
+    promises = Promises()
+    for count in (3, 1, 4, 2):
+        append(leader, promises, count)
+    log = create(SimFileSystem(), config=CONFIG)
+    log.begin_epoch(1)
+    host, link = Host(log), Link()
+    stream = FollowedStream(
+        host,  # type: ignore[arg-type]
+        record_of(log),
+        "b",
+        link_to=lambda node: link,  # type: ignore[arg-type, return-value]
+        tell_record_is_old=lambda: None,
+    )
+    stream.start()
+    for values, how, seed in told:
+        if link.asked is None or host.failure:
+            break
+        (asked, exchange), link.asked = link.asked, None
+        before = {o: r for o, r in readable(log).items() if o < log.high_watermark}
+        body = body_of(leader, asked.offset, how, seed)
+        right = Replica(
+            asked.epoch, asked.offset, asked.last_epoch, asked.offset, leader.log_end_offset, 1,
+            body_length=len(body),
+        )  # fmt: skip
+        exchange.body = memoryview(body)
+        exchange.finish(replace(right, **values), None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        kept = {o: r for o, r in readable(log).items() if o in before}
+        start = log.log_start_offset
+        assert kept == {o: r for o, r in before.items() if o >= start}
+        assert log.high_watermark <= log.log_end_offset
+        assert all(isinstance(one, LiftlogError) for one in host.errors), host.errors
+        if link.asked is None and not host.failure:
+            stream._resume()  # the pause after a refusal is over
+    if not host.failure:
+        await _catch_up(stream, link, leader)
+    stream.close()
+
+
+async def _catch_up(stream: FollowedStream, link: Link, leader: Log) -> None:
+    """With right answers it gets everything, or says why it must not."""
+    log, host = stream.host.log, stream.host
+    for _ in range(50):
+        if log.log_end_offset >= leader.log_end_offset or host.failure:
+            return
+        if stream.follower.waits_for_version > stream.follower.record.version:
+            return  # the leader has spoken of a record that does not exist
+        assert link.asked is not None, "it waits for nothing"
+        (asked, exchange), link.asked = link.asked, None
+        body = body_of(leader, asked.offset, "right", 0)
+        exchange.body = memoryview(body)
+        end = leader.log_end_offset
+        exchange.finish(
+            Replica(
+                asked.epoch, asked.offset, asked.last_epoch, 1, end, 1, body_length=len(body)
+            ),
+            None,
+        )  # fmt: skip
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if link.asked is None and not host.failure:
+            stream._resume()
+    raise AssertionError("it does not catch up")
