@@ -63,8 +63,8 @@ class Cluster:
         if directory is None:
             made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
             directory = Path(self._stack.enter_context(made))
-        self.directory = directory
-        self.store = store or directory / "meta"
+        self.directory = directory.absolute()
+        self.store = (store or directory / "meta").absolute()
         self.nodes: dict[str, Daemon] = {}
         self._paused: set[str] = set()
         for name, port in zip(NODES, lasting_ports(len(NODES)), strict=True):
