@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz simulate lint type bench bench-spark docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture fuzz simulate lint type bench bench-cluster bench-spark docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ type: setup ## Check types
 
 bench: setup ## Measure against JetStream (ARGS="--quick", ARGS="--only ROW", see ARGS="--help")
 	$(BIN)/python tests/bench/run.py $(ARGS)
+
+bench-cluster: setup ## Measure replicated streams against JetStream R3 (ARGS="--help")
+	$(BIN)/python tests/bench/cluster.py $(ARGS)
 
 bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")
 	$(BIN)/python tests/bench/spark.py $(ARGS)

@@ -1,8 +1,10 @@
-"""The benchmark: `make bench` (`main`) and `make bench-spark` (`spark_main`).
+"""The benchmark: `make bench` (`main`), `make bench-cluster` (`cluster_main`), `make bench-spark`
+(`spark_main`).
 
 figures       the rows of the table: what is compared with what, and what must be reached
 report        the tables                        progress    what is going on, on stderr
 systems       liftlog, JetStream and the ceiling as servers; responder is the ceiling
+replicated    the same with three replicas
 processes     worker processes, and the disk that it measures on
 fsyncs        how often a server calls fsync
 
@@ -12,4 +14,5 @@ publishing    publisher, pacer                  consuming   consumers
 reading       readers                           cleaning    stored: files without a daemon
 operating     scrapes, reloads, ends            deciding    decisions of the ACL
 behaviour     floods and idling                 sparking    lake: the data; tuples: without Arrow
+replicating   a new replica
 """

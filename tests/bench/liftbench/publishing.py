@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,13 @@ def measure(
     *,
     rounds: int,
     seconds: float,
+    order: Sequence[str] = (CEILING, DEFAULT, ALWAYS, LIFTLOG),
+    builder: Callable[[str, Path], System] = build,
 ) -> None:
     """`wanted`: load -> systems. Within a round the systems take turns at each load."""
-    everyone = (CEILING, DEFAULT, ALWAYS, LIFTLOG)
-    names = [name for name in everyone if any(name in w for w in wanted.values())]
+    names = [name for name in order if any(name in w for w in wanted.values())]
     with ExitStack() as stack:
-        systems = {name: stack.enter_context(build(name, directory / name)) for name in names}
+        systems = {name: stack.enter_context(builder(name, directory / name)) for name in names}
         for number in range(rounds):
             for load, takers in wanted.items():
                 ordered = [name for name in names if name in takers]
@@ -64,7 +65,7 @@ def publish_once(system: System, load: str, **more: Any) -> dict[str, Any]:
     system.create(stream, SUBJECT, kind=kind)
     try:
         spec = {"connections": connections, "in_flight": in_flight, "kind": kind, **more}
-        if kind == LIFTBRIDGE and system.name == LIFTLOG:
+        if kind == LIFTBRIDGE and system.name.startswith(LIFTLOG):
             spec["liftbridge_acks"] = True
         outcome = run_worker("publisher", {"port": system.port, "subject": SUBJECT, **spec})
         stored = system.stored(stream)

@@ -35,6 +35,8 @@ from .figures import (
 )
 from .processes import fdatasync_us, file_system_of
 from .reading import CONTENTS
+from .replicated import R3_ALWAYS, R3_DEFAULT, RF1, RF3
+from .replicating import ROWS as CLUSTER_ROWS
 from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG
 
 DURABILITY = {
@@ -42,6 +44,10 @@ DURABILITY = {
     DEFAULT: "JetStream default: no fsync before the ack",
     ALWAYS: "JetStream always: fsync of each message",
     LIFTLOG: "liftlog fsync: group commit before the ack",
+    R3_DEFAULT: "JetStream R3 default: two of three wrote it",
+    R3_ALWAYS: "JetStream R3 always: two of three fsynced it",
+    RF3: "liftlog, three replicas: all in sync fsynced it",
+    RF1: "liftlog, one replica",
 }
 
 
@@ -105,6 +111,20 @@ def render_spark(measured: Measurements, about: dict[str, Any], rounds: int) -> 
         ("Spark", _medians(measured, _SPARK)),
     ):
         parts += [f"{title}:", content]
+    return "\n\n".join(parts)
+
+
+def render_cluster(measured: Measurements, about: dict[str, Any], rounds: int) -> str:
+    parts = [_where(about, rounds)]
+    for title, content in (
+        ("Ratios", _ratio_table(measured, CLUSTER_ROWS)),
+        ("Publishing, 256 B, acks per second [fsyncs per 1,000 acks]", _rates(measured)),
+        ("Messages with headers, acks per second", _kinds(measured)),
+        ("Round trip of a message, p50 / p99", _latencies(measured)),
+        ("A new replica", _medians(measured, _NEW_REPLICA)),
+    ):
+        if content:
+            parts += [f"{title}:", content]
     return "\n\n".join(parts)
 
 
@@ -311,6 +331,13 @@ _CLEANING = {
     "rebatch-after": ("the same re-batched, records/s", 0),
     "recovery": ("recovery scan, MB/s", 0),
     "recovery-crc": ("reading and CRC of the same bytes, MB/s", 0),
+}
+
+
+_NEW_REPLICA = {
+    (RF3, "grown-p99"): ("p99 of an ack at half of peak load, us", 0),
+    (RF3, "growing-p99"): ("the same while a new replica fetches the stream, us", 0),
+    (RF3, "growing-seconds"): ("until it was in sync, s", 1),
 }
 
 
