@@ -132,6 +132,9 @@ class Leader:
         self._lag_max = lag_max
         self._began = now
         self._followers: dict[str, FollowerState] = {}
+        # Of the record, for what is asked with each request.
+        self._can_commit = False
+        self._others: frozenset[str] = frozenset()
         self._waits_for: tuple[str, ...] = ()
         self._see(record)
 
@@ -147,7 +150,7 @@ class Leader:
     @property
     def can_commit(self) -> bool:
         """Whether the ISR is large enough to ack."""
-        return self.record.can_commit
+        return self._can_commit
 
     # --- the log -----------------------------------------------------------------
 
@@ -292,7 +295,7 @@ class Leader:
     def _refusal(self, request: FetchRequest) -> Verdict | None:
         """Fencing. A request of another epoch says nothing about this one. A life of a follower
         ends when the next one is known: what it confirmed may be lost since."""
-        if self.resigned or request.node not in self.record.members or request.node == self.node:
+        if self.resigned or request.node not in self._others:
             return _NOT_LEADER
         if request.epoch > self.epoch:
             return _UNKNOWN_EPOCH
@@ -323,7 +326,7 @@ class Leader:
     def _advance(self) -> int:
         """The high watermark is the least durable end of all whom it waits for. It never falls, and
         stands still while the ISR is too small: then replicas leave it that stay eligible."""
-        if not self.resigned and self.record.can_commit:
+        if self._can_commit and not self.resigned:
             end = self.durable_end
             for node in self._waits_for:
                 follower = self._followers.get(node)
@@ -335,10 +338,12 @@ class Leader:
         """The high watermark waits for the ISR and for all that a change under way may bring into
         it or may not have taken out of it: another leader may be elected from either."""
         self.record = record
+        self._can_commit = record.can_commit
+        self._others = frozenset(record.members) - {self.node}
         nodes = {*record.isr, *(self.pending.after.isr if self.pending else ())}
         self._waits_for = tuple(sorted(nodes - {self.node}))
         for node, follower in list(self._followers.items()):
-            if follower.start < record.starts.get(node, 0) or node not in record.members:
+            if follower.start < record.starts.get(node, 0) or node not in self._others:
                 del self._followers[node]
 
     def _must_keep(self, node: str) -> bool:

@@ -30,11 +30,9 @@ class CommittedUnsynced(Leader):
 
 
 class CommittedBySmallIsr(Leader):
-    def _advance(self) -> int:
-        small, self.record = self.record, replace(self.record, settings={"min_isr": 1})
-        end = super()._advance()
-        self.record = small
-        return end
+    def _see(self, record: StreamRecord) -> None:
+        super()._see(record)
+        self._can_commit = True
 
 
 class OnlyTheIsrOfTheRecord(Leader):
