@@ -63,6 +63,7 @@ test-install: setup ## Install both wheels into fresh environments and try them 
 torture: setup ## All places of a crash; kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
 	  tests/crash/test_kill.py tests/crash/test_checkpoints.py tests/crash/test_power_cuts.py \
+	  tests/crash/test_cluster_crashes.py \
 	  tests/crash/test_storage_faults.py tests/crash/test_backups.py tests/crash/test_unreadable.py \
 	  tests/crash/test_misplaced_pages.py tests/crash/test_misplaced_writes.py \
 	  tests/crash/test_full_disks.py tests/crash/test_lost_updates.py \
