@@ -113,8 +113,9 @@ class Log:
 
     @property
     def first_stored_offset(self) -> int:
-        """Where the oldest segment begins, at or below the log start."""
-        return self._state.view.segments[0].base_offset
+        """Where the oldest segment begins, or the gap before it: at or below the log start."""
+        view = self._state.view
+        return min(view.segments[0].base_offset, view.manifest.log_start_offset)
 
     @property
     def log_end_offset(self) -> int:

@@ -72,7 +72,9 @@ def read_replica(
     with storage_errors(f"reading {state.name}"):
         while True:
             view = state.written_view
-            start, end = view.segments[0].base_offset, view.committed.offset
+            # With all below a gap deleted, the oldest segment begins past the log start.
+            start = min(view.segments[0].base_offset, view.manifest.log_start_offset)
+            end = view.committed.offset
             if not start <= offset <= end:
                 raise OffsetOutOfRange(
                     f"offset {offset} is outside [{start}, {end}], which stream {state.name} holds",

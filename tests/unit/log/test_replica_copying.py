@@ -493,3 +493,23 @@ def test_starting_over_that_fails_changes_nothing() -> None:
     log.start_over(1)
     assert (log.log_start_offset, log.log_end_offset) == (1, 1)
     assert all(one <= other for one, other in pairwise(sorted(old)))
+
+
+def test_a_gap_is_read_when_all_before_it_is_deleted() -> None:
+    """It may not be committed yet, so another replica may still have to learn of it."""
+    fs, log = _log(2)
+    log.roll()
+    end = log.log_end_offset
+    log.commit_up_to(end)
+    log.append_gap(end + 5, "rot", is_loss=False)
+    append(log, Promises(), 1)
+    log.remove_before(end, len(log.segments) - 1)
+    assert [one.base_offset for one in log.segments] == [end + 5]
+    assert log.log_start_offset == log.high_watermark == end
+    assert log.first_stored_offset == end
+    assert log.read_replica(end, 100) == Gap(end, end + 5, SKIPPED, False)
+    with pytest.raises(OffsetOutOfRange):
+        log.read_replica(end - 1, 100)
+    follower = _follower(fs)
+    follower.start_over(end)
+    assert [gap.next_offset for gap in _follow(log, follower)] == [end + 5]
