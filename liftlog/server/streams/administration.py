@@ -31,7 +31,9 @@ from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.records import StreamRecords
 from liftlog.server.streams.leases import LeaseKeeping
+from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.retention import (
+    check_truncation,
     decide_retention,
     is_large,
     truncate_before,
@@ -82,8 +84,10 @@ class StreamDirectory(Protocol):
         """For judging ages."""
         ...
 
-    def stream(self, name: str) -> StreamHost:
-        """Raises StreamNotFound, StreamUnavailable."""
+    @property
+    def replicated(self) -> ReplicatedStreams | None: ...
+    def led_stream(self, name: str) -> StreamHost:
+        """Raises StreamNotFound, StreamUnavailable, NotLeader."""
         ...
 
     def stream_names(self) -> list[str]:
@@ -212,6 +216,10 @@ class Administration:
         `store` has succeeded, `adopt` runs even if the caller is cancelled.
         """
         streams, log = self._streams, host.log
+        record = None if streams.replicated is None else streams.replicated.known(host.name)
+        if record is not None and streams.replicated is not None:
+            # First, so that no other leader goes back to the old ones. Followers adopt them too.
+            await streams.replicated.update(host.name, wanted)
         switches = _switched(host, found) if host.origin == "config" else host.switches
 
         def store() -> None:
@@ -229,7 +237,8 @@ class Administration:
             )
 
         await host.exclusively(store, adopt, reserve=streams.reserve)
-        await streams.records.changed(log)
+        if record is None:
+            await streams.records.changed(log)
         if streams.compactor is not None and any(
             path.partition(".")[0] in _CLEANING for path, _, _ in found
         ):
@@ -253,9 +262,16 @@ class Administration:
             files = not host.rewriting
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
+        replicated = self._streams.replicated
+        record = None if replicated is None else replicated.known(name)
+        if record is not None and replicated is not None:
+            # Before the record says so, which no one takes back.
+            check_truncation(host.log, offset, self._streams.now_ns())
+            await replicated.truncate(name, offset)
         freed = await host.exclusively(truncate, reserve=self._streams.reserve)
         if host.log.log_start_offset > before:
-            await self._streams.records.truncated(host.log, offset)
+            if record is None:
+                await self._streams.records.truncated(host.log, offset)
             logger.info(
                 "stream-truncated stream=%s log_start=%d freed_bytes=%d",
                 name,
@@ -314,7 +330,7 @@ class Administration:
     def _running(self, name: str) -> StreamHost:
         if self._streams.closing:
             raise ShuttingDown("the daemon is stopping")
-        return self._streams.stream(name)
+        return self._streams.led_stream(name)
 
     def _changeable(self, name: str) -> StreamHost:
         host = self._running(name)

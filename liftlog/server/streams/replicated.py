@@ -58,6 +58,10 @@ class StreamHosts(Protocol):
         """Serve an open log; `led` is its gate if this node leads, None if it follows."""
         ...
 
+    def streams_changed(self) -> None:
+        """Settings of a stream have changed."""
+        ...
+
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
         """Stop serving: detach it, wait for what is under way, close its log."""
         ...
@@ -94,11 +98,16 @@ class ReplicatedStreams:
         """There is a newer record of a stream."""
         stream = self._streams.get(record.name)
         if stream is None:
-            if self._is_stopping or self.member.name not in record.members:
+            if self._is_stopping or record.deleted or self.member.name not in record.members:
                 return
             stream = self._streams[record.name] = _ReplicatedStream(record.name, self)
             self._spawn(stream.run())
         stream.wake()
+
+    def left(self, stream: _ReplicatedStream) -> None:
+        """The copy of a stream is removed. Meanwhile it may have been created again."""
+        del self._streams[stream.name]
+        self.record_changed(self.mirror.records[stream.name])
 
     def nodes_changed(self) -> None:
         """A node came or went: a stream may wait for that."""
@@ -138,10 +147,27 @@ class ReplicatedStreams:
         if stream is not None:
             await stream.opened.wait()
 
+    def known(self, name: str) -> StreamRecord | None:
+        """The record of a stream; None if there is no such stream in the cluster."""
+        record = self.mirror.records.get(name)
+        return None if record is None or record.deleted else record
+
     def knows(self, name: str) -> bool:
         """Whether there is such a stream in the cluster."""
-        record = self.mirror.records.get(name)
-        return record is not None and not record.deleted
+        return self.known(name) is not None
+
+    async def update(self, name: str, settings: StreamSettings) -> None:
+        """Store other settings; each node with a copy adopts them. Raises MetadataUnavailable."""
+
+        def step(record: StreamRecord) -> StreamRecord | None:
+            origin = {"origin": origin_of(record)}
+            return transitions.update(record, settings.to_yaml_dict() | origin)
+
+        await self.mirror.change(name, step)
+
+    async def truncate(self, name: str, offset: int) -> None:
+        """Delete what is below `offset` on every node. Raises MetadataUnavailable."""
+        await self.mirror.change(name, lambda record: transitions.truncate(record, offset))
 
     async def delete(self, name: str) -> None:
         """Delete a stream on every node. Raises StreamNotFound, MetadataUnavailable."""
@@ -360,6 +386,7 @@ class _ReplicatedStream:
             try:
                 if await self._follow_record():
                     self.opened.set()
+                    self._owner.left(self)
                     return
                 pause = _FIRST_PAUSE_SECONDS
             except LiftlogError as error:
@@ -384,6 +411,9 @@ class _ReplicatedStream:
     async def _follow_record(self) -> bool:
         """One look at the record; True when the stream has left this node."""
         record = self._owner.mirror.records[self.name]
+        host = self._owner.hosts.hosts.get(self.name)
+        if host is not None and host.log.incarnation != record.incarnation:
+            await self._end_role()  # deleted and created again
         role = role_of(
             record, self._me, self._owner.member.start, resigned_epoch=self._resigned_epoch
         )
@@ -403,7 +433,23 @@ class _ReplicatedStream:
             await self._follow(record)
         if not isinstance(role, Follow | Lead) and record.leader is None:
             await self._stand_for_leader(record)
+        await self._adopt_settings(record)
         return False
+
+    async def _adopt_settings(self, record: StreamRecord) -> None:
+        """What an operator has changed in the record, here or through another node."""
+        host = self._owner.hosts.hosts.get(self.name)
+        if host is None or host.failure:
+            return
+        wanted = settings_of(record)
+        if wanted != host.settings:
+            await host.exclusively(
+                lambda: host.log.set_metadata(host.metadata(wanted)), lambda: host.adopt(wanted)
+            )
+            self._owner.hosts.streams_changed()
+        start = min(record.log_start, host.log.high_watermark)
+        if self.led is not None and start > host.log.log_start_offset:
+            await host.exclusively(lambda: host.log.truncate_prefix(start))
 
     async def _stand_for_leader(self, record: StreamRecord) -> None:
         """The first live member of the in-sync set leads; of those eligible when it is empty."""
@@ -434,7 +480,7 @@ class _ReplicatedStream:
         if self._log is not None:
             return self._log, False
         data_dir, name = self._owner.data_dir, self.name
-        settings = _settings_of(record)
+        settings = settings_of(record)
         config = log_config(settings, replicated=True)
         if await asyncio.to_thread(data_dir.stream_path(name).exists):
             log, report = await asyncio.to_thread(data_dir.open_log, name, config)
@@ -457,7 +503,7 @@ class _ReplicatedStream:
                 name,
                 config,
                 initial_offset=settings.initial_offset,
-                metadata=new_metadata(settings, _origin_of(record)),
+                metadata=new_metadata(settings, origin_of(record)),
                 incarnation=record.incarnation,
             )
         )
@@ -482,7 +528,7 @@ class _ReplicatedStream:
             lag_max=self._owner.lag_max_seconds,
         )
         led = ServedStream(leader, log, ended=partial(self._ended, record.leader_epoch))
-        settings, origin = _settings_of(record), _origin_of(record)
+        settings, origin = settings_of(record), origin_of(record)
         host = await self._owner.hosts.host_replica(
             self.name, settings, log, origin=origin, led=led
         )
@@ -516,7 +562,7 @@ class _ReplicatedStream:
         await self._end_role()
         log, _ = await self._open(record)
         host = await self._owner.hosts.host_replica(
-            self.name, _settings_of(record), log, origin=_origin_of(record), led=None
+            self.name, settings_of(record), log, origin=origin_of(record), led=None
         )
         self._log = None
         self.followed = FollowedStream(
@@ -567,7 +613,6 @@ class _ReplicatedStream:
         if await asyncio.to_thread(self._owner.data_dir.stream_path(self.name).exists):
             await asyncio.to_thread(self._owner.data_dir.delete_log, self.name)
         logger.info("replica-removed stream=%s", self.name)
-        self._owner._streams.pop(self.name, None)
 
     # --- the in-sync set ---
 
@@ -596,10 +641,12 @@ class _ReplicatedStream:
             logger.warning("in-sync-set-not-left stream=%s error=%s", self.name, error)
 
 
-def _settings_of(record: StreamRecord) -> StreamSettings:
+def settings_of(record: StreamRecord) -> StreamSettings:
+    """The settings in the record. Raises InvalidArgument."""
     settings = {name: value for name, value in record.settings.items() if name != "origin"}
     return parse_stream_settings(settings, exists=True)
 
 
-def _origin_of(record: StreamRecord) -> str:
+def origin_of(record: StreamRecord) -> str:
+    """Who created the stream: `config` or `api`."""
     return str(record.settings.get("origin", "api"))

@@ -139,6 +139,23 @@ def truncate_before(
     """
     if offset <= log.log_start_offset:
         return 0
+    check_truncation(log, offset, now_ns)
+    if offset == log.log_end_offset:
+        log.roll()  # or the active file, none of whose records can be read now, would stay
+    decision = decide(
+        log.segments,
+        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
+        log_start_offset=offset,
+        log_end_offset=log.high_watermark,
+        now_ns=now_ns,
+    )
+    count = decision.delete_segments if delete_files else 0
+    return log.remove_before(offset, count, delete_below=decision.delete_below)
+
+
+def check_truncation(log: Log, offset: int, now_ns: int) -> None:
+    """Raises OffsetOutOfRange above the high watermark, Conflict while a lease holds records below
+    `offset`, StorageError when the leases cannot be read."""
     if offset > log.high_watermark:
         raise OffsetOutOfRange(
             f"offset {offset} is above the high watermark {log.high_watermark} of stream "
@@ -157,14 +174,3 @@ def truncate_before(
             leases=len(holding),
             low=min(lease.low for lease in holding),
         )
-    if offset == log.log_end_offset:
-        log.roll()  # or the active file, none of whose records can be read now, would stay
-    decision = decide(
-        log.segments,
-        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
-        log_start_offset=offset,
-        log_end_offset=log.high_watermark,
-        now_ns=now_ns,
-    )
-    count = decision.delete_segments if delete_files else 0
-    return log.remove_before(offset, count, delete_below=decision.delete_below)

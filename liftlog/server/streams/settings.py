@@ -29,8 +29,7 @@ _FIXED = {
     "subject": "what is recorded belongs to the identity of a stream",
     "queue_group": "what is recorded belongs to the identity of a stream",
     "initial_offset": "the first offset was assigned when the stream was created",
-    "replicas": "replication is reserved",
-    "min_isr": "replication is reserved",
+    "replicas": "the nodes were chosen when the stream was created",
 }
 
 

@@ -1,0 +1,116 @@
+"""What an operator changes of a replicated stream is changed on every node, and stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.cluster import NODES, PATIENCE, Cluster
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+from liftlog.client import connect_sync
+from liftlog.errors import Conflict, NotLeader, OffsetOutOfRange, StreamNotFound
+
+pytestmark = pytest.mark.integration
+
+STREAM = "s"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url) as cluster:
+        yield cluster
+        cluster.assert_sound()
+
+
+@pytest.fixture
+def leader(cluster: Cluster) -> Iterator[str]:
+    with connect_sync(cluster.nodes["a"].pull_address) as client:
+        client.create_stream(STREAM, "s.>", replicas=3)
+    yield cluster.leader(STREAM)
+    with connect_sync(cluster.nodes["a"].pull_address) as client:
+        client.delete_stream(STREAM)
+    for name in NODES:
+        directory = cluster.nodes[name].data_dir / "streams" / STREAM
+        wait(lambda directory=directory: not directory.exists())  # type: ignore[misc]
+
+
+def wait(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def setting(cluster: Cluster, node: str, name: str) -> object:
+    with connect_sync(cluster.nodes[node].pull_address) as client:
+        return client.describe_stream(STREAM).settings[name]
+
+
+def publish(server: NatsServer, count: int) -> None:
+    with RawNats(server.port) as client:
+        for number in range(count):
+            client.request("s.x", b"%d" % number)
+
+
+def test_settings_reach_every_node_and_outlive_the_leader(cluster: Cluster, leader: str) -> None:
+    with connect_sync(cluster.nodes[leader].pull_address) as client:
+        client.update_stream(STREAM, max_message_bytes="1KiB")
+        client.pause_stream(STREAM)
+    for name in NODES:
+        wait(lambda name=name: setting(cluster, name, "max_message_bytes") == "1KiB")  # type: ignore[misc]
+        assert setting(cluster, name, "paused") is True
+    cluster.kill(leader)
+    cluster.start(leader)
+    cluster.wait_isr(STREAM)
+    for name in NODES:
+        assert setting(cluster, name, "max_message_bytes") == "1KiB"
+        assert setting(cluster, name, "paused") is True
+
+
+def test_only_the_leader_changes_a_stream(cluster: Cluster, leader: str) -> None:
+    other = next(name for name in NODES if name != leader)
+    cluster.stream(STREAM, through=other)  # it may hear of the stream a moment later
+    with connect_sync(cluster.nodes[other].pull_address) as client:
+        with pytest.raises(NotLeader) as caught:
+            client.pause_stream(STREAM)
+        assert caught.value.details["leader"] == leader
+        assert caught.value.details["address"] == cluster.nodes[leader].pull_address
+        with pytest.raises(NotLeader):
+            list(client.read(STREAM, until="end"))
+
+
+def test_what_is_truncated_does_not_come_back(
+    cluster: Cluster, server: NatsServer, leader: str
+) -> None:
+    publish(server, 10)
+    with connect_sync(cluster.nodes[leader].pull_address) as client:
+        with pytest.raises(OffsetOutOfRange):
+            client.truncate_prefix(STREAM, 50)
+        client.truncate_prefix(STREAM, 6)
+        publish(server, 1)
+    for name in NODES:
+        with connect_sync(cluster.nodes[name].pull_address) as client:
+            wait(lambda client=client: client.describe_stream(STREAM).log_start_offset == 6)  # type: ignore[misc]
+    cluster.kill()
+    cluster.start()
+    cluster.wait_isr(STREAM)
+    with connect_sync(cluster.nodes[cluster.leader(STREAM)].pull_address) as client:
+        assert [record.offset for record in client.read(STREAM, until="end")] == list(range(6, 12))
+
+
+def test_creating_again_and_deleting(cluster: Cluster, leader: str) -> None:
+    with connect_sync(cluster.nodes["b"].pull_address) as client:
+        client.create_stream(STREAM, "s.>", replicas=3)
+        with pytest.raises(Conflict):
+            client.create_stream(STREAM, "other.>", replicas=3)
+        with pytest.raises(StreamNotFound):
+            client.delete_stream("nothing")
