@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 
 from liftlog.client.target import Address
-from liftlog.errors import ConnectionLost, LiftlogError, LimitExceeded, ShuttingDown
+from liftlog.errors import ConnectionLost, LiftlogError, LimitExceeded, NotReady, ShuttingDown
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message
 
@@ -21,8 +21,9 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 def is_interruption(error: LiftlogError) -> bool:
-    """Whether the daemon or the connection went away, so that the request may be repeated."""
-    return isinstance(error, ConnectionLost | ShuttingDown)
+    """Whether the daemon or the connection went away, or the daemon has just begun to lead the
+    stream, so that the request may be repeated."""
+    return isinstance(error, ConnectionLost | ShuttingDown | NotReady)
 
 
 class Backoff:

@@ -397,11 +397,10 @@ class Broker:
         return host
 
     def led_stream(self, name: str) -> StreamHost:
-        """A stream whose newest records are here. Raises NotLeader besides what `stream` raises."""
+        """A stream whose newest records are here. Raises NotLeader and NotReady besides what
+        `stream` raises."""
         if self.replicated is not None and self.replicated.knows(name):
-            host = self.hosts.get(name)
-            if host is None or not host.is_leading:
-                raise self.replicated.not_leader(name)
+            self.replicated.check_leads(name)
         return self.stream(name)
 
     def _host(self, name: str) -> StreamHost:

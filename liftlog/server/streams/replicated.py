@@ -19,7 +19,14 @@ from liftlog.cluster import transitions
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.roles import Follow, Lead, Leave, Register, role_of
-from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable, NotLeader, StreamNotFound
+from liftlog.errors import (
+    Conflict,
+    LiftlogError,
+    MetadataUnavailable,
+    NotLeader,
+    NotReady,
+    StreamNotFound,
+)
 from liftlog.log import DataDir, Log
 from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream, Peer, Replicate
 from liftlog.server.commits.configs import log_config
@@ -266,6 +273,19 @@ class ReplicatedStreams:
             replicas=list(record.replicas),
             epoch=record.leader_epoch,
         )
+
+    def check_leads(self, name: str) -> None:
+        """Raises NotLeader unless this node leads the stream, and NotReady while its high watermark
+        may lag behind what clients have seen: until the followers have asked once."""
+        stream = self._streams.get(name)
+        led = None if stream is None else stream.led
+        if led is None:
+            raise self.not_leader(name)
+        if not led.leader.is_ready:
+            raise NotReady(
+                f"node {self.member.name} begins to lead stream {name}",
+                hint="try again; `liftlog cluster status` shows whether enough replicas are there",
+            )
 
     def check_is_here(self, node: str) -> None:
         """Raises NotLeader unless `node` is this one."""
