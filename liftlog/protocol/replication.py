@@ -146,6 +146,7 @@ class Replica(Message):
     gap: dict[str, Any] | None = key("gp", MAP, default=None)
     tombstones_removed_below: int = key("t", uint(), default=0)
     log_start_offset: int = key("s", uint(), default=0)
+    first_epoch: int = key("fe", uint(), default=0)
     record_version: int = key("v", uint(), default=0)
     side_state: bytes | None = key("sd", raw(0, 262_144), default=None)
     body_length: int = key("b", uint(), default=0)

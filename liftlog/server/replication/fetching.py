@@ -125,12 +125,12 @@ class FollowedStream:
             self._change(partial(self._append, body))
         elif isinstance(effect, Truncate):
             logger.warning("replica-truncated stream=%s log_end=%d", self.host.name, effect.end)
-            self._change(partial(self._truncate, effect.end))
+            self._change(partial(self._truncate, effect))
         elif isinstance(effect, Gap):
             self._change(partial(self._skip, effect))
         elif isinstance(effect, Resync):
             logger.warning("replica-resynced stream=%s offset=%d", self.host.name, effect.offset)
-            self._change(partial(self._start_over, effect.offset))
+            self._change(partial(self._start_over, effect))
         elif isinstance(effect, Fail):
             self.host.fail(effect.reason)
 
@@ -264,9 +264,8 @@ class FollowedStream:
             log.abandon_tail(keep_offsets=False)
             raise
 
-    def _truncate(self, end: int) -> None:
-        unclean = self.follower.record.unclean_epoch > 0
-        self.host.log.truncate_suffix(end, below_high_watermark=unclean)
+    def _truncate(self, cut: Truncate) -> None:
+        self.host.log.truncate_suffix(cut.end, below_high_watermark=cut.below_high_watermark)
 
     def _skip(self, gap: Gap) -> None:
         told: dict[str, Any] = self._told.gap or {} if self._told is not None else {}
@@ -278,9 +277,12 @@ class FollowedStream:
             epochs=gap.epochs,
         )
 
-    def _start_over(self, offset: int) -> None:
-        forgotten = 0 if self._told is None else self._told.tombstones_removed_below
-        self.host.log.start_over(offset, tombstones_removed_below=forgotten)
+    def _start_over(self, again: Resync) -> None:
+        self.host.log.start_over(
+            again.offset,
+            epoch_before=0 if self._told is None else self._told.first_epoch,
+            tombstones_removed_below=again.tombstones_removed_below,
+        )
 
 
 def _answer_from(received: Replica) -> Answer:

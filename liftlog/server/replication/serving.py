@@ -211,17 +211,19 @@ class ServedStream:
         body_length: int = 0,
     ) -> Replica:
         log = self._log
+        first_stored = log.first_stored_offset
         return Replica(
             request.epoch,
             request.offset,
             request.last_epoch,
             self.leader.high_watermark,
             log.log_end_offset,
-            log.segments[0].base_offset,
+            first_stored,
             diverging,
             gap,
             log.tombstones_removed_below,
             log.log_start_offset,
+            log.epoch_before(first_stored),
             self.leader.record.version,
             body_length=body_length,
         )
