@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from liftlog.names import NAME_HELP, is_stream_name
 
 from .addresses import parse_listen
 from .keys import SettingsModel
-from .units import Duration, PositiveDuration
+from .units import Duration, PositiveDuration, path_text
 
 FILE_STORE = "file:///"
 
@@ -51,6 +52,19 @@ class ClusterSettings(SettingsModel):
     store: Annotated[str, AfterValidator(_store)] = Field(
         description="Where the nodes keep their metadata: file:///DIR, a directory that all nodes "
         "on one machine share."
+    )
+    token_file: Annotated[Path, BeforeValidator(path_text)] | None = Field(
+        default=None,
+        description="File with the token by which this node logs in to the others, where they have "
+        "an ACL. It needs the operation `replicate`.",
+    )
+    nkey: Annotated[Path, BeforeValidator(path_text)] | None = Field(
+        default=None, description="File with the seed of an nkey, instead of a token."
+    )
+    tls_ca: Annotated[Path, BeforeValidator(path_text)] | None = Field(
+        default=None,
+        description="File of CA certificates for nodes that advertise tls://. Default: the CAs of "
+        "the system.",
     )
     session_seconds: PositiveDuration = Field(
         default=15.0,

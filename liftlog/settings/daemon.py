@@ -14,7 +14,7 @@ from .addresses import HostName, HostPort, ListenUrl, NatsUrl
 from .cluster import ClusterSettings
 from .keys import SettingsModel
 from .stream import StreamSettings
-from .units import Count, Duration, Flag, PositiveDuration, Size, SizeOrAuto
+from .units import Count, Duration, Flag, PositiveDuration, Size, SizeOrAuto, path_text
 
 MIN_CLEANER_MEMORY_BYTES = 2**20
 
@@ -52,12 +52,6 @@ def _name(value: str) -> str:
     return value
 
 
-def _path_text(value: Any) -> Any:
-    if isinstance(value, str) and (not value or "\0" in value):
-        raise ValueError("expected the path of a file or directory")
-    return value
-
-
 def _version_text(value: Any) -> Any:
     # YAML reads 1.2 as a number.
     return str(value) if isinstance(value, float) else value
@@ -74,7 +68,7 @@ def _enough_memory(value: int) -> int:
     return value
 
 
-FilePath = Annotated[Path, BeforeValidator(_path_text)]
+FilePath = Annotated[Path, BeforeValidator(path_text)]
 Name = Annotated[str, AfterValidator(_name)]
 ListenUrls = Annotated[list[ListenUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 UnixMode = Annotated[Literal["0600", "0660", "0666"], BeforeValidator(_mode_text)]

@@ -190,3 +190,10 @@ SizeOrAuto = Annotated[
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 """A whole number of at least 1. Up to 2^53 it is exact in JSON."""
 Flag = Annotated[bool, Strict()]
+
+
+def path_text(value: Any) -> Any:
+    """Refuses text that cannot be a path."""
+    if isinstance(value, str) and (not value or "\0" in value):
+        raise ValueError("expected the path of a file or directory")
+    return value

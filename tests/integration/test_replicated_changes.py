@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from support.cluster import NODES, PATIENCE, Cluster
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
+from acl.tokens import hash_token
 from liftlog.client import connect_sync
 from liftlog.errors import Conflict, NotLeader, OffsetOutOfRange, StreamNotFound
 
@@ -114,3 +116,44 @@ def test_creating_again_and_deleting(cluster: Cluster, leader: str) -> None:
             client.create_stream(STREAM, "other.>", replicas=3)
         with pytest.raises(StreamNotFound):
             client.delete_stream("nothing")
+
+
+# --- with an ACL ---
+
+SECRETS = {name: f"the-secret-of-{name}-is-long-enough" for name in ("node", "reader")}
+ACL_FILE = f"""
+principals:
+  node: {{token_hash: "{hash_token(SECRETS["node"])}"}}
+  reader: {{token_hash: "{hash_token(SECRETS["reader"])}"}}
+  anonymous: {{}}
+roles:
+  node: [{{allow: [replicate], streams: ["*", "_*"]}}]
+  look: [{{allow: [read], streams: ["*"]}}]
+bindings:
+  node: [node]
+  reader: [look]
+  anonymous: [look]
+"""
+
+
+@pytest.mark.parametrize("who", ["node", "reader"])
+def test_nodes_log_in_to_each_other(server: NatsServer, tmp_path: Path, who: str) -> None:
+    """With a token that may only read, no follower is in sync, and the daemon says why."""
+    (tmp_path / "acl.yaml").write_text(ACL_FILE)
+    (tmp_path / "token").write_text(f"{who}.{SECRETS[who]}\n")
+    with Cluster(
+        server.url,
+        {"t": {"subject": "t.>", "replicas": 3}},
+        settings={"acl": {"file": str(tmp_path / "acl.yaml")}},
+        cluster={"token_file": str(tmp_path / "token"), "lag_max": "1s", "session": "3s"},
+    ) as cluster:
+        leader = cluster.leader("t")
+        if who == "node":
+            with RawNats(server.port) as client:
+                client.request("t.x", b"1")
+            cluster.wait_settled("t")
+        else:
+            wait(lambda: cluster.stream("t", through=leader).isr == [leader])
+            followers = [cluster.nodes[name] for name in NODES if name != leader]
+            for daemon in followers:
+                wait(lambda daemon=daemon: "may not replicate" in daemon.log)  # type: ignore[misc]

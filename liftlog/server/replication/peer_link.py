@@ -68,7 +68,12 @@ class PeerLink:
         backoff = Backoff()
         try:
             while True:
-                target = self._target()
+                try:
+                    target = self._target()
+                except LiftlogError as error:  # a file that its connection needs
+                    self._tell(f"connecting to it is not possible: {error}", "")
+                    await asyncio.sleep(backoff.next_pause())
+                    continue
                 if target is None:
                     self.problem = "its address is not known yet"
                     await asyncio.sleep(_UNKNOWN_ADDRESS_SECONDS)
@@ -149,8 +154,11 @@ class PeerLink:
         self._ended.set()
 
     def _note_problem(self, target: Target, problem: str) -> None:
+        self._tell(problem, target.address.text)
+
+    def _tell(self, problem: str, address: str) -> None:
         if problem != self.problem:
             logger.warning(
-                "peer-lost node=%s address=%s reason=%s", self.node, target.address.text, problem
+                "peer-lost node=%s address=%s reason=%s", self.node, address or "none", problem
             )
         self.problem = problem

@@ -14,7 +14,6 @@ from liftlog.cluster.store import MetaStoreError, Session
 from liftlog.errors import ConfigError
 from liftlog.log import DataDir
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.protocol.handshake import Credentials
 from liftlog.protocol.replication import Peer
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, begin_session, join
@@ -30,6 +29,7 @@ logger = logging.getLogger("liftlog.server.replication")
 _RECORDS_NAME = "records"
 _CONNECT_SECONDS = 5.0
 _REQUEST_SECONDS = 30.0
+_MAX_TOKEN_BYTES = 4096
 
 
 class ClusterNode:
@@ -46,11 +46,14 @@ class ClusterNode:
         self._tasks: list[asyncio.Task[None]] = []
         self._member: Member | None = None
         self._streams: ReplicatedStreams | None = None
+        self._token: str | None = None
 
     async def join(self, broker: Broker) -> None:
         """Register this start, and let the records decide about the broker's streams. Raises
         ConfigError, StorageError."""
         cluster = self._cluster
+        if cluster.token_file is not None:
+            self._token = await asyncio.to_thread(_read_token, cluster.token_file)
         directory = Path("/" + cluster.store.removeprefix(FILE_STORE))
         await asyncio.to_thread(make_durable_directory, self._fs, directory)
         self._store = store = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=self._fs)
@@ -131,10 +134,12 @@ class ClusterNode:
         info = self._streams.mirror.directory.nodes.get(node)
         if info is None:
             return None
-        return Target(
-            Address.parse(info.address),
-            Credentials(),
-            None,
+        address = Address.parse(info.address)
+        return Target.of(
+            info.address,
+            self._token,
+            self._cluster.nkey,
+            self._cluster.tls_ca if address.tls else None,
             _CONNECT_SECONDS,
             _REQUEST_SECONDS,
             None,
@@ -143,3 +148,16 @@ class ClusterNode:
     def _introduction(self) -> Peer:
         assert self._member is not None
         return Peer(self._member.name, self._member.start, self._member.cluster_id)
+
+
+def _read_token(path: Path) -> str:
+    """Raises ConfigError, which never shows what is in the file."""
+    try:
+        with path.open("rb") as file:
+            token = file.read(_MAX_TOKEN_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a token"
+        raise ConfigError(f"cluster.token_file: cannot read {path}: {reason}") from None
+    if not token:
+        raise ConfigError(f"cluster.token_file: {path} is empty")
+    return token
