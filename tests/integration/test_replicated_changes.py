@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,6 +117,32 @@ def test_creating_again_and_deleting(cluster: Cluster, leader: str) -> None:
             client.create_stream(STREAM, "other.>", replicas=3)
         with pytest.raises(StreamNotFound):
             client.delete_stream("nothing")
+
+
+def test_metrics_of_replicas(cluster: Cluster, leader: str) -> None:
+    cluster.wait_isr(STREAM)
+
+    def value(node: str, metric: str) -> str | None:
+        _, page = cluster.nodes[node].get("/metrics")
+        found = re.search(rf'^liftlog_{metric}{{stream="{STREAM}"}} (\S+)$', page, re.M)
+        return None if found is None else found[1]
+
+    others = [name for name in NODES if name != leader]
+    assert [value(leader, one) for one in ("leader", "isr_size", "under_replicated")] == [
+        "1",
+        "3",
+        "0",
+    ]
+    assert value(leader, "stream_attached") == "1"
+    for node in others:
+        assert (value(node, "leader"), value(node, "replica_lag")) == ("0", "0")
+        assert value(node, "isr_size") is value(node, "stream_attached") is None
+        assert cluster.nodes[node].get("/readyz")[0] == 200
+    cluster.kill(*others)
+    wait(lambda: value(leader, "under_min_isr") == "1")
+    assert value(leader, "under_replicated") == "1"
+    cluster.start(*others)
+    cluster.wait_isr(STREAM)
 
 
 # --- with an ACL ---

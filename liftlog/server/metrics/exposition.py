@@ -168,7 +168,7 @@ class Exposition:
         page.begin(METRICS["liftlog_stream_attached"])
         broker = self._sources.broker
         for host, labels in hosts:
-            if broker.state_of(host) != "internal":  # which receives nothing
+            if broker.state_of(host) not in ("internal", "follower"):  # which receive nothing
                 page.sample("liftlog_stream_attached", labels, broker.is_attached(host))
         await self._pause()
         page.begin(METRICS["liftlog_refused_total"])

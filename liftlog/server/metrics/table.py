@@ -239,9 +239,22 @@ PROCESS = (
     Metric("process_threads", "gauge", (), "Threads"),
 )
 
+REPLICATION = _per(
+    ("stream",),
+    _gauge("leader", "1 if this node leads the stream, 0 if it follows"),
+    _gauge("isr_size", "Replicas in sync; only from the leader"),
+    _gauge("under_replicated", "1 if a replica is not in sync; only from the leader"),
+    _gauge(
+        "under_min_isr",
+        "1 if too few replicas are in sync to commit what wants an ack; only from the leader",
+    ),
+    _gauge("replica_lag", "Records that the leader has and this replica has not"),
+)
+
 SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Streams", STREAMS),
     ("Compaction, re-batching, scrubbing", CLEANING),
+    ("Replication", REPLICATION),
     ("Consumers", CONSUMERS),
     ("Pull socket", PULL),
     ("NATS", NATS),

@@ -25,6 +25,7 @@ from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.vitals.histogram import Histogram
@@ -160,6 +161,28 @@ def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]
         "liftlog_denied_total": dict(
             (_DENIABLE | sources.pull.services.audit.denied_total).items()
         ),
+        **_replication_values(sources.broker.replicated),
+    }
+
+
+def _replication_values(
+    streams: ReplicatedStreams | None,
+) -> dict[str, dict[tuple[str, ...], float]]:
+    """Nothing of a daemon that belongs to no cluster."""
+    led = {} if streams is None else streams.led
+    followed = {} if streams is None else streams.followed
+    records = {name: one.leader.record for name, one in led.items()}
+    leading: dict[tuple[str, ...], float] = {(name,): 1 for name in led}
+    return {
+        "liftlog_leader": leading | {(name,): 0 for name in followed},
+        "liftlog_isr_size": {(name,): len(record.isr) for name, record in records.items()},
+        "liftlog_under_replicated": {
+            (name,): len(record.isr) < len(record.replicas) for name, record in records.items()
+        },
+        "liftlog_under_min_isr": {
+            (name,): not record.can_commit for name, record in records.items()
+        },
+        "liftlog_replica_lag": {(name,): one.lag for name, one in followed.items()},
     }
 
 
