@@ -1,0 +1,86 @@
+"""What a client that calls itself a node gets from a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import RawPull
+
+from liftlog.protocol.replication import Peer, PeerAnswer
+from liftlog.server.replication.membership import Member
+
+PEER = {"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"}
+REPLICATE = {"k": "replicate", "i": 2, "s": "s", "x": "x", "e": 1, "o": 1, "l": 0, "m": 100}
+
+
+class Streams:
+    """Stands in for `ReplicatedStreams`."""
+
+    member = Member("c0ffee", "a", 7, True)
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Peer, Any]] = []
+        self.there: list[str] = []
+
+    def peer_came(self, node: str) -> None:
+        self.there.append(node)
+
+    def peer_went(self, node: str) -> None:
+        self.there.remove(node)
+
+    def replicate(self, peer: Peer, request: Any, reply: Any) -> None:
+        self.asked.append((peer, request))
+        reply.refuse(ValueError("a defect"))
+
+
+class Node(LogBroker):
+    streams = Streams()
+
+    @property
+    def replicated(self) -> Any:
+        return self.streams
+
+
+async def test_a_daemon_on_its_own_is_no_node(tmp_path: Path) -> None:
+    async with pull_server(LogBroker(tmp_path)) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(PEER)
+            assert (await peer.receive())["n"] == "CONFLICT"
+            peer.send(REPLICATE)
+            assert (await peer.receive())["n"] == "BAD_REQUEST"
+
+
+async def test_a_node_introduces_itself_once(tmp_path: Path) -> None:
+    broker = Node(tmp_path)
+    broker.streams = streams = Streams()
+    async with pull_server(broker) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(REPLICATE)
+            assert (await peer.receive())["n"] == "BAD_REQUEST"
+            peer.send(PEER | {"c": "another"})
+            assert (await peer.receive())["n"] == "CONFLICT"
+            assert streams.there == []
+            for _ in range(2):
+                peer.send(PEER)
+                answer = await peer.receive()
+                assert (answer["k"], answer["n"], answer["t"]) == (PeerAnswer.KIND, "a", 7)
+            assert streams.there == ["b"]
+            peer.send(PEER | {"n": "c"})
+            assert (await peer.receive())["n"] == "BAD_REQUEST"
+            peer.send(REPLICATE)
+            assert (await peer.receive())["n"] == "INTERNAL"
+            assert streams.asked[0][0].node == "b"
+    assert streams.there == []
+
+
+@pytest.mark.parametrize("key", ["x", "e", "o", "l", "m"])
+async def test_a_request_that_lacks_something(tmp_path: Path, key: str) -> None:
+    async with pull_server(Node(tmp_path)) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(PEER)
+            await peer.receive()
+            peer.send({name: value for name, value in REPLICATE.items() if name != key})
+            assert (await peer.receive())["n"] == "BAD_REQUEST"
