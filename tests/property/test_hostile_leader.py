@@ -44,6 +44,14 @@ class Host:
             future.set_exception(error)
         return future
 
+    def run_inline(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except Exception as error:
+            self.errors.append(error)
+            raise
+        return True
+
     def commit_up_to(self, offset: int) -> None:
         self.log.commit_up_to(offset)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -253,6 +254,20 @@ class StreamHost:
         have its name by then.
         """
         return self.turns.run_exclusive(call, then)
+
+    def run_inline(self, call: Callable[[], object]) -> bool:
+        """Run a log call that appends little and syncs it, in the event loop and not in a thread:
+        while syncs are fast, and no other job of the log is under way. Returns whether it ran, and
+        raises what it raises."""
+        inline = self._shared.inline
+        began = time.perf_counter()
+        if not inline.allows(1) or not self.turns.run_inline(call):
+            return False
+        inline.observe(self.log.last_sync_seconds)
+        inline.spent(time.perf_counter() - began)
+        # The next turn of the loop has a share of its own, be there messages from NATS or not.
+        asyncio.get_running_loop().call_soon(inline.begin_chunk)
+        return True
 
     async def exclusively(
         self,

@@ -109,6 +109,21 @@ class LogTurns:
         self.begin_exclusive()
         return future
 
+    def run_inline(self, call: Callable[[], object]) -> bool:
+        """Run `call` at once in the event loop, if no job is under way and no call waits; returns
+        whether it ran. Raises what `call` raises."""
+        if self.is_taken or self._waiting or self.is_closed:
+            return False
+        error: Exception | None = None
+        try:
+            call()
+        except Exception as caught:
+            error = caught
+            raise
+        finally:
+            self._after_exclusive(error)
+        return True
+
     async def uninterrupted(self, call: Callable[[], _T], then: Callable[[], None] | None) -> _T:
         """See `StreamHost.exclusively`."""
         outcome: list[_T] = []
