@@ -295,19 +295,26 @@ def test_what_compaction_left(raw: RawNats, daemon: Daemon) -> None:
     assert read(daemon, "users", "--from", "1", "--count", "2") == expected[:2]
 
 
-def test_a_long_stream_in_many_answers(raw: RawNats, daemon: Daemon) -> None:
+@pytest.fixture(scope="module")
+def long_stream(server: NatsServer, daemon: Daemon) -> None:
     """More than a fetch holds, so that ranges are asked for ahead."""
-    for start in range(0, 24_000, 1000):
-        frames = [pub_frame("large", b"%06d" % i + b"x" * 250) for i in range(start, start + 1000)]
-        raw.send(b"".join(frames))
-    publish(raw, "large", b"end")
+    with RawNats(server.port) as raw:
+        for start in range(0, 24_000, 1000):
+            numbers = range(start, start + 1000)
+            raw.send(b"".join([pub_frame("large", b"%06d" % i + b"x" * 250) for i in numbers]))
+        publish(raw, "large", b"end")
+
+
+@pytest.mark.usefixtures("long_stream")
+def test_a_long_stream_in_many_answers(daemon: Daemon) -> None:
     expected = [as_printed(record) for record in records_of(daemon, "large")]
     assert len(expected) == 24_001
     found = read(daemon, "large")
     assert found == expected
 
 
-def test_a_slow_application_holds_little(raw: RawNats, daemon: Daemon) -> None:
+@pytest.mark.usefixtures("long_stream")
+def test_a_slow_application_holds_little(daemon: Daemon) -> None:
     """Two answers at most, however long it takes for its first record."""
     found = script(
         """

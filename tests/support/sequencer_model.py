@@ -287,9 +287,10 @@ class Model:
         `ack_policy` may make that of messages that name none."""
         found = []
         for message, answers, _, _ in self._judged[start : start + count]:
-            opened = self._opened(message) or {}
-            policy = opened.get("ack_policy", "leader" if message.is_liftbridge else ack_policy)
-            if opened and message.is_liftbridge and "ack_subject" not in opened:
+            opened = self._opened(message)
+            policy = "leader" if message.is_liftbridge else ack_policy
+            policy = (opened or {}).get("ack_policy", policy)
+            if opened is not None and message.is_liftbridge and "ack_subject" not in opened:
                 policy = ack_policy  # it gets an ack of the common form
             if id(message) in self._early_refusals or (is_replicated and policy == "leader"):
                 found += self._told_all(message, answers)

@@ -39,7 +39,7 @@ OPEN_ROUTES = {
     "/livez", "/readyz", "/metrics",  # for those who watch the daemon, see explanation/security.md
     "/ui/static/{file}", "GET /ui/login", "/", "/ui", "/ui/",
 }  # fmt: skip
-SHOWING_ROUTES = {"/ui/streams", "/ui/access", "/ui/health"}
+SHOWING_ROUTES = {"/ui/streams", "/ui/consumers", "/ui/access", "/ui/health"}
 """And their twins: they show what may be read."""
 
 SECRET = "secret-stream"
