@@ -21,7 +21,7 @@ from liftlog.log.offline.dump import (
     dump_stream,
 )
 from liftlog.log.offline.files import (
-    StreamDirectory,
+    StreamFiles,
     find_streams,
     read_facts,
     stored_bytes,
@@ -178,7 +178,7 @@ def _record_objects(dumped: DumpedBatch) -> list[dict[str, Any]]:
     return [{"stream": dumped.stream, **record_object(record)} for record in dumped.batch.records()]
 
 
-def _stream_line(stream: StreamDirectory, manifest: Manifest | None) -> str:
+def _stream_line(stream: StreamFiles, manifest: Manifest | None) -> str:
     if manifest is None:
         return f"stream {stream.name}  (no readable manifest)"
     return (

@@ -20,7 +20,7 @@ from liftlog.errors import CorruptMetadata, InvalidArgument
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.lock import exclusive
 from liftlog.log.manifest import Manifest, read_manifest
-from liftlog.log.offline.files import StreamDirectory, find_streams, give_to_owner
+from liftlog.log.offline.files import StreamFiles, find_streams, give_to_owner
 from liftlog.log.offline.rebuild import StaleIndex, find_stale_indexes, rebuild_index
 from liftlog.log.offline.repair import (
     SAY_SETTINGS,
@@ -75,7 +75,7 @@ def _metadata(subject: str | None, assignments: tuple[str, ...]) -> dict[str, An
     return {"settings": checked, "origin": "api", "possible_losses": []}
 
 
-def _recorded(stream: StreamDirectory) -> dict[str, Any] | None:
+def _recorded(stream: StreamFiles) -> dict[str, Any] | None:
     """What the record of the stream says, for a manifest that is lost."""
     if stream.data_dir is None:
         return None
@@ -90,7 +90,7 @@ def _recorded(stream: StreamDirectory) -> dict[str, Any] | None:
 
 
 def _plan(
-    streams: list[StreamDirectory], metadata: dict[str, Any] | None
+    streams: list[StreamFiles], metadata: dict[str, Any] | None
 ) -> tuple[list[PlannedRepair], bool]:
     """The plans, and whether some streams cannot be repaired as things are."""
 
@@ -162,7 +162,7 @@ def _quiet_log() -> Iterator[None]:
 
 def reindex(directory: Path, dry_run: bool, assume_yes: bool) -> ExitCode:
     streams, fs = find_streams(directory), OsFileSystem()
-    stale: list[tuple[StreamDirectory, Manifest, StaleIndex]] = []
+    stale: list[tuple[StreamFiles, Manifest, StaleIndex]] = []
     entries: dict[Path, int] = {}
     with exclusive(streams[0].data_dir if streams else None, read_only=dry_run):
         for stream in streams:

@@ -43,7 +43,7 @@ OnChange = Callable[[str, Entry | None], None]
 """Called with the key and its newest entry, None when the key is gone."""
 
 
-class Session(Protocol):
+class NodeSession(Protocol):
     """A key that exists as long as its holder renews it."""
 
     @property
@@ -93,7 +93,7 @@ class MetaStore(Protocol):
         """
         ...
 
-    async def session(self, key: str, value: bytes, ttl_seconds: int) -> Session:
+    async def session(self, key: str, value: bytes, ttl_seconds: int) -> NodeSession:
         """Write the key, whatever it holds, and renew it in the background. Without renewal it is
         gone `ttl_seconds` after the last one. Raises CasUnknown, StoreUnavailable, and CasLost when
         another process writes the key at the same time."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.offline.files import (
-    StreamDirectory,
+    StreamFiles,
     opened,
     read_facts,
     segment_bytes,
@@ -62,7 +62,7 @@ class DumpedGap:
 DumpItem = SegmentStart | DumpedBatch | DumpedGap
 
 
-def dump_stream(stream: StreamDirectory, first_offset: int = 0) -> Iterator[DumpItem]:
+def dump_stream(stream: StreamFiles, first_offset: int = 0) -> Iterator[DumpItem]:
     """Everything that holds offsets from `first_offset` on. Raises OSError, UnsupportedFormat."""
     manifest = read_facts(stream).manifest
     segments = list(manifest.segments) if manifest else segments_on_disk(stream.path)

@@ -37,7 +37,7 @@ class NoLog(LiftlogError, FileNotFoundError):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamDirectory:
+class StreamFiles:
     """A stream on disk. `data_dir` is None if its directory is not in a data directory."""
 
     name: str
@@ -45,7 +45,7 @@ class StreamDirectory:
     data_dir: Path | None
 
 
-def find_streams(directory: Path) -> list[StreamDirectory]:
+def find_streams(directory: Path) -> list[StreamFiles]:
     """The streams of a data directory, or the one whose own directory this is. Raises NoLog."""
     if not directory.is_dir():
         raise NoLog(
@@ -56,7 +56,7 @@ def find_streams(directory: Path) -> list[StreamDirectory]:
     streams = directory / STREAMS_NAME
     if streams.is_dir():
         return [
-            StreamDirectory(path.name, path, directory)
+            StreamFiles(path.name, path, directory)
             for path in sorted(streams.iterdir())
             if path.is_dir() and not path.name.startswith(".")
         ]
@@ -65,7 +65,7 @@ def find_streams(directory: Path) -> list[StreamDirectory]:
     if _is_stream(directory):
         above = directory.parent
         return [
-            StreamDirectory(
+            StreamFiles(
                 directory.name, directory, above.parent if above.name == STREAMS_NAME else None
             )
         ]
@@ -95,7 +95,7 @@ class StreamFacts:
         return max(self.recovery_point, self.slot.acked_end if self.slot else 0)
 
 
-def read_facts(stream: StreamDirectory) -> StreamFacts:
+def read_facts(stream: StreamFiles) -> StreamFacts:
     """The slot is read before the manifest that is used: if a daemon writes in between, the files
     can only hold more than the slot promised."""
     try:
@@ -132,7 +132,7 @@ def _slot(directory: Path, lineage: str) -> SlotState | None:
         return None
 
 
-def _recovery_point(stream: StreamDirectory, manifest: Manifest) -> int:
+def _recovery_point(stream: StreamFiles, manifest: Manifest) -> int:
     """From the clean marker or the recovery points; 0 when neither says anything usable."""
     if not manifest.segments:
         return 0

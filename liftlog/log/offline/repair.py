@@ -20,7 +20,7 @@ from liftlog.log.data_dir import KnownStates, read_known_states
 from liftlog.log.environment import LogConfig, LogEnvironment, SystemClock
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, find_manifest
-from liftlog.log.offline.files import StreamDirectory, give_to_owner
+from liftlog.log.offline.files import StreamFiles, give_to_owner
 from liftlog.log.offline.keeping import KeepingFileSystem
 from liftlog.log.offline.pretending import PretendingFileSystem
 from liftlog.log.offline.rebuild import Rebuilt, rebuild_manifest
@@ -154,7 +154,7 @@ class PlannedRepair:
     """The repair of one stream of a directory. `kept_in` and `damage_left` are known once it is
     carried out."""
 
-    stream: StreamDirectory
+    stream: StreamFiles
     repair: Repair
     steps: list[Finding]
     kept_in: Path | None = None
@@ -184,7 +184,7 @@ class PlannedRepair:
         }
 
 
-def plan_repair(stream: StreamDirectory, metadata: Mapping[str, Any] | None) -> PlannedRepair:
+def plan_repair(stream: StreamFiles, metadata: Mapping[str, Any] | None) -> PlannedRepair:
     """What repair would do to this stream; nothing is changed. Errors as for `Repair.plan`."""
     fs = OsFileSystem()
     repair = Repair(stream.path, read_known_states(fs, stream.data_dir, stream.name), metadata)

@@ -16,8 +16,8 @@ from liftlog.log.filesystem import OsFile
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
 from liftlog.log.offline.files import (
     FILES,
-    StreamDirectory,
     StreamFacts,
+    StreamFiles,
     opened,
     read_facts,
     segment_bytes,
@@ -77,7 +77,7 @@ class StreamReport:
 
 
 def verify_stream(
-    stream: StreamDirectory, read: Callable[[str, int], None] = lambda name, size: None
+    stream: StreamFiles, read: Callable[[str, int], None] = lambda name, size: None
 ) -> StreamReport:
     """Read every byte of the stream; `read` is called with its name and the size of each segment.
 
@@ -90,7 +90,7 @@ class _Verification:
     """The state of one run; used once."""
 
     def __init__(
-        self, stream: StreamDirectory, facts: StreamFacts, read: Callable[[str, int], None]
+        self, stream: StreamFiles, facts: StreamFacts, read: Callable[[str, int], None]
     ) -> None:
         self.stream = stream
         self.read = read

@@ -178,7 +178,7 @@ def _living(content: Content, prefix: str, now_ns: int) -> dict[str, Entry]:
 
 
 class FileSession:
-    """See `liftlog.cluster.store.Session`."""
+    """See `liftlog.cluster.store.NodeSession`."""
 
     def __init__(self, store: FileMetaStore, key: str, value: bytes, ttl_seconds: int) -> None:
         self._store = store

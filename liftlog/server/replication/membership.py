@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog import __version__
-from liftlog.cluster.store import CasLost, Entry, MetaStore, Session
+from liftlog.cluster.store import CasLost, Entry, MetaStore, NodeSession
 from liftlog.errors import ConfigError, Conflict, CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.filesystem import FileSystem, storage_errors
@@ -214,7 +214,7 @@ async def _cluster_id(store: MetaStore) -> str:
     raise Conflict("the record of the cluster cannot be created")
 
 
-async def begin_session(store: MetaStore, member: Member, ttl_seconds: int) -> Session:
+async def begin_session(store: MetaStore, member: Member, ttl_seconds: int) -> NodeSession:
     """Say that the node lives. Raises ConfigError when another process does so as this node."""
     return await store.session(
         f"live.{member.name}", to_bytes({"start": member.start}), ttl_seconds

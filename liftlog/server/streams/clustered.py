@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.client.target import Address, Target
-from liftlog.cluster.store import MetaStoreError, Session
+from liftlog.cluster.store import MetaStoreError, NodeSession
 from liftlog.errors import ConfigError
 from liftlog.log import DataDir
 from liftlog.log.data_dir import make_durable_directory
@@ -41,7 +41,7 @@ class ClusterNode:
         self._data_dir = data_dir
         self._fs = data_dir.environment.fs
         self._store: FileMetaStore | None = None
-        self._session: Session | None = None
+        self._session: NodeSession | None = None
         self._links: dict[str, PeerLink] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._member: Member | None = None

@@ -19,7 +19,7 @@ from liftlog.log.backup import create_backup, restore_backup
 from liftlog.log.data_dir import read_known_states
 from liftlog.log.manifest import read_manifest
 from liftlog.log.offline.dump import DumpedBatch, dump_stream
-from liftlog.log.offline.files import StreamDirectory, find_streams
+from liftlog.log.offline.files import StreamFiles, find_streams
 from liftlog.log.offline.rebuild import find_stale_indexes, rebuild_index
 from liftlog.log.offline.repair import Repair
 from liftlog.log.offline.verify import verify_stream
@@ -63,7 +63,7 @@ def expected(stored: StoredLog) -> Rows:
     return stored.expected  # type: ignore[attr-defined,no-any-return]
 
 
-def directory(stored: StoredLog) -> StreamDirectory:
+def directory(stored: StoredLog) -> StreamFiles:
     (found,) = find_streams(stored.directory)
     return found
 
