@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 MAX_PATTERN_BYTES = 1024
-"""NATS allows 4096 bytes for a whole control line, of which a pattern is only a part."""
+"""NATS allows 4096 bytes for a whole control line; a pattern is only a part of it."""
 
 _WILDCARD = re.compile(r"[*>]")
 

@@ -1,4 +1,4 @@
-"""Which record of a compacted stream stays. The one place that says so.
+"""Which record of a compacted stream stays: the one place that decides it.
 
 A record stays if it has no key, or if no newer record with its key is known. A tombstone stays
 like any other record until its time is over; the plan says where that is so.
@@ -24,7 +24,7 @@ def keep_mask(
     """For each record, in the order given, whether it stays.
 
     `newest` is what `KeyMap.newest` answered for the records' keys. A record newer than what the
-    map knows stays: it lies behind what was mapped. `is_tombstone` counts only with a key: a
+    map knows stays: it comes after what was mapped. `is_tombstone` counts only with a key: a
     record with neither key nor value always stays.
     """
     # An unknown key gives -1, which no offset is below.

@@ -105,7 +105,7 @@ class CompactionPlan:
     """One pass. Segments are identified by their index in the sequence given to the planner.
 
     `sources` is the number of the oldest segments that take part. `groups` are half-open ranges
-    of them, each of which becomes one output. A segment in no group is neither mapped nor
+    of them; each group becomes one output. A segment in no group is neither mapped nor
     rewritten; a group of one segment that loses no record stays as it is. The keys of
     [dirty_from, dirty_end) are mapped; if memory runs out earlier, the pass ends there and leaves
     the rest to the next pass. `drop_tombstones` has one entry per source. `horizon_ns` is the

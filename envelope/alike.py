@@ -111,7 +111,7 @@ def split(
     joined, count, width = b"".join(items), len(items), len(spans) + 1
     flat = list(chain.from_iterable(Struct(values).iter_unpack(joined)))
     columns: list[Sequence[bytes]] = [flat[at::width] for at in range(width)]
-    # What lies between is compared by putting it all together again.
+    # What is between them is compared by putting it all together again.
     pieces = [b""] * (2 * width * count)
     for at, constant in enumerate(between):
         pieces[2 * at :: 2 * width] = [constant] * count
@@ -185,7 +185,7 @@ def _wrong_text(span: Span, column: Sequence[bytes]) -> list[int]:
 
 
 def _our_spans(data: bytes) -> list[Span] | None:
-    """Of an envelope without headers and without an expected offset."""
+    """The spans of an envelope without headers and without an expected offset."""
     pos = _OUR_HEADERS.get(data[:HEADER_SIZE])
     if pos is None or decode(data) is None:
         return None  # what follows reads valid msgpack
@@ -219,7 +219,7 @@ def _our_spans(data: bytes) -> list[Span] | None:
 
 
 def _their_spans(data: bytes) -> list[Span] | None:
-    """Of an envelope without headers, in which each field occurs once."""
+    """The spans of an envelope without headers, in which each field occurs once."""
     pos = _THEIR_HEADERS.get(data[:8])
     if pos is None or liftbridge.decode_publish(data) is None:
         return None  # what follows reads valid protobuf

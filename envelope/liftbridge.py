@@ -75,7 +75,7 @@ _SAFE_IN_NAMES = "!#$&'()*+,/;<=>?@[]^`{|}"
 
 
 class Publish(NamedTuple):
-    """`Message` of api.proto, of which a publisher sets some fields.
+    """`Message` of api.proto; a publisher sets some of its fields.
 
     In protobuf, absent and default are the same: no key is an empty key. `offset` is the offset
     that the record is expected to get; -1 means none, and so does 0, the default.
@@ -180,7 +180,7 @@ def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
 def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> Iterator[bytes]:
     """As `encode_ack` of each with its offset and this commit timestamp.
 
-    What many have in common, before the offset and behind the correlation id, is encoded once.
+    What many have in common, before the offset and after the correlation id, is encoded once.
     """
     names: tuple[str, str, str] | None = None
     rest: tuple[int, int, int] | None = None
@@ -249,7 +249,7 @@ def _equally_long(texts: Sequence[str]) -> Sequence[bytes] | None:
 
 
 def _varints(numbers: Sequence[int]) -> list[bytes]:
-    """Of numbers that are mostly close to each other."""
+    """For numbers that are mostly close to each other."""
     highs = {high: protobuf.varint(high) for high in {number >> 7 for number in numbers}}
     continued = protobuf.CONTINUED
     return [

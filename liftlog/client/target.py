@@ -69,7 +69,7 @@ class Address:
                 port = parts.port or DEFAULT_PORT
                 return cls(text, host=parts.hostname, port=port, tls=parts.scheme == "tls")
         except ValueError:
-            pass  # a port that is no number, or what an address does not have
+            pass  # a port that is not a number, or what an address does not have
         raise InvalidArgument(
             f"{text!r} is not the address of a liftlog daemon",
             hint="use tcp://host:port, tls://host:port or unix:///path",

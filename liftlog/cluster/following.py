@@ -92,12 +92,12 @@ class Answer:
     last_epoch: int
     """These three repeat the request."""
     version: int
-    """Of the record by which the leader answers."""
+    """The version of the record by which the leader answers."""
     high_watermark: int = 0
     first_stored: int = 0
     """The first offset that the leader still has."""
     tombstones_removed_below: int = 0
-    """Of a compacted stream: a log that ends lower may hold keys that have been deleted since."""
+    """For a compacted stream: a log that ends lower may hold keys that have been deleted since."""
     diverging: tuple[int, int] | None = None
     """Epoch and end up to which the logs may agree."""
     gap: Gap | None = None
@@ -241,8 +241,8 @@ class Follower:
     def _cut(self, answer: Answer, epoch: int, end: int) -> Effect | None:
         """Where the logs part: at most where either of them ends the newest epoch that both have.
 
-        The high watermark is no place to cut at: a record above it may be committed. Nor is below
-        it, unless acked records were given up on purpose.
+        The high watermark is the wrong place: a record above it may be committed. So is any place
+        below it, unless acked records were given up on purpose.
         """
         if epoch == NO_EPOCH:
             return self._resync(answer)

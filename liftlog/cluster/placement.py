@@ -18,7 +18,7 @@ class Candidate:
     replicas: int = 0
     """How many it has."""
     leads: int = 0
-    """How many streams prefer it as leader: those of which it is the first replica."""
+    """How many streams prefer it as leader: those whose first replica it is."""
     available: bool = True
     """Whether it lives and is not being drained."""
 

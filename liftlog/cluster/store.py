@@ -89,7 +89,7 @@ class MetaStore(Protocol):
         it is cancelled.
 
         A hint: it may come late, and of several changes of a key only the last may be reported. A
-        store that is unavailable meanwhile is logged, and the watch goes on.
+        store that is unavailable meanwhile is logged, and the watch continues.
         """
         ...
 

@@ -47,7 +47,7 @@ class ActiveSegment:
     """The one writer of a segment file.
 
     `end` is the end of what was written, `durable` of what was fdatasynced. `has_leftovers`: bytes
-    of a failed append lie behind the end. `must_be_left`: a page at the end cannot be read, so
+    of a failed append follow the end. `must_be_left`: a page at the end cannot be read, so
     nothing can be added to the file.
     """
 
@@ -96,7 +96,7 @@ class ActiveSegment:
         """Extend the file ahead of what is written, in growing steps.
 
         A sync then need not commit a new file size to the file system's journal, which is a third
-        of its cost. The zeros behind the last batch are no data: recovery and readers stop there.
+        of its cost. The zeros after the last batch are not data: recovery and readers stop there.
         """
         step = min(max(needed, _MIN_ALLOCATION), _MAX_ALLOCATION)
         self._allocated = max(min(needed + step, limit), needed)
@@ -134,7 +134,7 @@ class ActiveSegment:
         try:
             self._cut_leftovers()
         except OSError as error:
-            # The next append tries again before it writes: behind a shorter group the rest of
+            # The next append tries again before it writes: after a shorter group the rest of
             # this one could look like batches that continue it.
             logger.warning(
                 "append-rollback-failed stream=%s position=%d error=%s",
@@ -156,7 +156,7 @@ class ActiveSegment:
             self._cut_leftovers()
         except OSError as error:
             # The file system has to read the page that it cuts. The log leaves this file, and what
-            # lies behind the end of a sealed file is ignored.
+            # follows the end of a sealed file is ignored.
             if not is_unreadable(error):
                 raise
             self.must_be_left = True
@@ -174,14 +174,14 @@ class ActiveSegment:
         """The part up to `at`, as a sealed segment that has its index on disk and in the cache.
 
         Nothing that readers or the writer see has changed on return, so if a later step fails the
-        active segment goes on; the index on disk is then as good as one of a checkpoint. Without
-        `trim` the file keeps what lies behind `at`. Raises OSError.
+        active segment continues; the index on disk is then as good as one of a checkpoint. Without
+        `trim` the file keeps what follows `at`. Raises OSError.
         """
         if trim:
             try:
                 self._trim(at.position)
             except OSError as error:
-                # The file system has to read the page that it cuts. What lies behind is ignored.
+                # The file system has to read the page that it cuts. What follows is ignored.
                 if not is_unreadable(error):
                     raise
                 logger.warning("allocation-kept path=%s error=%s", self.file.path, error)

@@ -205,7 +205,7 @@ class storage_errors:  # noqa: N801  # used as a function
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:
-    """Write every byte, going on after short writes; returns the number of bytes."""
+    """Write every byte, continuing after short writes; returns the number of bytes."""
     total = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
     done = file.pwritev(buffers, position)
     if done < total:
@@ -225,7 +225,7 @@ def read_whole(
     position: int,
     begun: bytes = b"",
 ) -> bytes:
-    """Go on after short reads; `begun` is what the first one gave.
+    """Continue after short reads; `begun` is what the first one gave.
 
     Fewer than `length` bytes only where the file ends, which `size` says and no read does. Raises
     OSError with EIO when a read inside of the file gives nothing.

@@ -85,7 +85,7 @@ class SparseIndex:
         return IndexEntry(self.base_offset + self._relative[i], self._positions[i])
 
     def after_position(self, position: int) -> IndexEntry | None:
-        """The first entry past `position`: where to go on behind damage."""
+        """The first entry past `position`: where to continue after damage."""
         i = bisect_right(self._positions, position, hi=len(self._relative))
         return self._entry(i) if i < len(self._relative) else None
 

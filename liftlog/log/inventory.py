@@ -129,7 +129,7 @@ class Inventory:
         """Whether files show that a newer manifest existed, so an old one was put back.
 
         A crash leaves no such files. A segment gets its first bytes after the manifest lists it, so
-        one behind the active segment is empty; but for those of before a truncation, which are of
+        one after the active segment is empty; but for those of before a truncation, which are of
         an older generation. And what a manifest lists was on disk before it was written.
         """
         *sealed, active = self.manifest.segments
@@ -180,7 +180,7 @@ class Inventory:
         )
 
     def _copy_aside(self, file: File, position: int, size: int) -> tuple[int, str]:
-        """Copy what lies behind `position` to a file of its own, before it is given up; returns its
+        """Copy what follows `position` to a file of its own, before it is given up; returns its
         length and says, in words, where the copy is."""
         length = max(min(size, file.size()) - position, 0)
         kept = min(length, _MAX_TAIL_BYTES)

@@ -39,9 +39,9 @@ KIND = "leases"
 MAX_DURATION_NS = 3600 * 1_000_000_000
 _CLOCK_TOLERANCE_NS = 600 * 1_000_000_000
 MAX_LEASES = 100
-"""Of one stream."""
+"""The most leases of one stream."""
 MAX_LEASES_PER_PRINCIPAL = 50
-"""Of them: what one takes leaves room for the others."""
+"""The most of these that one principal can hold, so that room is left for the others."""
 MAX_HOLDER_CHARACTERS = 200
 
 
@@ -62,7 +62,7 @@ class Lease:
 
 
 class Leases:
-    """Of one stream. Thread-safe.
+    """The leases of one stream. Thread-safe.
 
     A change blocks, and waits for its turn. A question is answered from the last durable state and
     never waits, neither for the disk nor for a change under way.

@@ -52,7 +52,7 @@ class Log:
         boot_id: str | None = None,
         appended: Sequence[LogEnd] = (),
     ) -> None:
-        """`appended` are batch ends behind the high watermark, up to the log end."""
+        """`appended` are batch ends past the high watermark, up to the log end."""
         self.directory = state.directory
         self.name = state.name
         self.environment = environment = state.environment
@@ -300,8 +300,8 @@ class Log:
         self._writer.admit_early_acks()
 
     def skip_to(self, offset: int) -> None:
-        """Go on at a later offset in a new segment; the manifest must already say why. Everything
-        below counts as committed. Raises StorageError, DiskFull."""
+        """Continue at a later offset in a new segment; the manifest must already say why.
+        Everything below counts as committed. Raises StorageError, DiskFull."""
         self._writer.skip_to(offset)
 
     def append_gap(
@@ -316,12 +316,12 @@ class Log:
 
         `epochs` are those of that log that begin in the gap: (leader epoch, first offset).
         Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
-        behind the log end, SyncFailed, StorageError, DiskFull.
+        past the log end, SyncFailed, StorageError, DiskFull.
         """
         self._writer.append_gap(next_offset, reason, is_loss=is_loss, epochs=epochs)
 
     def abandon_tail(self, *, keep_offsets: bool) -> None:
-        """After a failed sync: go on in a new segment from the last durable position.
+        """After a failed sync: continue in a new segment from the last durable position.
 
         With `keep_offsets` the abandoned offsets had been acked (durability below fsync); they
         are recorded as lost and never used again. Raises StorageError when that fails too; then
@@ -351,7 +351,7 @@ class Log:
         at or past the log end it does nothing. The offsets are assigned again by what is appended
         next, in a new segment and another `lineage`: nothing that was noted of the old tail
         (recovery points, acks, checkpoints of readers) counts for the new one. The high watermark
-        and the log start follow if they lie behind. Leader epochs that began there are forgotten:
+        and the log start follow if past the cut. Leader epochs that began there are forgotten:
         the next append follows `begin_epoch`, or brings its epoch along (`append_raw`).
 
         A replicated log is cut below its high watermark only with `below_high_watermark`, after an
@@ -367,8 +367,8 @@ class Log:
         return truncation.truncate_suffix(self._writer, offset)
 
     def leave_active_segment(self) -> None:
-        """Go on in a new segment and lineage at the log end, behind which there is damage, or from
-        which on confirmed records are missing: no mark that tells of them counts any more.
+        """Continue in a new segment and lineage at the log end, after which the file is damaged or
+        confirmed records are missing: marks that tell of them no longer count.
 
         Durable on return; a stop before that changes nothing. Raises StorageError, DiskFull.
         """
@@ -377,8 +377,8 @@ class Log:
     def truncate_prefix(self, offset: int) -> None:
         """Make `offset` the log start and drop every segment below it. Durable on return.
 
-        Up to the high watermark the log goes on as it is. From the log end on nothing of it is
-        left, and the next append must begin at `offset`. In between it is not known where a batch
+        Up to the high watermark the log continues as it is. From the log end on nothing is left
+        of it, and the next append must begin at `offset`. In between it is not known where a batch
         of the uncommitted tail begins: ValueError. Up to the log start it does nothing. Raises
         StorageError, DiskFull.
         """
@@ -387,9 +387,9 @@ class Log:
     def start_over(
         self, offset: int, *, epoch_before: int = 0, tombstones_removed_below: int = 0
     ) -> None:
-        """Drop everything and go on, empty, at `offset`, to copy another replica from there.
+        """Drop everything and continue, empty, at `offset`, to copy another replica from there.
 
-        That one says of which leader epoch its record before `offset` was (`Log.epoch_before`): if
+        That one tells the leader epoch of its record before `offset` (`Log.epoch_before`): if
         this log leads later on, it can be compared with one that ends there. And it may have
         removed tombstones below `tombstones_removed_below`.
 
@@ -554,7 +554,7 @@ class Log:
             return measure(fs, segments, view.active_index, view.readable_end, step_bytes)
 
     def epoch_end(self, epoch: int) -> int:
-        """The first offset behind that leader epoch: where the next known one begins.
+        """The first offset after that leader epoch: where the next known one begins.
 
         The log end for the newest epoch, and for one that this log never saw.
         """
@@ -566,7 +566,7 @@ class Log:
         return epoch_before(self.epochs, offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The newest known leader epoch up to `epoch`, and the first offset behind it.
+        """The newest known leader epoch up to `epoch`, and the first offset after it.
 
         Two logs of a stream are equal up to the lower of the two ends that both name for one epoch.
         Without such an epoch: 0, and where the oldest known one begins.

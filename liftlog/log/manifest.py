@@ -130,7 +130,7 @@ class Manifest:
 
     @property
     def unclaimed_generation(self) -> int:
-        """A generation of which no segment file is, nor will be by a rewriting under way.
+        """A generation that no segment file has, nor will get from a rewrite under way.
 
         That writes one above its sources, unaware that it may have become pointless, and into
         whatever it finds under the name.
@@ -139,7 +139,7 @@ class Manifest:
 
     @property
     def committed_segments(self) -> tuple[SegmentEntry, ...]:
-        """The sealed segments of which everything is known to be committed."""
+        """The sealed segments whose records are all known to be committed."""
         sealed = self.segments[:-1]
         if not self.replicated:
             return sealed

@@ -140,7 +140,7 @@ class _Counted(NamedTuple):
 
 
 class RecordCounts:
-    """Of one log. Thread-safe."""
+    """The record counts of one log. Thread-safe."""
 
     def __init__(self, pool: FilePool) -> None:
         self._pool = pool

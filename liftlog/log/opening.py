@@ -179,7 +179,7 @@ class _Opening(Inventory):
     def _note_lost_file(self, path: Path, entry: SegmentEntry) -> None:
         """By F1 no stop leaves the active segment without its file, so something else removed it,
         and took along whatever was acked. That is noted before an empty file takes its place: a
-        stop behind that leaves a log that looks as if its active segment had been empty."""
+        stop after that leaves a log that looks as if its active segment had been empty."""
         empty = ActiveState.empty(self.manifest.incarnation, entry.base_offset, entry.generation)
         known = len(self.quarantined)
         self._behind_lost_end(path, empty, entry.base_offset)
@@ -188,7 +188,7 @@ class _Opening(Inventory):
             self.manifest.write(self.fs, self.directory)
 
     def _load_index(self, path: Path, file: File, state: ActiveState) -> SparseIndex:
-        """Entries below `state`; what the file lacks behind the last checkpoint only costs time."""
+        """Entries below `state`; what the file lacks after the last checkpoint only costs time."""
         index = read_index(self.fs, path, state.base_offset)
         if index is None:
             entry = SegmentEntry(
@@ -244,7 +244,7 @@ class _Opening(Inventory):
     def _scan_and_cut(
         self, file: File, state: ActiveState, size: int, on_batch: OnBatch
     ) -> ActiveState:
-        """Of a replica: everything from the first damage on is given up."""
+        """For a replica: give up everything from the first damage on."""
         state, damage = scan(file, state, size, on_batch)
         reason = what_is_missing(
             state.next_offset,
@@ -262,14 +262,14 @@ class _Opening(Inventory):
             if damage.unreadable:  # as in `_give_up_tail`
                 self.must_roll = True
             elif not self.must_roll:
-                # Nothing confirmed is in it. A stop behind this leaves a file that ends well.
+                # Nothing confirmed is in it. A stop after this leaves a file that ends well.
                 file.truncate(damage.position)
         return state
 
     def _scan_and_judge(
         self, file: File, state: ActiveState, size: int, on_batch: OnBatch
     ) -> tuple[ActiveState, int]:
-        """Of a log that is alone: how far it is good, and where it goes on."""
+        """For a log that is alone: how far it is good, and where it continues."""
         while True:
             state, damage = scan(file, state, size, on_batch)
             log_end = state.next_offset
@@ -281,7 +281,7 @@ class _Opening(Inventory):
             known = self._known_damage(file.path, damage)
             if known is not None and known.position < known.end_position <= max(size, file.size()):
                 # The manifest tells already that these bytes are bad and which offsets they cost,
-                # so there is nothing to judge: the scan goes on behind them. The bytes stay.
+                # so there is nothing to judge: the scan continues after them. The bytes stay.
                 state = replace(state, position=known.end_position, next_offset=known.next_offset)
                 continue
             resumed, log_end = self._judge(file, state, damage, size, known)
@@ -291,7 +291,7 @@ class _Opening(Inventory):
         return state, self._behind_lost_end(file.path, state, log_end)
 
     def _proven_offset(self, state: ActiveState) -> int:
-        """Everything below it was fsynced, as far as is known; what lies behind may never be.
+        """Everything below it was fsynced, as far as is known; what follows may never be.
 
         An fdatasync that failed leaves pages in the cache that are taken for clean: they read well,
         another fdatasync skips them, and they are gone with the next power cut. A reboot leaves
@@ -361,7 +361,7 @@ class _Opening(Inventory):
         return self._keep_damage(file, good, damage, verdict, resync, size, known)
 
     def _give_up_tail(self, file: File, damage: Damage, verdict: Verdict, size: int) -> int:
-        """Cut a tail of which `judge_tail` proves that it was never acked; returns the log end."""
+        """Cut a tail that `judge_tail` has proved was never acked; returns the log end."""
         self._keep_tail(file, damage, size)
         if verdict.log_end_offset > damage.offset:
             # A power cut: no ack for the tail is known, but the slot may be behind the truth, so no
@@ -381,7 +381,7 @@ class _Opening(Inventory):
         # interrupted after the cut, the next one finds a file that ends where acks ended.
         if damage.unreadable:
             # Neither cutting nor writing is sure to work in a page that cannot be read. The log
-            # goes on in a new file, and what lies behind the end of a sealed one is ignored.
+            # continues in a new file, and what follows the end of a sealed one is ignored.
             self.must_roll = True
         else:
             file.truncate(damage.position)
@@ -414,10 +414,10 @@ class _Opening(Inventory):
                 reason,
             )
         if resync is None:
-            # Nothing good lies behind: the log goes on past every offset that may have been acked,
+            # Nothing good follows: the log continues past every offset that may have been acked,
             # as an earlier start determined it, or as `judge_tail` does now.
             return None, known.next_offset if known else verdict.log_end_offset
-        # Good batches that provably continue the log lie behind. One damaged batch costs itself
+        # Good batches that provably continue the log follow. One damaged batch costs itself
         # alone, and they are scanned like all others.
         resumed = replace(good, position=resync.position, next_offset=resync.offset)
         return resumed, resync.offset
@@ -449,18 +449,18 @@ class _Opening(Inventory):
                 self._slot_is_unreadable = True
                 self._note(
                     f"the file {SLOT_NAME} cannot be read ({error.strerror or error}): how far "
-                    "acks went is judged as after a power cut, and the file is written again"
+                    "acks went is judged as after a power cut, and the file is rewritten"
                 )
         return self._slot
 
     def _behind_lost_end(self, path: Path, state: ActiveState, log_end: int) -> int:
-        """Where the log goes on when more was acked, or may have been, than the file holds.
+        """Where the log continues when more was acked, or may have been, than the file holds.
 
         What was acked is never assigned again. How much that was is known exactly when no reboot
-        lies between; else the log goes on where no offset was ever assigned.
+        lies between; else the log continues where no offset was ever assigned.
         """
         # An earlier start may have judged the tail and stopped before it was done, and what it saw
-        # of the tail may be gone since. Its range in the manifest still says where it went on.
+        # of the tail may be gone since. Its range in the manifest still says where it continued.
         for bad in sorted(self.quarantined, key=lambda one: one.first_offset):
             if bad.first_offset <= log_end < bad.next_offset:
                 log_end = bad.next_offset

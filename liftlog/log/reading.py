@@ -20,7 +20,7 @@ _DAMAGE_WINDOW_BYTES = 256 * 1024
 
 
 class Gap(NamedTuple):
-    """Offsets of which this log has no records, and never will have.
+    """Offsets for which this log has no records, and never will.
 
     `is_loss` when acked records may have been in it; else they were only skipped, and readers pass
     over them silently.

@@ -64,14 +64,14 @@ class Damage:
     reason: str
     header: BatchHeader | None  # when it could be read and continues the log
     unreadable: bool = False
-    is_last: bool = False  # nothing can lie behind the batch: there are zeros, or the file ends
+    is_last: bool = False  # nothing can follow the batch: there are zeros, or the file ends
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What to do about a damage.
 
-    `cut`: the tail was never acked; drop it and go on at `log_end_offset`.
+    `cut`: the tail was never acked; drop it and continue at `log_end_offset`.
     otherwise: it was (or may have been) acked; keep it and quarantine up to `quarantine_end`.
     """
 
@@ -84,7 +84,7 @@ def find_data_end(file: File, start: int) -> int:
     """Where the zeros begin that were allocated ahead, at or after `start`; a multiple of 8.
 
     Zeros at the end of the last batch are taken for allocated ones too, so a batch may reach past
-    this position. Nothing that can be a batch begins behind it.
+    this position. Nothing that can be a batch begins after it.
     """
     used = content_end(file, start) - start
     return start + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -152,7 +152,7 @@ def _with_holes(window: FileWindow, damage: Damage) -> Damage:
 
 
 def resync_behind(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
-    """Where good batches go on behind a damage of the active segment (see resync.py)."""
+    """Where good batches continue after a damage of the active segment (see resync.py)."""
     return find_resync(
         file,
         damage.position,
@@ -179,7 +179,7 @@ def judge_tail(
     exact = slot is not None and slot.exact
     if damage.offset < acked_end:
         # Acked for sure: never cut. Where it ends is known only from what follows it, or from
-        # a slot that no reboot lies behind; else go on where no offset was ever handed out.
+        # a slot written since the last reboot; else continue where no offset was ever assigned.
         if behind is not None:
             return Verdict(False, behind.offset, behind.offset)
         end = acked_end if exact else max(acked_end, reserved_offset)
@@ -190,7 +190,7 @@ def judge_tail(
     # A power cut: what the slot said last may be lost, so these bytes look the same whether the
     # write was under way or was acked and then one bit of it rotted. No offset is used again.
     if behind is not None:
-        # One bad bit costs one batch; and if another commit group lies behind it, it was acked.
+        # One bad bit costs one batch; and if another commit group follows it, it was acked.
         return Verdict(False, behind.offset, behind.offset)
     if damage.unreadable:
         # It was on the disk in full once, for all that is known: acked, so it is kept and told.

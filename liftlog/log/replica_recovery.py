@@ -55,7 +55,7 @@ def ends_from(
 ) -> list[LogEnd]:
     """The batch ends of a log from the last one at or below `offset` on, up to the log end.
 
-    Reads the headers behind `offset`. Raises OSError.
+    Reads the headers after `offset`. Raises OSError.
     """
     if offset >= active.end.offset:
         return [active.end]

@@ -1,4 +1,4 @@
-"""Where good batches go on behind damage.
+"""Where good batches continue after damage.
 
 A value may hold the bytes of whole foreign batches, perhaps put there on purpose, so a batch that
 looks good proves nothing by itself. Two things do: the damaged batch's own header, when it is
@@ -21,13 +21,13 @@ from liftlog.records.header import BatchHeader, parse_header, verify_body
 _SEARCH_BYTES = 1024 * 1024
 _HEADER_WINDOW_BYTES = 64 * 1024
 _MIN_RECORD_BYTES = 4  # a record costs at least its entry in the value offsets
-_UNKNOWN = -1  # an offset that nobody can tell
+_UNKNOWN = -1  # an offset that cannot be known
 _MAX_CHECKED_BYTES = 256 * 1024 * 1024
 _MAX_BATCH_BYTES = 128 * 1024 * 1024  # NATS carries no message of more than 64 MiB
 
 
 class Resync(NamedTuple):
-    """Good batches go on at `position` with the batch of `offset`."""
+    """Good batches continue at `position` with the batch of `offset`."""
 
     position: int
     offset: int
@@ -147,7 +147,7 @@ def _follow(
     """The offset that the chain from `position` on reaches at `end`.
 
     None when it breaks before; then `broken` gets the positions that it passed. A last batch that
-    the end cuts does not break it: that is the torn tail that a crash leaves behind good batches.
+    the end cuts does not break it: that is the torn tail that a crash leaves after good batches.
     Nor, with the result _UNKNOWN, does a header that the disk does not give: what could break the
     chain there is not known, and a value whose end happens to lie in an unreadable page is not what
     this guards against.

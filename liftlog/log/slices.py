@@ -116,7 +116,7 @@ def slice_segment(
     a batch without records unless `with_empty`.
 
     `end` is the place that readers may not pass. A slice ends where a leader epoch begins: its
-    first batch is compared with the epochs of the manifest, and its receiver compares those behind
+    first batch is compared with the epochs of the manifest, and its receiver compares those after
     it only with each other. None when nothing readable is left in this segment. Raises CorruptRange
     at damage that is not known yet.
     """

@@ -73,7 +73,7 @@ class ReadView(NamedTuple):
         segments, manifest = self.segments, self.manifest
         start, end = manifest.log_start_offset, self.committed.offset
         total = sum([segment.record_count for segment in segments])
-        # Of most segments everything can be read. There may be many thousands of them, and the
+        # Most segments can be read in full. There may be many thousands of them, and the
         # event loop asks for this.
         below_start = _index_from(segments, start)
         past_end = max(_index_from(segments, end) - 1, 0)
@@ -192,7 +192,7 @@ class LogState:
 
         A failure may come after the rename, so the disk may already say otherwise. No append may
         follow before `confirm_manifest` has written what is true: the disk may list the active
-        segment as sealed, and what grows behind the end of a sealed one is ignored by the next
+        segment as sealed, and what grows past the end of a sealed one is ignored by the next
         start.
         """
         if self.closed:
@@ -305,6 +305,6 @@ def _index_from(segments: Sequence[Segment], offset: int) -> int:
 
 
 def lies_behind(bad: QuarantinedRange, segment: Segment) -> bool:
-    """Whether the range only says that offsets behind the segment are gone: none of its bytes is
+    """Whether the range only says that offsets after the segment are gone: none of its bytes is
     damaged."""
     return bad.first_offset >= segment.next_offset and bad.end_position == bad.position

@@ -109,7 +109,7 @@ def replace_segments(
                 entry = replace(segment.entry(), delete_horizon_ns=horizons[segment.path.name])
                 segments[i] = Segment(state.directory, entry, sealed=True)
         # The new files tile the offsets of the old ones and are durable, so a start that finds
-        # either manifest finds every record that is alive. Readers that took a view before go on
+        # either manifest finds every record that is alive. Readers that took a view before stay
         # in the old files, which stay readable for as long as they hold them open; one that has not
         # opened its file yet finds it gone, takes the new view and looks again.
         state.store(
@@ -219,7 +219,7 @@ def _overlap(one: QuarantinedRange, other: QuarantinedRange) -> bool:
 def _moved(
     ranges: Sequence[QuarantinedRange], old: Sequence[Segment], new: Sequence[SegmentEntry]
 ) -> tuple[QuarantinedRange, ...]:
-    """A hole behind the last old segment is now one behind the last new one."""
+    """A hole after the last old segment is now one after the last new one."""
     if not old:
         return tuple(ranges)
     last, end = old[-1], new[-1].size_bytes

@@ -53,7 +53,7 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
             index.truncate(rest.size_bytes)
             write_index(state.environment.fs, rest.path, index)
             state.environment.indexes.put(rest, index)
-        # The manifest says where `rest` ends, and that alone cuts it: bytes behind the end of a
+        # The manifest says where `rest` ends, and that alone cuts it: bytes after the end of a
         # sealed segment are ignored. So the file itself is cut last. A stop before the rename finds
         # the old log with all its bytes; a failure to cut costs space and nothing else.
         end = LogEnd.of(rest)
@@ -76,7 +76,7 @@ def leave_active_segment(writer: LogWriter) -> None:
 def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None:
     """The part of `segment` before `offset`, sealed; None when nothing of it remains."""
     quarantined = state.view.damaged(segment)
-    if segment.sealed and offset >= segment.next_offset:  # in a hole behind it
+    if segment.sealed and offset >= segment.next_offset:  # in a hole after it
         return segment if segment.size_bytes else None
     reached, count, newest = IndexEntry(segment.base_offset, 0), 0, 0
     if not any(

@@ -1,11 +1,11 @@
 """Reading where the disk does not give every page: damage like rot, page by page.
 
 An unreadable sector costs the page that it lies in. A search for what is still good reads
-around it: the page counts as zeros, which no checksum of a batch takes for data, and what lies
-before and behind it is read as ever. Where it matters that the bytes are unknown and not zero (the
+around it: the page counts as zeros, which no checksum of a batch takes for data, and what is
+before and after it is read as usual. Where it matters that the bytes are unknown and not zero (the
 end of the data, whether a tail may have been acked), the holes are returned beside the bytes.
 
-Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are no damage and
+Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are not damage and
 are raised.
 """
 
@@ -84,7 +84,7 @@ def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
 
 
 def add_hole(holes: list[range], start: int, stop: int) -> None:
-    """Note [start, stop), which lies behind all the others or goes on where the last one stops."""
+    """Note [start, stop), which is after all the others or continues where the last one stops."""
     if holes and holes[-1].stop >= start:
         holes[-1] = range(holes[-1].start, stop)
     else:

@@ -1,8 +1,8 @@
 """The batches of one segment, one after the other, and every stretch that holds none; and what of
 the listed segments is damaged and not yet quarantined.
 
-Unlike recovery, which must decide what to keep, `walk` only has to tell what is there. So it goes
-on behind damage wherever the log's own batches can be recognised again.
+Unlike recovery, which must decide what to keep, `walk` only has to tell what is there. So it
+continues after damage wherever the log's own batches can be recognised again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def walk(
     `data_end`, in order of position.
 
     No batch reaches past `size`; between the two lie zeros allocated ahead. `index` is the one of
-    a sealed segment, `end_offset` the offset at which the log goes on at `data_end`, where that is
+    a sealed segment, `end_offset` the offset at which the log continues at `data_end`, where it is
     known; `epochs` are those of the manifest. Raises OSError, and UnsupportedFormat for what a
     newer liftlog wrote.
     """
@@ -116,7 +116,7 @@ def _border(
     data_end: int,
     end_offset: int | None,
 ) -> tuple[int, int | None]:
-    """The next place behind `position` at which a batch begins for sure, or the data end, and the
+    """The next place after `position` at which a batch begins for sure, or the data end, and the
     offset there if that is known."""
     border = index.after_position(position) if index is not None else None
     if border is None or border.position >= data_end or border.offset <= expected:
@@ -131,7 +131,7 @@ def _behind(
     border: tuple[int, int | None],
     header: BatchHeader | None,
 ) -> tuple[int, int | None]:
-    """Where to go on behind a bad batch, and the offset there; None at the end of the data."""
+    """Where to continue after a bad batch, and the offset there; None at the end of the data."""
     end, end_offset = border
     found = find_resync(
         file,
@@ -253,7 +253,7 @@ def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> lis
         following = item.next_offset
         position, offset = item.end_position, following or entry.next_offset
         if following is None or following > entry.next_offset:
-            # Nothing readable behind it: all up to where the next segment begins is gone.
+            # Nothing readable after it: all up to where the next segment begins is gone.
             position, offset = entry.size_bytes, entry.next_offset
         if offset > item.first_offset:
             found.append(
@@ -288,7 +288,7 @@ def _in_active(
                 continue
             end, following = item.end_position, item.next_offset
             if end > border or following is None:
-                # Whatever lies behind the border, recovery begins there.
+                # Whatever follows the border, recovery begins there.
                 end, following = border, trusted.next_offset
             if following > item.first_offset:
                 found.append(

@@ -26,7 +26,7 @@ from liftlog.records.decode import decode_batch
 from liftlog.records.header import parse_header, verify_body
 
 MAX_NOTED_ENDS = 4096
-"""Of appends that are not committed yet. With more, every second end is forgotten."""
+"""Batch ends of uncommitted appends that are kept. Beyond it, every second end is forgotten."""
 
 
 class LogWriter:
@@ -211,7 +211,7 @@ class LogWriter:
     def must_roll(self, size_bytes: int, next_offset: int) -> bool:
         """Whether an append of that size, up to that offset, needs a new segment."""
         active = self.state.active
-        if active.must_be_left:  # also an empty one: what was refused may lie behind its end
+        if active.must_be_left:  # also an empty one: refused bytes may follow its end
             return True
         position = active.end.position
         if position == 0:
@@ -254,7 +254,7 @@ class LogWriter:
             self._seal_and_begin(end, end.offset)
 
     def skip_to(self, offset: int) -> None:
-        """Go on at a later offset in a new segment, and count everything below as committed. The
+        """Continue at a later offset in a new segment, and count everything below as committed. The
         manifest must already say why. Raises StorageError, DiskFull."""
         state = self.state
         with state.lock, storage_errors(f"continuing {state.name}"):
@@ -283,7 +283,7 @@ class LogWriter:
             # high watermark moves there. Otherwise no ack left for the abandoned records, and their
             # offsets are assigned again. Both in a new file: what an fdatasync failed to
             # write may read well from the page cache and be gone after a power cut. So the old file
-            # is sealed at the last durable position, and what lies behind it is ignored.
+            # is sealed at the last durable position, and what follows it is ignored.
             base_offset = end.offset if keep_offsets else durable.offset
             self._seal_and_begin(
                 durable, base_offset, quarantined=quarantined, is_committed=keep_offsets
@@ -315,7 +315,7 @@ class LogWriter:
             # An empty segment is replaced, not kept: no batch and no note of a loss is in it.
             kept = view.segments[:-1]
         else:
-            # Damaged bytes behind the end stay in the file: they may be mended by hand.
+            # Damaged bytes after the end stay in the file: they may be mended by hand.
             trim = not any(bad.end_position > at.position for bad in damaged)
             sealed = active.seal(at, state.environment, trim=trim)
             kept = (*view.segments[:-1], sealed)
@@ -334,7 +334,7 @@ class LogWriter:
             newest = known[-1][0] if known else 0
             newer = [one for one in epochs if one[0] > newest and end.offset <= one[1]]
             if newer:
-                # Before the gap: a stop in between leaves epochs of which there is no record yet.
+                # Before the gap: a stop in between leaves epochs that have no record yet.
                 self.note_epochs((*known, *newer))
             self.sync()  # what the manifest lists as sealed is trusted by the next start
             gap = QuarantinedRange(
@@ -352,7 +352,7 @@ class LogWriter:
             self.note_acked(next_offset)
 
     def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...], **changes: Any) -> None:
-        """Go on at `place`, the end of `kept`, as a new lineage: the offsets from there on are
+        """Continue at `place`, the end of `kept`, as a new lineage: the offsets from there on are
         assigned again. Everything in `kept` is durable. `changes` are those of the manifest that
         do not follow from the place. Under `lock`. Raises OSError; then nothing changed."""
         state = self.state
@@ -389,8 +389,8 @@ class LogWriter:
         self.slot.update(end)
 
     def begin_at(self, offset: int, epochs: tuple[tuple[int, int], ...]) -> None:
-        """Drop everything and go on at `offset`, at or past the log end. Under `lock`. Raises
-        OSError; then nothing changed."""
+        """Drop everything and continue at `offset`, at or past the log end. Under `lock`.
+        Raises OSError; then nothing changed."""
         self.state.begin_segment(
             (),
             offset,

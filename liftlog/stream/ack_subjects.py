@@ -32,7 +32,7 @@ class AckSubjects:
         chosen: Iterable[str] = (">",),
     ) -> None:
         """Subjects of the streams that ack, and of those that never do; and `chosen` by the
-        operator, of which one must match."""
+        operator; one of them must match."""
         self._chosen = tuple(chosen)
         self._attached = tuple(attached)
         self._witnesses = tuple(witnesses)

@@ -217,7 +217,7 @@ def published(commands: bytes) -> Iterator[Answer]:
 
 
 def _borders(commands: bytes) -> Iterator[tuple[int, int, int]]:
-    """Of each command where it starts, where its body does, and where the next one does."""
+    """For each command: where it starts, where its body does, and where the next one does."""
     start = 0
     while start < len(commands):
         line_end = commands.index(b"\r\n", start)

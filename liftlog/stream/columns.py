@@ -1,7 +1,7 @@
 """A run as columns: what each message says by itself, found for all messages at once.
 
 What no column can say makes a row *odd*: its message is judged alone, between the rows before and
-those behind it.
+those after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Columns(NamedTuple):
         return Columns._make([column and column[start:stop] for column in self])
 
     def only(self, chosen: Sequence[bool]) -> Columns:
-        """The rows of which `chosen` says so."""
+        """The rows that `chosen` selects."""
         return Columns._make([column and list(compress(column, chosen)) for column in self])
 
 

@@ -40,7 +40,7 @@ _UNSUPPORTED = re.compile(
 
 class Control(NamedTuple):
     """What the headers of one message ask for. `expected_last_sequence` and
-    `expected_subject_sequence` are -1 when the header is there but is no number: no sequence can
+    `expected_subject_sequence` are -1 when the header is there but is not a number: no sequence can
     meet it. `expected_subject` is the subject that the second one is about, b"" for the message's
     own; `names_subject_sequence` says that either header is there, be it empty. `refusal` is set
     when they ask for something that we do not do. `judges_id` is false for an id that is only

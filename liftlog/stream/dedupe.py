@@ -107,7 +107,7 @@ class DedupeWindow:
         else:
             is_duplicate = list(map(ne, found, offsets))
             new = list(compress(marks, map(eq, found, offsets)))
-            # Messages behind a duplicate move up.
+            # Messages after a duplicate move up.
             before = accumulate(is_duplicate)
             moved = map(sub, offsets, before)
             self._offsets.update(zip(new, compress(moved, map(eq, found, offsets)), strict=True))

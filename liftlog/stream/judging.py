@@ -23,11 +23,11 @@ from liftlog.stream.run import MessageRun
 from liftlog.stream.subject_sequences import SubjectSequences
 
 MAX_HEADER_BYTES = 65_535
-"""Of the header block of one message, as in JetStream."""
+"""The longest header block of one message, as in JetStream."""
 MAX_MERGED_LINES = 1000
-"""Of a header block that the headers of an envelope are merged with, line by line."""
+"""The most lines of a header block that the headers of an envelope are merged with."""
 FAST_BATCH_SUFFIX = b".$FI"
-"""Of the reply subjects of JetStream's fast batch publishing."""
+"""The end of the reply subjects of JetStream's fast batch publishing."""
 _WILDCARDS = frozenset({b"*", b">"})
 
 

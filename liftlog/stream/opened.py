@@ -227,7 +227,7 @@ def _has_some(column: Sequence[object]) -> bool:
 
 
 def _texts(column: Sequence[bytes]) -> list[str]:
-    """Of words of ASCII."""
+    """The texts of a column of ASCII words."""
     return b" ".join(column).decode("ascii").split(" ")
 
 

@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 
 
 MAX_SHOWN_BYTES = 255
-"""Of what a publisher sent, and an answer or a line of the log repeats."""
+"""The most that an answer or a log line repeats of what a publisher sent."""
 
 TOO_LARGE = Refusal("too_large", 400, 10054, "message size exceeds maximum allowed")
 WRONG_STREAM = Refusal("wrong_stream", 400, 10060, "expected stream does not match")

@@ -114,8 +114,8 @@ class Sequencer(Tail):
         values: Sequence[bytes | None],
         now_ns: int,
     ) -> int:
-        """Number records that the daemon itself writes: nothing is judged, nobody is acked.
-        Returns the offset behind them."""
+        """Number records that the daemon itself writes: nothing is judged, no one is acked.
+        Returns the offset after them."""
         group = self._group_with_room()
         before, count = group.size_bytes, len(values)
         group.received += count
@@ -213,7 +213,7 @@ class Sequencer(Tail):
     def _take_some(
         self, group: CommitGroup, part: Columns, rows: Sequence[int], added: AddedRun, stamp: int
     ) -> None:
-        """Store the rows of `part` that are no duplicates, and answer the others. `rows` are those
+        """Store the rows of `part` that are not duplicates, and answer the others. `rows` are those
         with an id, in the order of `added`."""
         count, first = len(part.values), self.next_offset
         known = list(compress(rows, added.is_duplicate))

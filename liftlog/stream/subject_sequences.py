@@ -102,8 +102,8 @@ class SubjectSequences:
         self._let_go()
 
     def undone(self, next_offset: int, kept: Iterable[Notes | None] = ()) -> None:
-        """Of what is pending only `kept`, notes of groups in their order, may be stored; offsets go
-        on at `next_offset`."""
+        """Of what is pending, only `kept` may be stored: notes of groups in their order. Offsets
+        continue at `next_offset`."""
         self._pending.clear()
         for notes in kept:
             if notes is not None and notes.table is self:
@@ -117,8 +117,8 @@ class SubjectSequences:
             self._unknown_below = max(self._unknown_below, table.pop(mark) + 1)
 
     def lost_from(self, offset: int, next_offset: int) -> None:
-        """Committed records from `offset` on are lost; offsets go on at `next_offset`. A scan has
-        to find what is left."""
+        """Committed records from `offset` on are lost; offsets continue at `next_offset`. A scan
+        has to find what is left."""
         table = self._committed
         while table and next(reversed(table.values())) >= offset:
             table.popitem()
@@ -131,7 +131,7 @@ class SubjectSequences:
         return SubjectScan(self.marks, self.max_subjects)
 
     def adopt(self, scan: SubjectScan) -> bool:
-        """Believe a scan of all committed records below `scan.end`, and go on knowing what was
+        """Believe a scan of all committed records below `scan.end`, and keep what was
         committed since. False, and nothing is changed, when it did not reach far enough."""
         if scan.end < self.known_from:
             return False
@@ -183,7 +183,7 @@ class SubjectScan:
         self._max_subjects = max_subjects
 
     def add(self, subjects: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Records behind all that were added before."""
+        """Records that follow all that were added before."""
         last = self.last
         for subject, offset in last_of_each(subjects, offsets):
             mark = self._marks.of(subject)

@@ -64,9 +64,9 @@ class Tail:
         self.duplicates = 0
         self.acks_suppressed = 0
         self.pending_bytes = 0
-        """Of all messages without an answer yet: judged, out, held."""
+        """The size of all messages without an answer yet: judged, out, held."""
         self.held_bytes = 0
-        """Of those whose group is held; 0 if none is. Little of it is in memory."""
+        """The size of those whose group is held; 0 if none is. Little of it is in memory."""
         self._ids_seen_ns = 0
         self._commit_clock = commit_clock
         self._open = self._new_group()
@@ -140,12 +140,12 @@ class Tail:
 
     @property
     def oldest_out(self) -> CommitGroup | None:
-        """Of the groups that are out."""
+        """The oldest of the groups that are out."""
         return self._out[0] if self._out else None
 
     @property
     def is_holding(self) -> bool:
-        """Whether a group is held; then those behind it have to be held too."""
+        """Whether a group is held; then those after it have to be held too."""
         return bool(self._held)
 
     def take_group(self) -> CommitGroup | None:
@@ -245,7 +245,7 @@ class Tail:
         """`group`, which is out, could not be committed: everything judged from it on is undone.
         With None it is what no group has taken yet.
 
-        Returns the nacks. `next_offset` overrides where numbering goes on.
+        Returns the nacks. `next_offset` overrides where numbering continues.
         """
         undone = [*self._full, self._open]
         self._full.clear()

@@ -101,7 +101,7 @@ class SyncCalls:
 
     def create_stream(self, name: str, subject: str | None = None, **settings: Any) -> StreamInfo:
         """Create a stream; settings have the keys of the YAML file. A stream that exists with the
-        same settings is no error.
+        same settings is not an error.
 
         Returns once NATS has confirmed the subscription. Raises Conflict when the stream exists
         with other settings (`details["differences"]`), InvalidArgument for a name or setting,
@@ -244,7 +244,7 @@ class SyncCalls:
         finished: tuple[int, int] | None = None,
     ) -> LeaseInfo:
         """Let a lease last `ttl` seconds from now. With `low` it holds the records from there on;
-        give it once what lies below has been read.
+        give it once what is below has been read.
 
         For a read that several clients share: `finished=(part, parts)` says that one of `parts`
         parts, counted from 0, has been read. The lease ends when each of them was named once.
@@ -256,7 +256,7 @@ class SyncCalls:
         return (self._call(request, LeaseAnswer)).info
 
     def release_lease(self, stream: str, lease_id: str) -> None:
-        """Give a lease back. One that has ended already is no error. Raises StreamNotFound."""
+        """Give a lease back. One that has already ended is not an error. Raises StreamNotFound."""
         self._call(ReleaseLease(stream, lease_id), Done)
 
     def list_leases(self, stream: str) -> list[LeaseInfo]:
@@ -318,6 +318,6 @@ class SyncCalls:
                 return found
 
     def delete_checkpoint(self, consumer: str, stream: str, expected: int | None = None) -> None:
-        """Forget a checkpoint, durably. A missing one is no error. Raises CheckpointMoved when
+        """Forget a checkpoint, durably. A missing one is not an error. Raises CheckpointMoved when
         `expected` is given and is not what is stored."""
         self._call(DeleteCheckpoint(stream, consumer, expected), Done)

@@ -129,7 +129,7 @@ class Sequenced:
         self._queue: deque[Delivery] = deque()  # settled ones stay until those in front are
         self._position = 0  # in the queue: where this round of sending is
         self._last = last_sequence  # offset of the newest record before the queue
-        self._tail = last_sequence  # the same behind what was sent in this round
+        self._tail = last_sequence  # the same after what was sent in this round
         self._going_back = False
         self._not_before = 0.0
         self._broken: PublishFailed | None = None

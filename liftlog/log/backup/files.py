@@ -1,7 +1,7 @@
 """What a backup consists of, and how its files are copied and checked.
 
     <backup>/backup              its manifest, a checkpoint file; written last, so without it there
-                                 is no backup
+                                 is not a backup
     <backup>/streams/<stream>/   manifest, segments and indexes, as in a data directory; the active
                                  segment is empty: what it held is sealed here
 
@@ -67,7 +67,7 @@ class BackedUpStream:
 class Backup:
     created_ns: int
     version: str
-    """Of the liftlog that made it."""
+    """The version of liftlog that made it."""
     streams: tuple[BackedUpStream, ...] = field(default=())
 
     @property

@@ -57,7 +57,7 @@ def verify_backup(
     fs: FileSystem | None = None,
     read: Callable[[int], None] = lambda size: None,
 ) -> tuple[Backup, list[BackupFinding]]:
-    """Read every byte. Raises CorruptMetadata when `directory` is no backup, OSError."""
+    """Read every byte. Raises CorruptMetadata when `directory` is not a backup, OSError."""
     files = fs or OsFileSystem()
     backup = read_backup(files, directory)
     found = []

@@ -3,7 +3,7 @@ and delete.
 
 The end is what was acked when this was read. Of a daemon that runs, or was killed since the last
 boot, the slot says it exactly; of one that was stopped, the clean marker. Otherwise the end is
-not known before a recovery has judged the tail, and there is no backup. Of a replica, the end is
+not known before a recovery has judged the tail, and there is no backup. For a replica, the end is
 the high watermark as it was last stored: what its slot tells of may never be committed.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
@@ -83,7 +83,7 @@ def look(fs: FileSystem, data_dir: Path, name: str, boot_id: str | None = None) 
 
 def _up_to(manifest: Manifest, end: int) -> Manifest:
     """Without the segments that begin at or past `end`; the last one is handled like an active
-    one, of which only a part may be committed."""
+    one, and only a part of it may be committed."""
     segments = manifest.segments
     count = max(bisect_left(segments, end, key=lambda one: one.base_offset), 1)
     return replace(manifest, segments=segments[:count])
@@ -110,7 +110,7 @@ def _end(
         return max([manifest.high_watermark, *known])
     clean = states.clean
     if clean is not None and clean.is_of(manifest.incarnation, manifest.segments[-1]):
-        # A hole behind the last record, where more was acked than is left, is in the manifest.
+        # A hole after the last record, where more was acked than is left, is in the manifest.
         return max(clean.next_offset, manifest.high_watermark)
     slot = _slot(fs, data_dir / STREAMS_NAME / name, manifest.lineage, boot_id)
     return slot.acked_end if slot is not None and slot.exact else None

@@ -163,7 +163,7 @@ class SegmentBytes:
     knows_end: bool  # the manifest says where the segment ends
     size: int  # no batch reaches past it
     data_end: int  # between the two lie zeros allocated ahead
-    end_offset: int | None  # the offset at which the log goes on at `data_end`, if that is known
+    end_offset: int | None  # the offset at which the log continues at `data_end`, if that is known
     index: SparseIndex | None
     epochs: Epochs
 

@@ -17,7 +17,7 @@ from liftlog.log.unreadable import content_end
 
 
 class Cut(NamedTuple):
-    """Bytes [position, end_position) of a file were cut off; behind them lay zeros at most."""
+    """Bytes [position, end_position) of a file were cut off; only zeros followed."""
 
     path: Path
     position: int
@@ -86,7 +86,7 @@ class _PretendedFile:
             self._source.close()
 
     def _own(self) -> _Bytes:
-        """What may be changed: never a segment, of which only the size is pretended."""
+        """What may be changed: never a segment: only its size is pretended."""
         if isinstance(self._source, _Bytes):
             return self._source
         if self.path.suffix == SEGMENT_SUFFIX:

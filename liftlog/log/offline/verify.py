@@ -213,7 +213,7 @@ class _Verification:
                 self.report.batch_count += 1
                 records += header.record_count
                 end, epoch = header.next_offset, header.leader_epoch
-                used = item.position + header.length  # may end in zeros, and so behind `data_end`
+                used = item.position + header.length  # may end in zeros, and so past `data_end`
                 continue
             if not knows_end and self._is_unfinished(file, item, data_end, epoch):
                 unfinished = data_end - item.position

@@ -125,7 +125,7 @@ class BatchMerger:
         self._stamps = (0, 0)
 
     def add(self, chunk: Chunk) -> None:
-        """A chunk of which every record stays."""
+        """A chunk whose records all stay."""
         if not chunk.is_one_batch:
             self.add_records(chunk.columns(), chunk.header, divisible=True)
         elif not chunk.header.record_count:
@@ -158,7 +158,7 @@ class BatchMerger:
         self._append(columns, header, stamps)
 
     def skip(self, header: BatchHeader) -> None:
-        """A batch of which nothing is left."""
+        """A batch without a record left."""
         if self._first is not None:
             if self._is_near(header):
                 self._next_offset = header.next_offset

@@ -72,7 +72,7 @@ class _Tally:
     def __init__(self) -> None:
         self.records = 0
         self.horizon_ns: int | None = None  # when the tombstones that stay may go
-        self.removed_below = 0  # the offset behind the newest tombstone whose time was over
+        self.removed_below = 0  # the offset after the newest tombstone whose time was over
 
     def keeps_tombstones(self, horizon_ns: int) -> None:
         self.horizon_ns = max(self.horizon_ns or horizon_ns, horizon_ns)
@@ -214,7 +214,7 @@ class _Pass:
         return writing
 
     def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
-        """Hand over the batches before `end_offset`, of which everything stays."""
+        """Hand over the batches before `end_offset`; all their records stay."""
         if end_offset > source.base_offset:
             for window in self._windows(source):
                 if window[0].header.base_offset >= end_offset:
@@ -250,7 +250,7 @@ class _Pass:
         return keeps
 
     def _newest(self, keys: KeyColumn, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of each record the newest offset known for its key, or one that compares alike.
+        """For each record the newest offset known for its key, or one that compares alike.
 
         Of a record that was mapped it is known from then whether a newer one came, which saves
         looking up its key again; any newer offset stands for that one.

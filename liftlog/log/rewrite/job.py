@@ -91,7 +91,7 @@ class CompactJob(_CrossesProcesses):
 
     @property
     def generation(self) -> int:
-        """Of all files that this job writes."""
+        """The generation of all files that this job writes."""
         return _next_generation(self.sources)
 
 

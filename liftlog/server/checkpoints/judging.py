@@ -16,7 +16,7 @@ def why_not_readable(
     log: Log, stream: str, offset: int, incarnation: str, epoch: int
 ) -> LiftlogError | None:
     """The error that a reader gets at `offset` after reading that incarnation and epoch; None if it
-    can go on.
+    can continue.
 
     An offset below the log start is an error here: records that the reader has not seen are gone.
     """

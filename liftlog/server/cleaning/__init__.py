@@ -5,7 +5,7 @@
     rebatching  which segments consist of small batches
     scrubbing   which segment is verified next
     jobs        one job: run it, swap its outcome in, clean up when it fails
-    state       what is going on with a stream, for people and metrics
+    state       what a stream's cleaning is doing, for people and metrics
     process     starts the worker process, talks to it, notices when it dies
     pace        how fast a job may go: it depends on how busy the daemon is
     worker      the worker process: one job after the other, held to a rate and to free disk space

@@ -211,7 +211,7 @@ class Cleaner:
         return more or self._has_unfinished()
 
     def _has_unfinished(self) -> bool:
-        """Whether a stream whose turn was over can go on now."""
+        """Whether a stream whose turn was over can continue now."""
         return any(
             state.unfinished
             and self._may_work_on(host)

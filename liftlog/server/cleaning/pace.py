@@ -48,11 +48,11 @@ class Seen(NamedTuple):
     received_bytes: int
     """From NATS."""
     syncs: int
-    """Of all streams, in which the daemon's own records are stored too."""
+    """For all streams, including those that store the daemon's own records."""
     is_committing: bool
     """Whether a stream waits for the disk. Only this tells a stalled disk from an idle one."""
     cpu_seconds: float
-    """Of the process: consumers that read, TLS, filters and requests show here."""
+    """The CPU time of the process: consumers that read, TLS, filters and requests show here."""
 
 
 def is_busy(before: Seen, now: Seen) -> bool:

@@ -1,4 +1,4 @@
-"""What is going on with one stream, for people and metrics."""
+"""What one stream's cleaning is doing, for people and metrics."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class GroupCommits:
         self._shared.pending_changed()
 
     def _hold(self, group: CommitGroup, high_watermark: int) -> None:
-        """A group is stored here, and not committed or behind one that is not."""
+        """A group is stored here, and it or one before it is not committed."""
         if not self._sequencer.is_holding:
             self._held_since = time.monotonic()
         early = self._sequencer.hold(group)
@@ -226,7 +226,7 @@ class GroupCommits:
 
     def _take_back(self, group: CommitGroup | None, error: Exception) -> None:
         """Undo everything that was judged from `group` on, see `Tail`, and nack it; with None, what
-        no group has taken yet. Numbering goes on where the log ends now."""
+        no group has taken yet. Numbering continues where the log ends now."""
         if not isinstance(error, LiftlogError):
             # A defect. What it left in the log or in memory is unknown, so nothing more is written.
             self._fail(f"internal error while committing: {error!r}")
@@ -259,7 +259,7 @@ class GroupCommits:
             self._turns.run_exclusive(partial(self._log.leases.void, "the disk is full"), None)
 
     def _abandon_tail(self, error: SyncFailed, *, keep_offsets: bool) -> bool:
-        """Whether writing can go on in another file. After a failed sync the kernel may drop the
+        """Whether writing can continue in another file. After a failed sync the kernel may drop the
         pages and report success the next time: whatever was not durable is given up."""
         try:
             self._log.abandon_tail(keep_offsets=keep_offsets)

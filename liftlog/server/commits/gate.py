@@ -21,7 +21,7 @@ class CommitGate(Protocol):
 
     has_followers: bool
     """Others may hold what is written here before it is durable here, and may commit it when this
-    node leads no longer. So a failed sync ends the lead, and what was written gets no answer."""
+    node no longer leads. So a failed sync ends the lead, and what was written gets no answer."""
 
     @property
     def refuses(self) -> Refusal | None:

@@ -47,7 +47,7 @@ _LOOK_AGAIN_SECONDS = 0.05
 _MAX_POSSIBLE_LOSSES = 100
 
 Switches = dict[str, list[bool]]
-"""Of a stream of the configuration file, what the API set on top: [the file's value, the value that
+"""What the API set on top of a stream of the configuration file: [the file's value, the value that
 holds], by setting."""
 
 _T = TypeVar("_T")
@@ -205,7 +205,7 @@ class StreamHost:
         turns.begin_exclusive()
 
     def fail(self, reason: str) -> None:
-        """Stop this stream for good; the others go on.
+        """Stop this stream for good; the others continue.
 
         Everything that was judged is nacked. Some of it may be on disk, but none of it was acked.
         With followers it is as in `step_down`.
@@ -424,7 +424,7 @@ class StreamHost:
 
 
 def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:
-    """Of a stream that is being created; see `StreamHost.metadata`."""
+    """The metadata of a stream that is being created; see `StreamHost.metadata`."""
     return {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
 
 

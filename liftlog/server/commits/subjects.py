@@ -111,7 +111,7 @@ def _end_of_segment(log: Log, offset: int, end: int) -> int:
 
 
 def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -> int:
-    """Add the records in [offset, end) of the batches in `raw`; returns the offset to go on at.
+    """Add the records in [offset, end) of the batches in `raw`; returns the offset to continue at.
     Stops at a damaged batch, and at one that does not belong there."""
     reached, position = offset, 0
     while position < len(raw) and reached < end:

@@ -129,7 +129,7 @@ class LogTurns:
         outcome: list[_T] = []
         future = self.run_exclusive(lambda: outcome.append(call()), then)
         try:
-            # Cancelling the future would not stop the thread. The caller would go on while its
+            # Cancelling the future would not stop the thread. The caller would continue while its
             # change is half made, and might begin the next one on top.
             await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -31,7 +31,7 @@ EXPECTED_LAST_OFFSET = "Liftlog-Expected-Last-Offset"
 HEADER_PREFIX = "Liftlog-Header-"
 
 MAX_HEAD_BYTES = 7 * 1024
-"""Of all headers that are added to a raw answer: most HTTP clients accept no line beyond 8 KiB."""
+"""The most for all headers added to a raw answer: most HTTP clients accept no line beyond 8 KiB."""
 
 _PIECE = 500
 """Header lines handled at a time."""

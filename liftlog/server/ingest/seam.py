@@ -66,7 +66,7 @@ class Owner(Protocol):
         """NATS has sent `-ERR`."""
 
     def on_trouble(self, error: Exception) -> None:
-        """The connection cannot go on."""
+        """The connection cannot continue."""
 
     def on_info(self, info: Mapping[str, Any]) -> None:
         """NATS has sent another INFO after the first."""

@@ -21,7 +21,7 @@ class Metric(NamedTuple):
     labels: tuple[str, ...]
     help: str
     bounds: Sequence[float] = ()
-    """Of a histogram."""
+    """The bounds of the buckets of a histogram."""
 
     @property
     def sample_names(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ _RESUME_SECONDS = 0.002
 
 
 class Usage(NamedTuple):
-    """Of the loop's thread, in seconds since it began."""
+    """The time of the loop's thread, in seconds since it began."""
 
     running: float
     waiting: float
@@ -48,7 +48,7 @@ class Usage(NamedTuple):
 
 
 class ThreadUsage:
-    """Of the thread that calls first, as the kernel counts; without /proc its waiting time is 0."""
+    """The thread that calls first, as the kernel counts; without /proc its waiting time is 0."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -71,7 +71,8 @@ class ThreadUsage:
 
 
 class ReadShare:
-    """Of one event loop, the one that runs when it is first used. Costs nothing without consumers.
+    """The share of one event loop, the one that runs when it is first used. Without consumers it
+    costs nothing.
 
     Everything that is done for consumers runs inside `with share`, which counts the time that it
     takes; it may be nested.

@@ -56,7 +56,7 @@ class Tail(NamedTuple):
 
 
 class TailGroup:
-    """Of one stream. Belongs to the loop's thread.
+    """The consumers that wait at the end of one stream. Belongs to the loop's thread.
 
     It wakes consumers by the high watermark, below which every record is committed.
     """

@@ -236,7 +236,7 @@ class FollowedStream:
         self._change(append)
 
     def _change(self, call: Callable[[], object]) -> None:
-        """Have a writer thread change the log durably, then go on."""
+        """Have a writer thread change the log durably, then continue."""
         self.host.run_exclusive(call).add_done_callback(self._ended)
 
     def _ended(self, future: asyncio.Future[object]) -> None:

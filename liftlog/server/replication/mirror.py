@@ -1,7 +1,7 @@
 """What this node knows of the metadata store, and how it changes it.
 
 A read may be out of date when it arrives. So every change reads the record, applies a pure function
-to it and commits the result by compare-and-set; whoever was faster makes it read again.
+to it and commits the result by compare-and-set. When another node was faster, it reads again.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ class Broker:
         try:
             await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
         except TimeoutError:
-            # Nothing has been taken away yet: the stream goes on as before.
+            # Nothing has been taken away yet: the stream continues as before.
             self._attachments.want(host)
             raise StreamUnavailable(
                 f"stream {host.name} was not deleted: its disk does not answer"

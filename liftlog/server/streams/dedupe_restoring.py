@@ -59,7 +59,7 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
             problem = str(error)
         if problem or reached == offset:
             _note_loss(log.name, offset, problem or "a damaged batch header")
-        if reached == offset:  # the end of the damage is unknown: go on with the next segment
+        if reached == offset:  # the end of the damage is unknown: continue with the next segment
             ends = [segment.next_offset for segment in log.segments]
             reached = min([one for one in ends if one > offset], default=end)
         offset = reached
@@ -79,7 +79,7 @@ def _note_loss(name: str, offset: int, error: object) -> None:
 def _learn(
     name: str, raw: bytes, offset: int, place: Place, dedupe: DedupeWindow, since_ns: int
 ) -> int:
-    """Add the ids of the batches in `raw` from `offset` on; returns the offset to go on at.
+    """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
 
     A damaged body costs the ids of its batch. At a damaged header it stops: the next read, from
     there, finds out how far the damage reaches.

@@ -105,7 +105,7 @@ class Intake:
         self._room.set()
 
     def reading_is_held(self) -> bool:
-        """Whether too much waits for the disk to go on reading from NATS."""
+        """Whether too much waits for the disk to continue reading from NATS."""
         return bool(self._crowded) or self._pending_estimate > self._max_pending_bytes
 
     async def wait_until_ready_to_read(self) -> None:

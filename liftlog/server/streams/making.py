@@ -74,7 +74,7 @@ class StreamMaker:
         await self._create_configured(is_stopping)
 
     async def open_own(self, *, is_stopping: Callable[[], bool]) -> None:
-        """Of a node of a cluster: the system streams, of which each node has its own."""
+        """Of a node of a cluster: the system streams; each node has its own."""
         names = await asyncio.to_thread(self._data_dir.stream_names)
         own = [name for name in names if not is_stream_name(name)]
         await self._open_each(own, True, is_stopping)

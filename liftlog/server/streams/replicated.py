@@ -142,7 +142,7 @@ class ReplicatedStreams:
     # --- the start ---
 
     async def open_streams(self) -> None:
-        """Read the records, and open the streams of which this node has a copy."""
+        """Read the records, and open the streams that this node has a copy of."""
         await self.mirror.load()
         opening = [one.opened for one in self._streams.values()]
         await asyncio.gather(*(one.wait() for one in opening))
@@ -419,7 +419,7 @@ class _ReplicatedStream:
                         await self._wake.wait()
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
-            except Exception as error:  # a supervisor: the other streams go on
+            except Exception as error:  # a supervisor: the other streams continue
                 logger.exception("role-failed stream=%s", self.name)
                 self._owner.hosts.broken[self.name] = f"internal error: {error!r}"
                 self.opened.set()
@@ -557,7 +557,7 @@ class _ReplicatedStream:
         logger.info("leading stream=%s epoch=%d", self.name, record.leader_epoch)
 
     def _ended(self, epoch: int, reason: str) -> None:
-        """This node leads no longer in this epoch; it does not again, whatever the record says."""
+        """This node no longer leads in this epoch, and will not again, whatever the record says."""
         self._resigned_epoch = max(self._resigned_epoch, epoch)
         record = self._owner.mirror.records[self.name]
         if (record.leader, record.leader_epoch) == (self._me, epoch):

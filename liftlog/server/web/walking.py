@@ -21,7 +21,7 @@ _SCAN_BYTES = 256 * 1024
 _WINDOW_BYTES = 1024 * 1024
 """About what is read of the log for the first window back; the next ones depend on the time."""
 _KEPT_BYTES = 4 * 1024 * 1024
-"""Of the records found in one window, at most."""
+"""The most that is kept of the records found in one window."""
 _SHORT_SECONDS, _LONG_SECONDS = 0.03, 0.1
 
 

@@ -126,7 +126,7 @@ async def health(asked: Asked) -> Shown:
 
 
 async def _damaged(asked: Asked) -> list[dict[str, Any]]:
-    """The streams of which records cannot be read, and how many of their offsets."""
+    """The streams with records that cannot be read, and how many offsets that is in each."""
     parts = asked.parts
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
     infos = await parts.descriptions.of(names)

@@ -110,7 +110,7 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
 def _undamaged(
     segments: list[dict[str, Any]], damaged: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Segments of which ranges are known to be damaged, as if they were whole: the picture shows
+    """Segments with ranges that are known to be damaged, as if they were whole: the picture shows
     the ranges. Other damaged segments are damaged as a whole."""
     files = {one["segment"] for one in damaged}
     return [
