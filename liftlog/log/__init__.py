@@ -16,6 +16,7 @@ One stream's log; `log` is what others see of it. Read its parts in this order:
 What a crash can leave, and how it is recovered:
 
     opening      a log after a clean stop and after any other
+    judging      how far a log that is alone is good: each damage is kept or cut
     inventory    which files are there
     recovery     what of the active segment is good; whether a bad tail was acked
     replica_recovery   what a replica does instead: it cuts at damage, and tells what is missing
