@@ -100,7 +100,7 @@ def _alike(
 def split(
     items: Sequence[bytes], example: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[Sequence[bytes]], set[int]]:
-    """What lies at `spans` (start and end, ascending) in each of these items, which are as long as
+    """The bytes at `spans` (start and end, ascending) in each of these items, which are as long as
     `example`, by column; and the rows that differ from it elsewhere."""
     values, rest, between, at = "", "", [], 0
     for start, stop in [*spans, (len(example), len(example))]:

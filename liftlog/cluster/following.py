@@ -196,7 +196,7 @@ class Follower:
         """The effect is complete and durable; the log now ends at `log_end`."""
         appended = isinstance(self.working, (Append, Gap))
         if isinstance(self.working, Resync):
-            self.high_watermark = log_end  # what lies before was committed, and is deleted
+            self.high_watermark = log_end  # what is before was committed, and is deleted
         self._has(log_end, epochs)
         self.side_version = max(self.side_version, side_version)
         if appended:
@@ -204,8 +204,8 @@ class Follower:
         return self.resumed()
 
     def failed(self, log_end: int, epochs: EpochTable) -> None:
-        """The effect failed. The log has given up what it could not make durable, none of which was
-        confirmed, and ends at `log_end`."""
+        """The effect failed. The log has given up what it could not make durable and ends at
+        `log_end`; nothing that it gave up was confirmed."""
         self._has(log_end, epochs)
 
     def damaged(self) -> Effect | None:

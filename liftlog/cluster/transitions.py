@@ -222,7 +222,7 @@ def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
 
 
 def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None:
-    """Moves the stream to the replicas `target`, the first of which is preferred as leader.
+    """Moves the stream to the replicas `target`; the first one is preferred as leader.
 
     New replicas are added at once and the others leave when all new ones are in sync: in the
     change that takes the last of them into the ISR. None if the replicas are as asked already.

@@ -111,7 +111,7 @@ class ActiveSegment:
         newest = segment.max_timestamp_ns
         next_offset = batches[-1].next_offset
         # The offset changes before the record count: a thread that decides on retention meanwhile
-        # subtracts what lies past the high watermark, and counting too few records keeps too much
+        # subtracts what is past the high watermark, and counting too few records keeps too much
         # rather than too little.
         segment.next_offset = next_offset
         add = self.index.maybe_add

@@ -129,7 +129,7 @@ class Inventory:
         """Whether files show that a newer manifest existed, so an old one was put back.
 
         A crash leaves no such files. A segment gets its first bytes after the manifest lists it, so
-        one after the active segment is empty; but for those of before a truncation, which are of
+        one after the active segment is empty; except those from before a truncation, which are of
         an older generation. And what a manifest lists was on disk before it was written.
         """
         *sealed, active = self.manifest.segments

@@ -347,7 +347,7 @@ class Log:
     def truncate_suffix(self, offset: int, *, below_high_watermark: bool = False) -> int:
         """Cut off everything from `offset` on; returns the new log end. Durable on return.
 
-        Cuts at the batch boundary at or below `offset`, so a batch that holds it goes as a whole;
+        Cuts at the batch boundary at or below `offset`, so a batch that holds it is cut as a whole;
         at or past the log end it does nothing. The offsets are assigned again by what is appended
         next, in a new segment and another `lineage`: nothing that was noted of the old tail
         (recovery points, acks, checkpoints of readers) counts for the new one. The high watermark
@@ -389,7 +389,7 @@ class Log:
     ) -> None:
         """Drop everything and continue, empty, at `offset`, to copy another replica from there.
 
-        That one tells the leader epoch of its record before `offset` (`Log.epoch_before`): if
+        The replica tells the leader epoch of its record before `offset` (`Log.epoch_before`): if
         this log leads later on, it can be compared with one that ends there. And it may have
         removed tombstones below `tombstones_removed_below`.
 

@@ -237,7 +237,7 @@ def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
 
 @dataclass(frozen=True, slots=True)
 class FoundManifest:
-    """What lies in a directory: the manifest that counts, and what is wrong with its two files."""
+    """What a directory holds: the manifest that counts, and what is wrong with its two files."""
 
     manifest: Manifest | None
     problems: tuple[str, ...] = ()

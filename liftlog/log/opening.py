@@ -245,7 +245,7 @@ class _Opening(TailJudge):
     def _write_again(self, file: File, start: int, end: int) -> None:
         """Make the pages dirty again, so that the fdatasync to come writes them.
 
-        But for what cannot be read: a page that came from the disk needs no writing, and zeros in
+        Except what cannot be read: a page that came from the disk needs no writing, and zeros in
         its place would end all hope for it. The same bytes go to the same place, so a stop in
         between leaves what was there.
         """

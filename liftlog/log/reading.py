@@ -44,7 +44,7 @@ def read_from(
     *,
     stored: bool = False,
 ) -> LogSlice | None:
-    """See `Log.read`. With `stored`, also what lies below the log start."""
+    """See `Log.read`. With `stored`, also what is below the log start."""
     with storage_errors(f"reading {state.name}"):
         while True:
             view = state.view

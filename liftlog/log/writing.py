@@ -419,7 +419,7 @@ def _continuing(
         length = header.length
         if header.base_offset < offset < header.next_offset and not batches:
             # The other log has put batches together, or compacted them, and its reader asked for
-            # what lies inside one.
+            # what is inside one.
             piece = memoryview(cut_front(decode_batch(piece, verify=False), offset))
             header = parse_header(piece)
         if header.base_offset != offset:

@@ -89,8 +89,8 @@ def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _
 
 
 def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
-    """Of equally long blocks that are like one of them but for their values; those that are not
-    are odd here. None if few are alike."""
+    """The columns of equally long blocks that are like one of them except for their values. The
+    others are odd here. None if few are alike."""
     example = blocks[len(blocks) // 2]
     match = _ROW.fullmatch(example + b"\0")
     if not example or len(example) > MAX_BLOCK_BYTES or match is None or match[_GROUPS] is None:

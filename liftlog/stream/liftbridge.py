@@ -109,7 +109,7 @@ def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
 def ack_commands(acks: Sequence[tuple[bytes, Ack, int]], now_ns: int) -> bytes:
     """`PUB` commands for acks of what is committed now; the last of each is the offset."""
     replies, echoes, offsets = zip(*acks, strict=True)
-    # Those of one run were received at one time, and are alike but for that.
+    # Those of one run were received at one time, and are otherwise alike.
     received = [ack.reception_timestamp for ack in echoes]
     commands, start = [], 0
     while start < len(acks):

@@ -186,7 +186,7 @@ class Tail:
 
     def _settle(self, group: CommitGroup) -> bytes:
         """The oldest group that is out is out no longer, and no failure takes it back any more.
-        Returns its answers, but for early ones and timed acks."""
+        Returns its answers, except early ones and timed acks."""
         oldest = self._out.popleft()
         assert oldest is group, "groups are committed in the order in which they were taken"
         if self.subjects is not None and group.subject_notes is not None:

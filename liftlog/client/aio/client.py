@@ -58,7 +58,7 @@ class Client(Calls):
           however large. None: the daemon's limit.
         - `min_bytes`: with less than that to read, the daemon waits for more.
         - `max_wait_ms`: how long it waits, in milliseconds; it then answers with what there is,
-          which may be no batch. The call may take that much longer than `request_timeout`.
+          even with no batch. The call may take that much longer than `request_timeout`.
         - `incarnation`, `epoch`: those of the stream when `start` was stored; a stream that was
           deleted and created again, or has lost its end, is an error instead of other records.
         - `filter`: which records to send; `columns`: what of each record. The daemon then scans a

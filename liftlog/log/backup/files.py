@@ -152,7 +152,7 @@ def copy_file(
 
 
 def describe_file(fs: FileSystem, path: Path, copied: Copied = lambda size: None) -> BackedUpFile:
-    """Size and checksum of what lies at `path`. Raises OSError."""
+    """Size and checksum of the file at `path`. Raises OSError."""
     file = fs.open(path, writable=False)
     try:
         digest, position = hashlib.sha256(), 0

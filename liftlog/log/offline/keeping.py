@@ -1,4 +1,4 @@
-"""A file system that changes files only after a copy of what goes was made."""
+"""A file system that changes files only after it has copied what is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _KeptFile:
 
 
 class KeepingFileSystem:
-    """Changes the files of another file system, each only after a copy of what goes lies durably
+    """Changes the files of another file system, each only after a copy of what is lost is durably
     in `directory`, which is made with the first of them.
 
     A file that is replaced or removed is copied there under its own name, a tail that is cut off

@@ -2,7 +2,7 @@
 
 A pass reads twice: first the dirty part, to map the newest offset of each key; then, group by
 group (see compaction/planning.py), the sources, to write what stays of them. A file is begun only
-when the first record was found that goes; so a segment in which nothing dies stays as it is.
+when the first record to drop was found; so a segment in which nothing dies stays as it is.
 
 When memory for keys is used up, the pass ends at the offset reached: it is a whole pass over a
 shorter dirty part, and the next one continues from there, with the same result.

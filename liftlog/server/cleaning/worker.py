@@ -105,7 +105,7 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
-        """`idle_bytes_per_second`: infinity is no limit, None is `bytes_per_second`."""
+        """`idle_bytes_per_second`: infinity means no limit, None is `bytes_per_second`."""
         self._grant = grant or IdleGrant(clock)
         self._busy_rate = bytes_per_second
         self._idle_rate = idle_bytes_per_second or bytes_per_second

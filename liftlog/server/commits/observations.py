@@ -51,7 +51,7 @@ class StreamObservations:
             messages -= count
 
     def failed(self, still_waiting: int = 0) -> None:
-        """A commit failed, and every message that waited was refused, but for the first ones."""
+        """A commit failed, and every message that waited was refused, except the first ones."""
         self.commit_failures += 1
         arrivals, self._arrivals = self._arrivals, deque()
         while still_waiting > 0 and arrivals:

@@ -254,7 +254,7 @@ class PullServer:
 
     def _most_demanding(self) -> Collection[PullConnection]:
         """The connections of the principal whose answers take most memory: having many
-        connections is no advantage."""
+        connections is not an advantage."""
         if len(self._uses) < 2:
             return self._connections
         uses = [use.connections for use in self._uses.values()]

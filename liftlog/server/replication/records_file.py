@@ -138,7 +138,7 @@ def locked_file(path: Path, *, wait_seconds: float = _LOCK_SECONDS) -> Iterator[
 
 
 class RecordsFile:
-    """Blocking; used by one thread at a time, but for `content`.
+    """Blocking; used by one thread at a time, except `content`.
 
     `lock` is what keeps other processes from changing the file at the same time. Without it no
     other process may use the file, and it is read once; what it holds can be made again, so a file

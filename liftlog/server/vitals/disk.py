@@ -39,7 +39,7 @@ class DiskState:
 
 
 class DiskProbe:
-    """Belongs to the event loop, but for `_look`. Use it while holding the directory's lock."""
+    """Belongs to the event loop, except `_look`. Use it while holding the directory's lock."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -122,7 +122,7 @@ _STEP_BYTES = 16 * 1024
 
 
 class DiskReserve:
-    """Blocking, but for `lent`. Use it only while holding the data directory's lock."""
+    """Blocking, except `lent`. Use it only while holding the data directory's lock."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE_NAME
