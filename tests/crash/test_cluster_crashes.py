@@ -96,7 +96,7 @@ def test_followers_are_killed(server: NatsServer) -> None:
         cluster.wait_isr(STREAM)
         leader, followers = cluster.leader(STREAM), cluster.followers(STREAM)
         load.start()
-        for _ in range(rounds(4)):
+        for _ in range(rounds(2)):
             load.wait_acked(chance.randint(100, 1000))
             gone = chance.sample(followers, chance.choice([1, 1, 2]))
             cluster.kill(*gone)
@@ -119,7 +119,7 @@ def test_the_leader_is_killed_and_comes_back(server: NatsServer) -> None:
     with running(server, load) as cluster:
         cluster.wait_isr(STREAM)
         load.start()
-        for _ in range(rounds(4)):
+        for _ in range(rounds(2)):
             load.wait_acked(chance.randint(100, 1000))
             load.ease(True)
             gone = cluster.leader(STREAM)
@@ -139,7 +139,7 @@ def test_all_nodes_are_killed_at_once(server: NatsServer) -> None:
     with running(server, load) as cluster:
         cluster.wait_isr(STREAM)
         load.start()
-        for _ in range(rounds(4)):
+        for _ in range(rounds(2)):
             load.wait_acked(chance.randint(100, 1000))
             load.ease(True)
             cluster.kill()
@@ -163,7 +163,7 @@ def test_power_of_all_nodes_is_cut_at_once(server: NatsServer, tmp_path: Path) -
         with running(server, load, **place, wrapper=reboots.wrapper) as cluster:
             cluster.wait_isr(STREAM)
             load.start()
-            for number in range(rounds(3)):
+            for number in range(rounds(2)):
                 load.wait_acked(chance.randint(100, 1000))
                 load.ease(True)
                 disk.cut_after(chance.randint(1, 100))
