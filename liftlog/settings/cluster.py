@@ -11,7 +11,7 @@ from liftlog.names import NAME_HELP, is_stream_name
 
 from .addresses import parse_listen
 from .keys import SettingsModel
-from .units import Duration, PositiveDuration, path_text
+from .units import Duration, PositiveDuration, Size, path_text
 
 FILE_STORE = "file:///"
 
@@ -75,4 +75,10 @@ class ClusterSettings(SettingsModel):
         default=10.0,
         alias="lag_max",
         description="A follower that has not caught up for so long leaves the in-sync set.",
+    )
+    catch_up_rate_bytes: Size = Field(
+        default=64 * 2**20,
+        alias="catch_up_rate",
+        description="Maximum size per second of what replicas that are not in sync fetch of this "
+        "node, all together.",
     )

@@ -45,6 +45,23 @@ class Reply(Protocol):
     def refuse(self, error: Exception) -> None: ...
 
 
+class CatchUpPace:
+    """What replicas that are not in sync may fetch of this node, all of them together. Belongs to
+    the event loop."""
+
+    def __init__(self, max_bytes_per_second: float) -> None:
+        self._rate = max_bytes_per_second
+        self._free_at = 0.0
+
+    def wait_seconds(self, now: float) -> float:
+        """How long until the next answer may leave."""
+        return max(0.0, self._free_at - now)
+
+    def sent(self, size_bytes: int, now: float) -> None:
+        """An answer of this size leaves now."""
+        self._free_at = max(self._free_at, now) + size_bytes / self._rate
+
+
 @dataclass(slots=True)
 class _Parked:
     request: Replicate
@@ -59,8 +76,12 @@ class ServedStream:
     `gate` is the gate of its commits. `ended` hears why this epoch is over here, once.
     """
 
-    def __init__(self, leader: Leader, log: Log, *, ended: Callable[[str], None]) -> None:
+    def __init__(
+        self, leader: Leader, log: Log, *, pace: CatchUpPace, ended: Callable[[str], None]
+    ) -> None:
+        """`pace` is shared by all streams that this node leads."""
         self._log = log
+        self._pace = pace
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._parked: dict[str, _Parked] = {}
@@ -100,12 +121,27 @@ class ServedStream:
         if kind is Kind.PARK:
             timer = self._loop.call_later(_PARKED_SECONDS, self.gate.expired, node)
             self._parked[node] = _Parked(request, reply, timer)
-        elif kind is Kind.SEND:
+        elif kind is Kind.SEND and node in self.leader.record.isr:
             self._send(request, reply)
+        elif kind is Kind.SEND:
+            self._send_in_time(node, request, reply)
         elif kind is Kind.DIVERGING:
             reply.replica(self._header(request, diverging=[verdict.epoch, verdict.end]), None)
         else:
             reply.refuse(_refusal(kind, request, self.leader))
+
+    def _send_in_time(self, node: str, request: Replicate, reply: Reply) -> None:
+        """No ack waits for this follower; publishers and those in sync come first."""
+        seconds = self._pace.wait_seconds(self._loop.time())
+        if seconds:
+            timer = self._loop.call_later(seconds, self._send_late, node)
+            self._parked[node] = _Parked(request, reply, timer)
+        else:
+            self._send(request, reply, is_paced=True)
+
+    def _send_late(self, node: str) -> None:
+        parked = self._parked.pop(node)
+        self._send_in_time(node, parked.request, parked.reply)
 
     def lost(self, node: str) -> None:
         """The connection of `node` is gone for longer than a reconnection takes."""
@@ -152,7 +188,9 @@ class ServedStream:
             one.timer.cancel()
             one.reply.refuse(_refusal(Kind.NOT_LEADER, one.request, self.leader))
 
-    def _send(self, request: Replicate, reply: Reply, *, looked: bool = False) -> None:
+    def _send(
+        self, request: Replicate, reply: Reply, *, looked: bool = False, is_paced: bool = False
+    ) -> None:
         max_bytes = max(1, min(request.max_bytes, _MAX_BODY_BYTES))
         try:
             found = self._log.read_replica(request.offset, max_bytes)
@@ -181,6 +219,8 @@ class ServedStream:
             }
             reply.replica(self._header(request, gap=gap), None)
         else:
+            if is_paced:
+                self._pace.sent(found.length, self._loop.time())
             reply.replica(self._header(request, body_length=found.length), found)
 
     def _look(self, request: Replicate, reply: Reply, damage: CorruptRange) -> None:

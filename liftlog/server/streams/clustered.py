@@ -83,6 +83,7 @@ class ClusterNode:
             self._data_dir,
             link_to=self._link_to,
             lag_max_seconds=cluster.lag_max_seconds,
+            catch_up_bytes_per_second=cluster.catch_up_rate_bytes,
         )
         streams.mirror = Mirror(
             store, on_record=streams.record_changed, on_nodes=streams.nodes_changed

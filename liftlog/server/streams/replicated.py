@@ -35,7 +35,7 @@ from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.server.replication.serving import Reply, ServedStream
+from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -85,6 +85,7 @@ class ReplicatedStreams:
         *,
         link_to: Callable[[str], PeerLink],
         lag_max_seconds: float,
+        catch_up_bytes_per_second: float,
     ) -> None:
         self.member = member
         self.mirror: Mirror
@@ -93,6 +94,7 @@ class ReplicatedStreams:
         self._data_dir = data_dir
         self._link_to = link_to
         self._lag_max_seconds = lag_max_seconds
+        self.pace = CatchUpPace(catch_up_bytes_per_second)
         self._streams: dict[str, _ReplicatedStream] = {}
         self._peers: dict[str, int] = {}
         """Connections of each node that are open now."""
@@ -547,7 +549,9 @@ class _ReplicatedStream:
             now=asyncio.get_running_loop().time(),
             lag_max=self._owner.lag_max_seconds,
         )
-        led = ServedStream(leader, log, ended=partial(self._ended, record.leader_epoch))
+        led = ServedStream(
+            leader, log, pace=self._owner.pace, ended=partial(self._ended, record.leader_epoch)
+        )
         settings, origin = settings_of(record), origin_of(record)
         host = await self._owner.hosts.host_replica(
             self.name, settings, log, origin=origin, led=led

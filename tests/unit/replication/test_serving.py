@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,9 +14,10 @@ from liftlog.cluster import transitions
 from liftlog.cluster.leading import Leader
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.replication import Replica, Replicate
-from liftlog.server.replication.serving import ServedStream
+from liftlog.server.replication.serving import CatchUpPace, ServedStream
 
 EPOCH, START = 1, 1
+PACE = 1000.0
 
 
 class Replies:
@@ -51,7 +53,7 @@ async def led(log: Log) -> Iterator[ServedStream]:
         record, "a", log.epochs, log_end=log.log_end_offset, durable_end=log.durable_end_offset,
         high_watermark=log.high_watermark, now=0.0,
     )  # fmt: skip
-    led = ServedStream(leader, log, ended=lambda reason: None)
+    led = ServedStream(leader, log, pace=CatchUpPace(PACE), ended=lambda reason: None)
     yield led
     led.close()
 
@@ -88,3 +90,29 @@ async def test_a_follower_beyond_the_log_diverges(led: ServedStream, log: Log) -
     end = log.log_end_offset
     [answer] = ask(led, log, "b", end + 1).replicas
     assert answer.diverging == [EPOCH, end]
+
+
+async def test_a_replica_that_is_not_in_sync_gets_a_bounded_rate(
+    led: ServedStream, log: Log
+) -> None:
+    """And no one else waits for it."""
+    for _ in range(4):
+        append(log, Promises(), 2)
+    led.gate.written()
+    left = transitions.fence(led.leader.record, {"c"})
+    assert left is not None
+    led.adopt(left)
+    [answer] = ask(led, log, "c", 1).replicas
+    began = asyncio.get_running_loop().time()
+    late = ask(led, log, "c", 1)
+    assert late.replicas == []
+    assert ask(led, log, "b", 1).replicas
+    while not late.replicas:
+        assert late.refusals == []
+        await asyncio.sleep(0.01)
+    seconds = asyncio.get_running_loop().time() - began
+    assert answer.body_length / PACE * 0.8 < seconds < answer.body_length / PACE + 5
+    waiting, again = ask(led, log, "c", 1), ask(led, log, "c", 1)
+    assert len(waiting.refusals) == 1, "it has asked again"
+    led.close()
+    assert len(again.refusals) == 1
