@@ -18,7 +18,7 @@ from liftlog.cli.problems import Problem
 from liftlog.cli.suggestions import closest
 from liftlog.errors import LiftlogError
 from liftlog.stream import refusals
-from liftlog.stream.refusals import Refusal
+from liftlog.stream.refusals import RefusalReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ REFUSAL_CLASSES = (
 
 def all_refusals() -> list[ErrorFacts]:
     """What a publisher can be answered on NATS instead of an ack, by err_code."""
-    found = {one for one in vars(refusals).values() if isinstance(one, Refusal)}
+    found = {one for one in vars(refusals).values() if isinstance(one, RefusalReason)}
     found |= set(refusals.UNSUPPORTED_HEADERS.values())
     found |= {one for _, one in refusals.UNSUPPORTED_FAMILIES}
     found |= {refusals.wrong_last_sequence(0), refusals.wrong_last_message_id(b"")}
@@ -96,7 +96,7 @@ def all_refusals() -> list[ErrorFacts]:
     return [_refusal(one) for one in order]
 
 
-def _refusal(refusal: Refusal) -> ErrorFacts:
+def _refusal(refusal: RefusalReason) -> ErrorFacts:
     return ErrorFacts(
         code=str(refusal.err_code),
         name=refusal.reason,

@@ -12,7 +12,7 @@ from liftlog.stream.refusals import (
     MESSAGE_ID_TOO_LONG,
     UNSUPPORTED_FAMILIES,
     UNSUPPORTED_HEADERS,
-    Refusal,
+    RefusalReason,
 )
 
 MESSAGE_ID = message_headers.MESSAGE_ID.encode()
@@ -52,7 +52,7 @@ class Control(NamedTuple):
     expected_last_message_id: bytes = b""
     key: bytes | None = None
     tombstone: bool = False
-    refusal: Refusal | None = None
+    refusal: RefusalReason | None = None
     judges_id: bool = True
     expected_subject_sequence: int | None = None
     expected_subject: bytes = b""
@@ -116,7 +116,7 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
     )
 
 
-def _why_unsupported(name: bytes) -> Refusal:
+def _why_unsupported(name: bytes) -> RefusalReason:
     exact = UNSUPPORTED_HEADERS.get(name)
     if exact is not None:
         return exact

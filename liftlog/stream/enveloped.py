@@ -16,9 +16,9 @@ from liftlog.stream.acks import Asked, Echo
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import CORRELATION_ID, MESSAGE_ID, Control
 from liftlog.stream.liftbridge import open_liftbridge
-from liftlog.stream.refusals import Refusal
+from liftlog.stream.refusals import RefusalReason
 
-Opened = tuple[Envelope, Echo, Refusal | None]
+Opened = tuple[Envelope, Echo, RefusalReason | None]
 """The fields, what an answer repeats, and why the message cannot be stored, if so. A plain tuple:
 one is built per message."""
 

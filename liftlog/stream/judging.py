@@ -16,7 +16,7 @@ from liftlog.stream.refusals import (
     TOO_LARGE,
     TOO_MANY_HEADERS,
     WRONG_STREAM,
-    Refusal,
+    RefusalReason,
     wrong_last_sequence,
 )
 from liftlog.stream.run import MessageRun
@@ -49,7 +49,7 @@ def has_fast_batch(replies: Sequence[bytes]) -> bool:
     return any(reply.endswith(FAST_BATCH_SUFFIX) for reply in replies)
 
 
-def why_headers_refused(block: bytes, *, enveloped: bool) -> Refusal | None:
+def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | None:
     """Before anything is looked for in the block. `enveloped`: it is to be merged with others."""
     if len(block) > MAX_HEADER_BYTES:
         return HEADERS_TOO_LARGE
@@ -60,7 +60,7 @@ def why_headers_refused(block: bytes, *, enveloped: bool) -> Refusal | None:
 
 def why_subject_refused(
     subjects: SubjectSequences | None, control: Control, subject: bytes
-) -> Refusal | None:
+) -> RefusalReason | None:
     """What the message expects of a subject, its own or the one that it names."""
     if subjects is None:
         return SUBJECT_SEQUENCES_ARE_OFF
@@ -84,7 +84,7 @@ def control_of(config: SequencerConfig, block: bytes) -> Control:
 
 def why_refused(
     config: SequencerConfig, control: Control, value: bytes | None, *, too_large: bool
-) -> Refusal | None:
+) -> RefusalReason | None:
     """The expected stream comes first, as in nats-server: a message for another stream is not ours
     to judge."""
     if control.expected_stream and control.expected_stream != config.stream.encode():

@@ -14,7 +14,7 @@ from envelope.fields import NO_HEADERS, wrong_id, wrong_key
 from envelope.liftbridge import Ack
 from liftlog.stream.acks import Asked, Echo, publish_commands, woven
 from liftlog.stream.config import SequencerConfig
-from liftlog.stream.refusals import BAD_ENVELOPE, Refusal, refusal_body
+from liftlog.stream.refusals import BAD_ENVELOPE, RefusalReason, refusal_body
 
 POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
 ANY_OFFSET = (0, -1)
@@ -28,7 +28,7 @@ _ERRORS = {
 
 def open_liftbridge(
     config: SequencerConfig, subject: bytes, payload: bytes, stamp: int
-) -> tuple[Envelope, Echo, Refusal | None] | None:
+) -> tuple[Envelope, Echo, RefusalReason | None] | None:
     """As `liftlog.stream.enveloped.open_envelope`."""
     found = liftbridge.decode_publish(payload)
     if found is None:
@@ -93,7 +93,7 @@ def acks_to(
     ]
 
 
-def nack_body(stream: str, refusal: Refusal, echo: Echo) -> bytes | None:
+def nack_body(stream: str, refusal: RefusalReason, echo: Echo) -> bytes | None:
     """A nack in the form that the publisher understands; None: it is told nothing.
 
     Liftbridge sends an Ack with an error in three cases only, and is silent in all others. Its Go

@@ -17,7 +17,7 @@ from liftlog.records.message_headers import (
 )
 
 
-class Refusal(NamedTuple):
+class RefusalReason(NamedTuple):
     """`reason` is the label of the metric; the rest goes into the nack."""
 
     reason: str
@@ -29,57 +29,57 @@ class Refusal(NamedTuple):
 MAX_SHOWN_BYTES = 255
 """The most that an answer or a log line repeats of what a publisher sent."""
 
-TOO_LARGE = Refusal("too_large", 400, 10054, "message size exceeds maximum allowed")
-WRONG_STREAM = Refusal("wrong_stream", 400, 10060, "expected stream does not match")
-OVERLOADED = Refusal("overloaded", 429, 10167, "too many requests")
-STORE_FAILED = Refusal("store_failed", 503, 10077, "the message could not be stored")
-DISK_FULL = Refusal("disk_full", 503, 10077, "no space left on the disk of the log")
-NOT_LEADING = Refusal("not_leading", 503, 10008, "another node is to lead this stream")
-NOT_ENOUGH_REPLICAS = Refusal(
+TOO_LARGE = RefusalReason("too_large", 400, 10054, "message size exceeds maximum allowed")
+WRONG_STREAM = RefusalReason("wrong_stream", 400, 10060, "expected stream does not match")
+OVERLOADED = RefusalReason("overloaded", 429, 10167, "too many requests")
+STORE_FAILED = RefusalReason("store_failed", 503, 10077, "the message could not be stored")
+DISK_FULL = RefusalReason("disk_full", 503, 10077, "no space left on the disk of the log")
+NOT_LEADING = RefusalReason("not_leading", 503, 10008, "another node is to lead this stream")
+NOT_ENOUGH_REPLICAS = RefusalReason(
     "not_enough_replicas", 503, 10008, "too few copies of the stream are in sync"
 )
-SHUTTING_DOWN = Refusal("shutting_down", 503, 10077, "the log is shutting down")
-PAUSED = Refusal("paused", 503, 10077, "the stream is paused")
-READ_ONLY = Refusal("read_only", 400, 10109, "the stream is read-only")
-TOMBSTONE_WITHOUT_KEY = Refusal("bad_tombstone", 400, 10003, "a tombstone needs a key")
-BAD_TOMBSTONE = Refusal("bad_tombstone", 400, 10003, f"{TOMBSTONE} must be true or false")
-HEADERS_TOO_LARGE = Refusal(
+SHUTTING_DOWN = RefusalReason("shutting_down", 503, 10077, "the log is shutting down")
+PAUSED = RefusalReason("paused", 503, 10077, "the stream is paused")
+READ_ONLY = RefusalReason("read_only", 400, 10109, "the stream is read-only")
+TOMBSTONE_WITHOUT_KEY = RefusalReason("bad_tombstone", 400, 10003, "a tombstone needs a key")
+BAD_TOMBSTONE = RefusalReason("bad_tombstone", 400, 10003, f"{TOMBSTONE} must be true or false")
+HEADERS_TOO_LARGE = RefusalReason(
     "headers_too_large", 400, 10097, "header size exceeds maximum allowed of 64k"
 )
-TOO_MANY_HEADERS = Refusal(
+TOO_MANY_HEADERS = RefusalReason(
     "headers_too_large", 400, 10097, "more than 1000 header lines beside an envelope"
 )
-MESSAGE_ID_TOO_LONG = Refusal(
+MESSAGE_ID_TOO_LONG = RefusalReason(
     "bad_message_id", 400, 10003, f"the {MESSAGE_ID} is longer than 255 bytes"
 )
-FAST_BATCHES = Refusal("unsupported_batch", 400, 10205, "batch publish is disabled")
-BAD_ENVELOPE = Refusal(
+FAST_BATCHES = RefusalReason("unsupported_batch", 400, 10205, "batch publish is disabled")
+BAD_ENVELOPE = RefusalReason(
     "bad_envelope", 400, 10003, "a field of the envelope does not fit a NATS header"
 )
 
-_SCHEDULES = Refusal("unsupported_header", 400, 10188, "message schedules is disabled")
-_BATCHES = Refusal("unsupported_header", 400, 10174, "atomic publish is disabled")
+_SCHEDULES = RefusalReason("unsupported_header", 400, 10188, "message schedules is disabled")
+_BATCHES = RefusalReason("unsupported_header", 400, 10174, "atomic publish is disabled")
 
-SUBJECT_SEQUENCES_ARE_OFF = Refusal(
+SUBJECT_SEQUENCES_ARE_OFF = RefusalReason(
     # 10003 and not a code of wrong sequences: who gets one of those reads again and repeats.
     "unsupported_header",
     400,
     10003,
     f"{EXPECTED_SUBJECT_SEQUENCE} needs the setting subject_sequences of the stream",
 )
-EXPECTED_SUBJECT_WITH_WILDCARDS = Refusal(
+EXPECTED_SUBJECT_WITH_WILDCARDS = RefusalReason(
     "unsupported_header",
     400,
     10003,
     f"{EXPECTED_SUBJECT} with wildcards is not supported",
 )
-EXPECTED_SUBJECT_WITHOUT_SEQUENCE = Refusal(
+EXPECTED_SUBJECT_WITHOUT_SEQUENCE = RefusalReason(
     "missing_sequence",
     400,
     10193,
     "missing sequence for expected last sequence per subject",
 )
-LAST_SEQUENCE_UNKNOWN = Refusal(
+LAST_SEQUENCE_UNKNOWN = RefusalReason(
     "last_sequence_unknown",
     503,
     10163,
@@ -87,27 +87,27 @@ LAST_SEQUENCE_UNKNOWN = Refusal(
     "subjects than subject_sequences.max_subjects of the stream",
 )
 
-UNSUPPORTED_HEADERS: dict[bytes, Refusal] = {
-    b"Nats-TTL": Refusal("unsupported_header", 400, 10166, "per-message TTL is disabled"),
-    b"Nats-Rollup": Refusal("unsupported_header", 500, 10111, "rollup not permitted"),
-    b"Nats-Incr": Refusal("unsupported_header", 400, 10168, "message counters is disabled"),
-    b"Nats-Required-Api-Level": Refusal(
+UNSUPPORTED_HEADERS: dict[bytes, RefusalReason] = {
+    b"Nats-TTL": RefusalReason("unsupported_header", 400, 10166, "per-message TTL is disabled"),
+    b"Nats-Rollup": RefusalReason("unsupported_header", 500, 10111, "rollup not permitted"),
+    b"Nats-Incr": RefusalReason("unsupported_header", 400, 10168, "message counters is disabled"),
+    b"Nats-Required-Api-Level": RefusalReason(
         "unsupported_header", 412, 10185, "JetStream minimum api level required"
     ),
 }
-UNSUPPORTED_FAMILIES: tuple[tuple[bytes, Refusal], ...] = (
+UNSUPPORTED_FAMILIES: tuple[tuple[bytes, RefusalReason], ...] = (
     (b"Nats-Schedule", _SCHEDULES),
     (b"Nats-Batch-", _BATCHES),
 )
 
 
-def wrong_last_sequence(last: int) -> Refusal:
-    return Refusal("wrong_last_sequence", 400, 10071, f"wrong last sequence: {last}")
+def wrong_last_sequence(last: int) -> RefusalReason:
+    return RefusalReason("wrong_last_sequence", 400, 10071, f"wrong last sequence: {last}")
 
 
-def wrong_last_message_id(last: bytes) -> Refusal:
+def wrong_last_message_id(last: bytes) -> RefusalReason:
     """`last` may be long: older versions stored ids of any length."""
-    return Refusal("wrong_last_msg_id", 400, 10070, f"wrong last msg ID: {shown(last)}")
+    return RefusalReason("wrong_last_msg_id", 400, 10070, f"wrong last msg ID: {shown(last)}")
 
 
 def shown(raw: bytes) -> str:
@@ -120,7 +120,7 @@ def to_json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def refusal_body(stream: str, refusal: Refusal, correlation_id: str | None = None) -> bytes:
+def refusal_body(stream: str, refusal: RefusalReason, correlation_id: str | None = None) -> bytes:
     """The JSON of a nack, in the shape of a JetStream publish error."""
     document: dict[str, Any] = {
         "error": {

@@ -35,7 +35,7 @@ from liftlog.stream.refusals import (
     HEADERS_TOO_LARGE,
     TOO_LARGE,
     WRONG_STREAM,
-    Refusal,
+    RefusalReason,
     refusal_body,
     wrong_last_message_id,
     wrong_last_sequence,
@@ -75,7 +75,7 @@ class Sequencer(Tail):
         """Subjects of streams that get messages of their own, by name; this one may be there."""
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Shorter runs are judged one message at a time, which comes to the same."""
-        self.too_few_copies: Refusal | None = None
+        self.too_few_copies: RefusalReason | None = None
         """If set, messages that want an ack of all copies are refused with it."""
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
@@ -357,7 +357,7 @@ class Sequencer(Tail):
 
     # --- refusing what is not judged ---
 
-    def refuse_run(self, run: MessageRun, refusal: Refusal) -> bytes:
+    def refuse_run(self, run: MessageRun, refusal: RefusalReason) -> bytes:
         """Nack a whole run without judging it: the stream cannot take anything now."""
         self.refused[refusal.reason] += len(run)
         if self.config.acks == "off":
@@ -380,7 +380,7 @@ class Sequencer(Tail):
         return publish_commands(answers)
 
     def _nack(
-        self, refusal: Refusal, subject: bytes, reply: bytes, block: bytes, payload: bytes
+        self, refusal: RefusalReason, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> list[Answer]:
         """The answer to one message that is refused unjudged: none or one."""
         found = open_envelope(self.config, subject, payload, self.last_timestamp_ns)

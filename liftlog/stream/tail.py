@@ -28,7 +28,7 @@ from liftlog.stream.control import Control
 from liftlog.stream.dedupe import DedupeWindow
 from liftlog.stream.group import CommitGroup, HeldGroup, Released
 from liftlog.stream.liftbridge import ack_commands, nack_body
-from liftlog.stream.refusals import Refusal
+from liftlog.stream.refusals import RefusalReason
 from liftlog.stream.subject_sequences import Notes, SubjectSequences
 
 logger = logging.getLogger("liftlog.stream")
@@ -240,7 +240,7 @@ class Tail:
         return Released(b"".join(answers), groups)
 
     def failed(
-        self, group: CommitGroup | None, refusal: Refusal, next_offset: int | None = None
+        self, group: CommitGroup | None, refusal: RefusalReason, next_offset: int | None = None
     ) -> bytes:
         """`group`, which is out, could not be committed: everything judged from it on is undone.
         With None it is what no group has taken yet.
@@ -272,7 +272,7 @@ class Tail:
         self._open = self._new_group()
         return publish_commands(nacks)
 
-    def step_down(self, refusal: Refusal) -> bytes:
+    def step_down(self, refusal: RefusalReason) -> bytes:
         """Nothing more is committed here. What was only judged is undone; returns the nacks. What
         is out or held gets no answer: others may hold it too, and may commit it."""
         nacks = self.failed(None, refusal)
@@ -426,7 +426,7 @@ class Tail:
         self,
         group: CommitGroup,
         reply: bytes,
-        refusal: Refusal,
+        refusal: RefusalReason,
         echo: Echo = None,
         *,
         is_early: bool,

@@ -27,7 +27,7 @@ from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects, MessageRun
 from liftlog.stream.acks import published
-from liftlog.stream.refusals import Refusal
+from liftlog.stream.refusals import RefusalReason
 
 SECOND_NS = 1_000_000_000
 
@@ -79,7 +79,7 @@ class LaggingGate:
         self.high_watermark = high_watermark
         self.durable_end = high_watermark
         self.confirms_at_once = False
-        self.refuses: Refusal | None = None
+        self.refuses: RefusalReason | None = None
         self.log_end = lambda: 0
         self.seen_end = 0
         """Followers may have fetched what is below it."""

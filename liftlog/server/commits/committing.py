@@ -32,7 +32,7 @@ from liftlog.server.commits.waiting import OwnRecords, WatermarkWaiters
 from liftlog.server.commits.writer_pool import WriterPool
 from liftlog.settings import StreamSettings
 from liftlog.stream import CommitGroup, Sequencer
-from liftlog.stream.refusals import DISK_FULL, STORE_FAILED, Refusal
+from liftlog.stream.refusals import DISK_FULL, STORE_FAILED, RefusalReason
 
 logger = logging.getLogger("liftlog.server.stream")
 
@@ -294,7 +294,7 @@ class GroupCommits:
         self._own_records.failed(reason)
         self._shared.pending_changed()
 
-    def step_down(self, refusal: Refusal) -> None:
+    def step_down(self, refusal: RefusalReason) -> None:
         """This stream is not led here any more. What was only judged is nacked. What was written
         gets no answer: the next leader may commit it, and publishers ask again with their ids."""
         nacks = self._sequencer.step_down(refusal)

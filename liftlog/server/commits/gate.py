@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from liftlog.stream.refusals import Refusal
+from liftlog.stream.refusals import RefusalReason
 
 
 class LedStream(Protocol):
@@ -24,7 +24,7 @@ class CommitGate(Protocol):
     node no longer leads. So a failed sync ends the lead, and what was written gets no answer."""
 
     @property
-    def refuses(self) -> Refusal | None:
+    def refuses(self) -> RefusalReason | None:
         """Why messages that want an ack of all copies are not to be stored now: too few copies. The
         others are stored, and can be read later."""
         ...
@@ -52,7 +52,7 @@ class LocalGate:
     """The only copy is here: what is stored is committed."""
 
     has_followers = False
-    refuses: Refusal | None = None
+    refuses: RefusalReason | None = None
 
     def bind(self, stream: LedStream) -> None:
         """There is nothing to tell it."""

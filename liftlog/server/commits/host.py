@@ -33,7 +33,7 @@ from liftlog.stream.refusals import (
     READ_ONLY,
     SHUTTING_DOWN,
     STORE_FAILED,
-    Refusal,
+    RefusalReason,
 )
 
 logger = logging.getLogger("liftlog.server.stream")
@@ -384,7 +384,7 @@ class StreamHost:
 
     # --- the end ---
 
-    def refuse_new(self, refusal: Refusal = SHUTTING_DOWN) -> None:
+    def refuse_new(self, refusal: RefusalReason = SHUTTING_DOWN) -> None:
         """Nack everything that arrives from now on."""
         if self._refuse_with is None:
             self._refuse_with = refusal
@@ -428,7 +428,7 @@ def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:
     return {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
 
 
-def _standing_refusal(settings: StreamSettings) -> Refusal | None:
+def _standing_refusal(settings: StreamSettings) -> RefusalReason | None:
     if settings.read_only:
         return READ_ONLY
     return PAUSED if settings.paused else None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from liftlog.cluster.leading import FetchRequest, Leader, Verdict
 from liftlog.cluster.record import StreamRecord
 from liftlog.server.commits.gate import LedStream
-from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, Refusal
+from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
 """A high watermark that no record carries to the followers is told to them after this time."""
@@ -51,7 +51,7 @@ class ReplicatedGate:
         self._stream = stream
 
     @property
-    def refuses(self) -> Refusal | None:
+    def refuses(self) -> RefusalReason | None:
         return None if self.leader.can_commit else NOT_ENOUGH_REPLICAS
 
     # --- what happens here ---

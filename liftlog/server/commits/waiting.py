@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from liftlog.errors import DiskFull, LiftlogError, ShuttingDown, StreamUnavailable
-from liftlog.stream.refusals import SHUTTING_DOWN, Refusal
+from liftlog.stream.refusals import SHUTTING_DOWN, RefusalReason
 
 Told = Callable[[LiftlogError | None], None]
 
@@ -83,7 +83,7 @@ class OwnRecords:
             else:
                 told(self._told_about(error))
 
-    def refused(self, refusal: Refusal, told: Told) -> None:
+    def refused(self, refusal: RefusalReason, told: Told) -> None:
         """The stream accepts no records now."""
         if refusal is SHUTTING_DOWN:
             told(ShuttingDown("the daemon is stopping"))

@@ -10,7 +10,7 @@ from liftlog.cli.exit_codes import MEANINGS, ExitCode
 from liftlog.cli.root import cli
 from liftlog.errors import WIRE_ERRORS
 from liftlog.stream import refusals
-from liftlog.stream.refusals import Refusal
+from liftlog.stream.refusals import RefusalReason
 
 
 def run(*arguments: str) -> Result:
@@ -65,7 +65,7 @@ def test_what_is_none_is_guessed() -> None:
 
 
 @pytest.mark.parametrize("refusal", [refusals.PAUSED, refusals.READ_ONLY, refusals.OVERLOADED])
-def test_the_class_of_a_refusal_leads_to_its_err_code(refusal: Refusal) -> None:
+def test_the_class_of_a_refusal_leads_to_its_err_code(refusal: RefusalReason) -> None:
     result = run("lookup", str(refusal.code))
     assert result.exit_code == ExitCode.NOT_FOUND
     assert "look up the err_code beside it" in result.stderr

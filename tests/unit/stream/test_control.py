@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
-from liftlog.stream.refusals import Refusal
+from liftlog.stream.refusals import RefusalReason
 
 
 def block(*lines: str) -> bytes:
     return ("NATS/1.0\r\n" + "".join(f"{line}\r\n" for line in lines) + "\r\n").encode()
 
 
-def refusal_of(*lines: str) -> Refusal:
+def refusal_of(*lines: str) -> RefusalReason:
     refusal = parse_control(block(*lines)).refusal
     assert refusal is not None
     return refusal

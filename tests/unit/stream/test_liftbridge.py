@@ -19,7 +19,7 @@ from liftlog.stream.refusals import (
     READ_ONLY,
     SHUTTING_DOWN,
     STORE_FAILED,
-    Refusal,
+    RefusalReason,
 )
 
 S = 1_000_000_000
@@ -262,7 +262,7 @@ def test_a_failed_commit_is_not_answered() -> None:
 
 
 @pytest.mark.parametrize("refusal", [PAUSED, READ_ONLY, OVERLOADED, SHUTTING_DOWN, DISK_FULL])
-def test_a_stream_that_takes_nothing_is_silent(refusal: Refusal) -> None:
+def test_a_stream_that_takes_nothing_is_silent(refusal: RefusalReason) -> None:
     """So that the publisher runs into its timeout and does not take the Ack for "stored"."""
     sequencer = make()
     sequencer.judge(run_of(b"first"), T0)
