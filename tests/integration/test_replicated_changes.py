@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nats
+import nats.errors
 import pytest
 from support.cluster import NODES, PATIENCE, Cluster
 from support.nats_server import NatsServer
@@ -143,6 +145,19 @@ def test_metrics_of_replicas(cluster: Cluster, leader: str) -> None:
     assert value(leader, "under_replicated") == "1"
     cluster.start(*others)
     cluster.wait_isr(STREAM)
+
+
+async def test_a_checkpoint_over_nats_is_committed_by_one_node(
+    cluster: Cluster, server: NatsServer, leader: str
+) -> None:
+    connection = await nats.connect(server.url)
+    answers = await connection.subscribe("answers")
+    subject = f"liftlog.tests-{leader}.offsets.{STREAM}.someone"
+    await connection.publish(subject, b'{"offset": 1}', reply="answers")
+    assert b"error" not in (await answers.next_msg(timeout=10)).data
+    with pytest.raises(nats.errors.TimeoutError):
+        await answers.next_msg(timeout=0.5)
+    await connection.close()
 
 
 # --- with an ACL ---

@@ -35,7 +35,10 @@ class StreamsOfDaemon(Protocol):
 
 
 def subject_prefix(settings: Settings) -> str:
-    return f"liftlog.{settings.name}.offsets"
+    """Of a node of a cluster a subject of its own: each node stores its own checkpoints."""
+    cluster = settings.cluster
+    name = settings.name if cluster is None else f"{cluster.name}-{cluster.node}"
+    return f"liftlog.{name}.offsets"
 
 
 def offsets_settings(settings: Settings) -> StreamSettings:
