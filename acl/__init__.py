@@ -6,10 +6,9 @@ Pure: text in, values out. Nothing here opens a file or a socket.
     document   strict reading of a YAML text: safe, bounded, no duplicate keys, line numbers
     tokens     hashing and checking tokens
     nkeys      the keys of NATS: text forms, signatures
-    rules      what an ACL says: principals, roles, bindings, stream patterns
+    rules      what an ACL says: principals, roles, bindings; which streams a pattern matches
     reading    from the text of an ACL file to rules, or to a list of what is wrong
     policy     `Policy`: authenticate a client, decide what it may do
-    errors     `AclError`
 
 `import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).
 """

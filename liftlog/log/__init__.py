@@ -16,9 +16,9 @@ One stream's log; `log` is what others see of it. Read its parts in this order:
 What a crash can leave, and how it is recovered:
 
     opening      a log after a clean stop and after any other
-    judging      how far a log that is alone is good: each damage is kept or cut
+    judging      a log that is alone: finds out about its end, and carries out each verdict
     inventory    which files are there
-    recovery     what of the active segment is good; whether a bad tail was acked
+    recovery     the scan of the active segment; the verdict on a bad tail: cut, or kept as acked
     replica_recovery   what a replica does instead: it cuts at damage, and tells what is missing
     resync       where good batches continue after damage
     walk         the batches and gaps of a segment; what of it is damaged and not yet known

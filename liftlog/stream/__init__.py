@@ -2,7 +2,7 @@
 
 run         messages as they come from NATS
 sequencer   judges, numbers and groups them; then words acks or nacks
-tail        what is judged and not committed: offsets, stamps, ids
+tail        what is judged and not committed, and what is stored here and waits for other replicas
 judging     what of a message is judged by itself
 columns     the same for a whole run, by column; header_columns has the keys and ids of headers,
             opened the fields of envelopes

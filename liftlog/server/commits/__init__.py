@@ -2,9 +2,10 @@
 
 host           the log, the settings, who writes and who waits; refuses messages (429) when too
                many bytes wait for the disk
-committing     groups of judged messages: joined in one sync, answered; or taken back
+committing     groups of judged messages: joined in one sync, answered; held until the gate says
+               that they are committed; or taken back
 gate           when what is stored here counts as committed
-replicated_gate   the same with followers, as `liftlog.cluster` decides it
+replicated_gate   the same with followers, as `liftlog.cluster` decides it; holds no answers
 turns          one job at a time on a log: commits, flushes, exclusive calls
 group_writing  a group encoded, compressed and appended, for `committing`
 budget         whether a commit may run inside the event loop

@@ -4,7 +4,7 @@ Imports run one way, downwards in this list; `make lint` checks that.
 
 server           `PullServer`: accepts, and keeps the connections within their bounds
 listener         addresses, listening sockets
-certificates     the daemon's own, for TLS
+certificates     TLS files -> the context, at the start and at each reload
 connection       one connected client: its socket, its login, its end
 client_requests  its requests, each handed to the code that answers it
 

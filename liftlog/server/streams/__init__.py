@@ -8,7 +8,7 @@ dedupe_restoring the message ids that a stream remembers, after a start
 attachments      their subscriptions, and when messages may have been missed
 intake           what they share on the way in; when reading from NATS waits for the disk
 leases           granted, renewed and ended for readers; `log.leases` stores them
-retention        what of one stream is deleted, and what is held back
+retention        asks `compaction.retention` what to delete, holds back what is needed, deletes
 housekeeping     retention, rolling and recovery points, a few streams at a time
 replicated       the streams that have records in a cluster: each has the role that its record says
 clustered        this daemon as a node: joins, and reaches the others
