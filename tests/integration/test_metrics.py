@@ -82,6 +82,12 @@ def test_nearly_everything_has_a_value_from_the_start(daemon: Daemon) -> None:
         *(name for name in METRICS if name.startswith("liftlog_consumer_")),
         "liftlog_checkpoint_refusals",
         "liftlog_pull_refusals",
+        # of a node of a cluster
+        "liftlog_leader",
+        "liftlog_isr_size",
+        "liftlog_under_replicated",
+        "liftlog_under_min_isr",
+        "liftlog_replica_lag",
     }
 
 
