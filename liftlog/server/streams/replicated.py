@@ -392,7 +392,8 @@ class _ReplicatedStream:
         self._log: Log | None = None
         """Open and without a role."""
         self._resigned_epoch = 0
-        self._incomplete = False
+        self._is_whole = False
+        """Whether the log, as it was opened, can have all that this node confirmed."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
         """Set once its log was opened, or could not be."""
@@ -500,14 +501,18 @@ class _ReplicatedStream:
     async def _open(self, record: StreamRecord) -> tuple[Log, bool]:
         """The log, opened or created; and whether it can have all that this node confirmed."""
         if self._log is not None:
-            return self._log, False
+            return self._log, self._is_whole
+        log, self._is_whole = await self._open_or_create(record)
+        self._log = log
+        return log, self._is_whole
+
+    async def _open_or_create(self, record: StreamRecord) -> tuple[Log, bool]:
         data_dir, name = self._owner.data_dir, self.name
         settings = settings_of(record)
         config = log_config(settings, replicated=True)
         if await asyncio.to_thread(data_dir.stream_path(name).exists):
             log, report = await asyncio.to_thread(data_dir.open_log, name, config)
             if log.incarnation == record.incarnation:
-                self._log = log
                 logger.info(
                     "replica-opened stream=%s clean=%s log_end=%d high_watermark=%d incomplete=%s",
                     name,
@@ -519,7 +524,7 @@ class _ReplicatedStream:
                 return log, self._owner.member.is_same
             await asyncio.to_thread(log.close)
             await asyncio.to_thread(data_dir.delete_log, name)
-        self._log = log = await asyncio.to_thread(
+        log = await asyncio.to_thread(
             partial(
                 data_dir.create_log,
                 name,
@@ -643,11 +648,12 @@ class _ReplicatedStream:
     async def propose(self) -> None:
         """Commit a change of the in-sync set that is due."""
         led = self.led
-        change = None if led is None else led.propose()
-        if change is not None:
+        if led is not None:
             try:
-                await self._owner.mirror.commit(change)
-            except MetadataUnavailable as error:
+                change = led.propose()
+                if change is not None:
+                    await self._owner.mirror.commit(change)
+            except LiftlogError as error:  # one stream must not end the task of all
                 logger.warning("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
     async def leave(self) -> None:
