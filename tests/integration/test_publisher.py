@@ -348,6 +348,11 @@ async def test_what_nats_refuses_is_named() -> None:
             with pytest.raises(NatsRefused, match="ermissions"):
                 await publisher.flush()
             await publisher.flush()  # what was told once is over
+            for _ in range(2000):
+                await publisher.send("open.a", bytes(1000))
+            await publisher.send("secret.a", b"")  # behind all that nats-py still holds
+            with pytest.raises(NatsRefused, match="ermissions"):
+                await publisher.flush()
             await publisher.send("open.a", b"")
             await publisher.flush()
 

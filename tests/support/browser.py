@@ -44,10 +44,13 @@ def chromium() -> Iterator[Browser]:
 
 class Window:
     """A context with one page. What goes wrong in it fails the test at its end: errors of scripts,
-    what the Content-Security-Policy refused, dialogs, requests to elsewhere."""
+    what the Content-Security-Policy refused, dialogs, requests to elsewhere.
+
+    Without motion: a colour or a size that is read has no transition under way."""
 
     def __init__(self, browser: Browser, base: str, **options: object) -> None:
         self.base = base
+        options = {"reduced_motion": "reduce", **options}
         self.context: BrowserContext = browser.new_context(base_url=base, **options)  # type: ignore[arg-type]
         self.context.set_default_timeout(TIMEOUT_MS)
         self.page: Page = self.context.new_page()

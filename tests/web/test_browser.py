@@ -348,15 +348,14 @@ def test_a_page_whose_daemon_is_gone_says_so(daemon: Daemon, window: NewWindow) 
     page = window(daemon).page
     page.goto("/ui/streams/orders")
     state = page.locator("h1 .state")
-    colour = "one => getComputedStyle(one).color"
-    usual = state.evaluate(colour)
+    usual = state.evaluate("one => getComputedStyle(one).color")
     page.route("**/*.json", lambda route: route.abort())
     expect(page.get_by_text("The daemon has not answered since")).to_be_visible()
-    assert state.evaluate(colour) != usual, "no longer green"
+    expect(state).not_to_have_css("color", usual)  # no longer green
     check_accessible(page)
     page.unroute("**/*.json")
     expect(page.get_by_text("The daemon has not answered since")).to_be_hidden(timeout=30_000)
-    assert state.evaluate(colour) == usual
+    expect(state).to_have_css("color", usual)
 
 
 def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:

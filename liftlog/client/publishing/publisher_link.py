@@ -173,6 +173,9 @@ class PublisherLink:
 
         try:
             await self._client.flush(_FLUSH_SECONDS)
+            # nats-py writes the PING ahead of the messages that it still holds: the second PING
+            # is behind them.
+            await self._client.flush(_FLUSH_SECONDS)
         except (nats.errors.Error, OSError) as error:
             reason = self.error_since(since) or error
             raise NatsUnavailable(
