@@ -10,7 +10,10 @@ intake           what they share on the way in; when reading from NATS waits for
 leases           granted, renewed and ended for readers; `log.leases` stores them
 retention        asks `compaction.retention` what to delete, holds back what is needed, deletes
 housekeeping     retention, rolling and recovery points, a few streams at a time
-replicated       the streams that have records in a cluster: each has the role that its record says
+replicated       the streams that have records in a cluster: changed, served to other nodes
+replica          one of them: has the role on this node that its record says
+placing          which nodes hold a new one
+cluster_view     what clients are told of the cluster, and who else can answer them
 clustered        this daemon as a node: joins, and reaches the others
 neighbours       what streams have to know about each other
 description      descriptions of streams, and what is wrong with them

@@ -43,8 +43,8 @@ from liftlog.server.streams.description import describe, describe_broken, stream
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
-from liftlog.server.streams.replicated import ReplicatedStreams, origin_of, settings_of
-from liftlog.server.streams.settings import check_same, save_metadata
+from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
@@ -282,7 +282,7 @@ class Broker:
     async def _create_replicated(self, name: str, settings: StreamSettings) -> StreamInfo:
         """The nodes that hold a replica open it as soon as they see the record."""
         assert self.replicated is not None
-        record = await self.replicated.create(name, settings, origin="api")
+        record = await self.replicated.create(name, settings)
         check_same(name, origin_of(record), settings_of(record), settings)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.replicated.opened(name), _OPENING_SECONDS)

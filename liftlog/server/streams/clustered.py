@@ -17,7 +17,6 @@ from liftlog.log.data_dir import make_durable_directory
 from liftlog.protocol.replication import Peer
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, begin_session, join
-from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -79,14 +78,12 @@ class ClusterNode:
         )
         self._streams = streams = ReplicatedStreams(
             member,
+            store,
             broker,
             self._data_dir,
             link_to=self._link_to,
             lag_max_seconds=cluster.lag_max_seconds,
             catch_up_bytes_per_second=cluster.catch_up_rate_bytes,
-        )
-        streams.mirror = Mirror(
-            store, on_record=streams.record_changed, on_nodes=streams.nodes_changed
         )
         broker.replicated = streams
         self._spawn(streams.mirror.run())

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from liftlog.cluster.record import StreamRecord
 from liftlog.errors import (
     Conflict,
     InvalidArgument,
@@ -131,6 +132,25 @@ def with_switches(
             if unchanged and isinstance(set_to, bool) and set_to != in_file:
                 kept[name] = [in_file, set_to]
     return configured.model_copy(update={name: pair[1] for name, pair in kept.items()}), kept
+
+
+# --- settings in the record of a replicated stream ---
+
+
+def record_settings(settings: StreamSettings, origin: str) -> dict[str, Any]:
+    """What the record keeps. `origin` says who created the stream: `config` or `api`."""
+    return {**settings.to_yaml_dict(), "origin": origin}
+
+
+def settings_of(record: StreamRecord) -> StreamSettings:
+    """The settings in the record. Raises InvalidArgument."""
+    settings = {name: value for name, value in record.settings.items() if name != "origin"}
+    return parse_stream_settings(settings, exists=True)
+
+
+def origin_of(record: StreamRecord) -> str:
+    """Who created the stream: `config` or `api`."""
+    return str(record.settings.get("origin", "api"))
 
 
 # --- settings in the manifest ---

@@ -1,0 +1,87 @@
+"""What clients are told of the cluster: its nodes and streams, and who else can answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from liftlog.cluster.leading import Leader
+from liftlog.errors import LiftlogError, NotLeader, NotReady, StreamNotFound
+from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.membership import Member
+from liftlog.server.replication.mirror import Mirror
+
+
+def describe_cluster(
+    member: Member,
+    mirror: Mirror,
+    hosts: Mapping[str, StreamHost],
+    may_read: Callable[[str], bool],
+) -> ClusterInfo:
+    """The cluster, with the streams that the caller may read. Offsets are those of this node."""
+    directory = mirror.directory
+    nodes = [
+        ClusterNode(name, name in directory.live, one.address, one.version, one.draining)
+        for name, one in sorted(directory.nodes.items())
+    ]
+    streams = []
+    for name, record in sorted(mirror.records.items()):
+        if record.deleted or not may_read(name):
+            continue
+        host = hosts.get(name)
+        streams.append(
+            ClusterStream(
+                name,
+                record.leader,
+                record.leader_epoch,
+                list(record.replicas),
+                list(record.isr),
+                list(record.eligible),
+                None if host is None else host.log.high_watermark,
+                None if host is None else host.log.log_end_offset,
+            )
+        )
+    return ClusterInfo(
+        member.cluster_id, [one.to_wire() for one in nodes], [one.to_wire() for one in streams]
+    )
+
+
+def not_leader(member: Member, mirror: Mirror, name: str) -> LiftlogError:
+    """The error for a request that only the leader of `name` can answer."""
+    record = mirror.records.get(name)
+    if record is None or record.deleted:
+        return StreamNotFound(f"there is no stream {name!r}")
+    leader = record.leader or ""
+    info = mirror.directory.nodes.get(leader)
+    address = "" if info is None else info.address
+    return NotLeader(
+        f"stream {name} is led by node {leader}, not by {member.name}"
+        if leader
+        else f"stream {name} has no leader at the moment",
+        hint=f"connect to {address}" if address else "try again",
+        leader=leader,
+        address=address,
+        replicas=list(record.replicas),
+        epoch=record.leader_epoch,
+    )
+
+
+def check_ready(member: Member, leader: Leader) -> None:
+    """Raises NotReady while the high watermark of a new leader may lag behind what clients have
+    seen: until the followers have asked once."""
+    if not leader.is_ready:
+        raise NotReady(
+            f"node {member.name} begins to lead stream {leader.record.name}",
+            hint="try again; `liftlog cluster status` shows whether enough replicas are there",
+        )
+
+
+def check_is_here(member: Member, mirror: Mirror, node: str) -> None:
+    """Raises NotLeader unless `node` is this one."""
+    if node != member.name:
+        info = mirror.directory.nodes.get(node)
+        raise NotLeader(
+            f"this is node {member.name}, not {node}",
+            hint=f"connect to {info.address}" if info else "there is no such node",
+            address=info.address if info else "",
+        )

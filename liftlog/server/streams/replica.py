@@ -1,0 +1,372 @@
+"""One replicated stream on this node: it has the role that its newest record says.
+
+One task follows the record, one version at a time. A role ends by closing the stream's log, and the
+next one begins by opening it: so whatever a role had in memory ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from liftlog.cluster import transitions
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.roles import Follow, Lead, Leave, Register, role_of
+from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
+from liftlog.log import DataDir, Log
+from liftlog.server.commits.configs import log_config
+from liftlog.server.commits.host import StreamHost, new_metadata
+from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.membership import Member
+from liftlog.server.replication.mirror import Mirror
+from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.serving import CatchUpPace, ServedStream
+from liftlog.server.streams.settings import origin_of, settings_of
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+_DRAIN_SECONDS = 10.0
+
+
+class StreamHosts(Protocol):
+    """What makes and ends the hosts of streams: the broker."""
+
+    hosts: dict[str, StreamHost]
+    broken: dict[str, str]
+
+    async def host_replica(
+        self,
+        name: str,
+        settings: StreamSettings,
+        log: Log,
+        *,
+        origin: str,
+        led: ServedStream | None,
+    ) -> StreamHost:
+        """Serve an open log; `led` is its gate if this node leads, None if it follows."""
+        ...
+
+    def streams_changed(self) -> None:
+        """Settings of a stream have changed."""
+        ...
+
+    async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
+        """Stop serving: detach it, wait for what is under way, close its log."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """This node, as each of its replicas needs it. `link_to` gives the connection to another one;
+    `pace` is shared by all that catch up with streams led here."""
+
+    member: Member
+    mirror: Mirror
+    hosts: StreamHosts
+    data_dir: DataDir
+    pace: CatchUpPace
+    link_to: Callable[[str], PeerLink]
+    lag_max_seconds: float
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    """Have the event loop do this; it is cancelled when the node stops."""
+
+
+class Replica:
+    """Belongs to the event loop. `run` follows the record until the stream has left this node."""
+
+    def __init__(self, name: str, node: LocalNode) -> None:
+        self.name = name
+        self.led: ServedStream | None = None
+        self.followed: FollowedStream | None = None
+        self._node = node
+        self._me = node.member.name
+        self._log: Log | None = None
+        """Open and without a role."""
+        self._resigned_epoch = 0
+        self._is_whole = False
+        """Whether the log, as it was opened, can have all that this node confirmed."""
+        self._wake = asyncio.Event()
+        self.opened = asyncio.Event()
+        """Set once its log was opened, or could not be."""
+        self._is_leaving = False
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> bool:
+        """Follow the record. Returns True when the stream has left this node; False when the node
+        leaves its streams, or after a defect, which `hosts.broken` tells."""
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._is_leaving:
+            self._wake.clear()
+            try:
+                if await self._follow_record():
+                    self.opened.set()
+                    return True
+                pause = _FIRST_PAUSE_SECONDS
+            except LiftlogError as error:
+                logger.error("role-not-taken stream=%s error=%s", self.name, error)  # noqa: TRY400
+                self.opened.set()
+                if not isinstance(error, MetadataUnavailable):
+                    self._node.hosts.broken[self.name] = str(error)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                continue
+            except Exception as error:  # a supervisor: the other streams continue
+                logger.exception("role-failed stream=%s", self.name)
+                self._node.hosts.broken[self.name] = f"internal error: {error!r}"
+                self.opened.set()
+                return False
+            if self.led is not None or self.followed is not None:
+                self.opened.set()
+            await self._wake.wait()
+        return False
+
+    async def _follow_record(self) -> bool:
+        """One look at the record; True when the stream has left this node."""
+        record = self._node.mirror.records[self.name]
+        host = self._node.hosts.hosts.get(self.name)
+        if host is not None and host.log.incarnation != record.incarnation:
+            await self._end_role()  # deleted and created again
+        role = role_of(
+            record, self._me, self._node.member.start, resigned_epoch=self._resigned_epoch
+        )
+        if isinstance(role, Leave):
+            await self._leave_node()
+            return True
+        if isinstance(role, Register):
+            await self._register(record)
+        elif isinstance(role, Lead):
+            if self.led is not None and self.led.leader.epoch == role.epoch:
+                self.led.adopt(record)
+            else:
+                await self._lead(record)
+        elif self.followed is not None:
+            self.followed.assigned(record)
+        else:
+            await self._follow(record)
+        if not isinstance(role, Follow | Lead) and record.leader is None:
+            await self._stand_for_leader(record)
+        await self._adopt_settings(record)
+        return False
+
+    async def _adopt_settings(self, record: StreamRecord) -> None:
+        """What an operator has changed in the record, here or through another node."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is None or host.failure:
+            return
+        wanted = settings_of(record)
+        if wanted != host.settings:
+            await host.exclusively(
+                lambda: host.log.set_metadata(host.metadata(wanted)), lambda: host.adopt(wanted)
+            )
+            self._node.hosts.streams_changed()
+        start = min(record.log_start, host.log.high_watermark)
+        if self.led is not None and start > host.log.log_start_offset:
+            await host.exclusively(lambda: host.log.truncate_prefix(start))
+
+    async def _stand_for_leader(self, record: StreamRecord) -> None:
+        """The first live member of the in-sync set leads; of those eligible when it is empty."""
+        live = self._node.mirror.directory.live
+        candidates = [node for node in record.isr or record.eligible if node in live]
+        if candidates[:1] == [self._me] and record.starts.get(self._me) == self._node.member.start:
+            await self._node.mirror.change(
+                self.name, lambda present: transitions.failover(present, (), self._me)
+            )
+
+    # --- the log ---
+
+    async def _register(self, record: StreamRecord) -> None:
+        await self._end_role()
+        log, is_whole = await self._open(record)
+        member = self._node.member
+        await self._node.mirror.change(
+            self.name,
+            lambda present: transitions.register(
+                present, self._me, member.start, clean=is_whole and not log.incomplete
+            ),
+        )
+        if log.incomplete:
+            await asyncio.to_thread(log.note_complete)
+
+    async def _open(self, record: StreamRecord) -> tuple[Log, bool]:
+        """The log, opened or created; and whether it can have all that this node confirmed."""
+        if self._log is not None:
+            return self._log, self._is_whole
+        log, self._is_whole = await self._open_or_create(record)
+        self._log = log
+        return log, self._is_whole
+
+    async def _open_or_create(self, record: StreamRecord) -> tuple[Log, bool]:
+        data_dir, name = self._node.data_dir, self.name
+        settings = settings_of(record)
+        config = log_config(settings, replicated=True)
+        if await asyncio.to_thread(data_dir.stream_path(name).exists):
+            log, report = await asyncio.to_thread(data_dir.open_log, name, config)
+            if log.incarnation == record.incarnation:
+                logger.info(
+                    "replica-opened stream=%s clean=%s log_end=%d high_watermark=%d incomplete=%s",
+                    name,
+                    report.clean,
+                    log.log_end_offset,
+                    log.high_watermark,
+                    log.incomplete or "no",
+                )
+                return log, self._node.member.is_same
+            await asyncio.to_thread(log.close)
+            await asyncio.to_thread(data_dir.delete_log, name)
+        log = await asyncio.to_thread(
+            partial(
+                data_dir.create_log,
+                name,
+                config,
+                initial_offset=settings.initial_offset,
+                metadata=new_metadata(settings, origin_of(record)),
+                incarnation=record.incarnation,
+            )
+        )
+        is_new = record.starts.get(self._me) == self._node.member.start
+        logger.info("replica-created stream=%s", name)
+        return log, is_new
+
+    # --- roles ---
+
+    async def _lead(self, record: StreamRecord) -> None:
+        await self._end_role()
+        log, _ = await self._open(record)
+        await asyncio.to_thread(log.begin_epoch, record.leader_epoch)
+        leader = Leader(
+            record,
+            self._me,
+            log.epochs,
+            log_end=log.log_end_offset,
+            durable_end=log.durable_end_offset,
+            high_watermark=log.high_watermark,
+            now=asyncio.get_running_loop().time(),
+            lag_max=self._node.lag_max_seconds,
+        )
+        led = ServedStream(
+            leader, log, pace=self._node.pace, ended=partial(self._ended, record.leader_epoch)
+        )
+        settings, origin = settings_of(record), origin_of(record)
+        host = await self._node.hosts.host_replica(self.name, settings, log, origin=origin, led=led)
+        self._log, self.led = None, led
+        host.commit_up_to(leader.local(log.durable_end_offset))
+        logger.info("leading stream=%s epoch=%d", self.name, record.leader_epoch)
+
+    def _ended(self, epoch: int, reason: str) -> None:
+        """This node no longer leads in this epoch, and will not again, whatever the record says."""
+        self._resigned_epoch = max(self._resigned_epoch, epoch)
+        record = self._node.mirror.records[self.name]
+        if (record.leader, record.leader_epoch) == (self._me, epoch):
+            logger.warning("resigning stream=%s epoch=%d reason=%s", self.name, epoch, reason)
+            self._node.spawn(self._resign(epoch))
+        self.wake()
+
+    async def _resign(self, epoch: int) -> None:
+        """Tell the others, who may lead in another epoch."""
+
+        def step(present: StreamRecord) -> StreamRecord | None:
+            if present.leader_epoch != epoch:
+                return None
+            return transitions.resign(present, self._me)
+
+        try:
+            await self._node.mirror.change(self.name, step)
+        except (MetadataUnavailable, Conflict) as error:
+            logger.warning("not-resigned stream=%s error=%s", self.name, error)
+
+    async def _follow(self, record: StreamRecord) -> None:
+        await self._end_role()
+        log, _ = await self._open(record)
+        host = await self._node.hosts.host_replica(
+            self.name, settings_of(record), log, origin=origin_of(record), led=None
+        )
+        self._log = None
+        self.followed = FollowedStream(
+            host,
+            record,
+            self._me,
+            link_to=self._node.link_to,
+            tell_record_is_old=self._look_again,
+        )
+        self.followed.start()
+        logger.info(
+            "following stream=%s leader=%s epoch=%d",
+            self.name,
+            record.leader or "none",
+            record.leader_epoch,
+        )
+
+    def _look_again(self) -> None:
+        self._node.spawn(self._read_record())
+
+    async def _read_record(self) -> None:
+        with contextlib.suppress(MetadataUnavailable):
+            await self._node.mirror.change(self.name, lambda present: None)
+
+    async def _end_role(self) -> None:
+        """Close the log of the role that has ended."""
+        self.stop()
+        host = self._node.hosts.hosts.get(self.name)
+        if host is not None:
+            if host.is_leading:
+                host.step_down("the lead has ended")
+            await self._node.hosts.end_replica(host, seconds=_DRAIN_SECONDS)
+        self._node.hosts.broken.pop(self.name, None)
+
+    def stop(self) -> None:
+        if self.led is not None:
+            self.led.close()
+        if self.followed is not None:
+            self.followed.close()
+        self.led = self.followed = None
+
+    async def _leave_node(self) -> None:
+        """The stream was deleted, or its copy has moved to another node."""
+        await self._end_role()
+        if self._log is not None:
+            log, self._log = self._log, None
+            await asyncio.to_thread(log.close)
+        if await asyncio.to_thread(self._node.data_dir.stream_path(self.name).exists):
+            await asyncio.to_thread(self._node.data_dir.delete_log, self.name)
+        logger.info("replica-removed stream=%s", self.name)
+
+    # --- the in-sync set ---
+
+    async def propose(self) -> None:
+        """Commit a change of the in-sync set that is due."""
+        led = self.led
+        if led is not None:
+            try:
+                change = led.propose()
+                if change is not None:
+                    await self._node.mirror.commit(change)
+            except LiftlogError as error:  # one stream must not end the task of all
+                logger.warning("in-sync-set-unchanged stream=%s error=%s", self.name, error)
+
+    async def leave(self) -> None:
+        """Before a planned stop: leave the in-sync set, and the lead with it."""
+        self._is_leaving = True
+        try:
+            await self._node.mirror.change(
+                self.name,
+                lambda present: (
+                    transitions.fence(present, {self._me})
+                    if len(present.members) > 1 and not present.deleted
+                    else None
+                ),
+            )
+        except (MetadataUnavailable, Conflict) as error:
+            logger.warning("in-sync-set-not-left stream=%s error=%s", self.name, error)
