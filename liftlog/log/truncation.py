@@ -32,14 +32,18 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
             return log_end
         view = state.view
         segments = view.segments
-        if offset < segments[0].base_offset:
+        first = min(segments[0].base_offset, view.manifest.log_start_offset)
+        if offset < first:
             raise OffsetOutOfRange(
-                f"stream {state.name} begins at {segments[0].base_offset}, after {offset}",
+                f"stream {state.name} begins at {first}, after {offset}",
                 log_start_offset=view.manifest.log_start_offset,
                 log_end_offset=log_end,
             )
         # Everything that is kept becomes sealed, and the next start trusts what is sealed.
         writer.sync()
+        if offset < segments[0].base_offset:  # in the hole with which the log begins
+            writer.begin_lineage(LogEnd(first, first, 0), ())
+            return first
         at = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
         old = segments[at]
         rest = _shortened(state, old, offset)

@@ -185,6 +185,30 @@ def test_the_suffix_cannot_go_below_what_is_stored() -> None:
     assert sorted(read_all(log)) == list(range(base + 3, base + 7))
 
 
+@pytest.mark.parametrize("offset", [4, 5, 6])
+def test_the_suffix_goes_in_the_hole_with_which_a_log_begins(offset: int) -> None:
+    """A replica was told that its leader has nothing before 7, and retention deleted the segment
+    before that."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs)
+    commit(log, promises, 3)
+    log.append_gap(7, "skipped", is_loss=False, epochs=((2, 4),))
+    commit(log, promises, 3)
+    log.remove_before(4, 1)
+    promises.start = 4
+    assert (log.first_stored_offset, log.segments[0].base_offset) == (4, 7)
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate_suffix(3)
+    assert log.truncate_suffix(offset) == log.log_end_offset == log.first_stored_offset == 4
+    assert not log.quarantined
+    promises.become(promises.without(4))
+    commit(log, promises, 4)
+    check(log, promises)
+    again, _ = reopen(fs.power_cut("none"), boot="boot-2")
+    check(again, promises)
+    assert sorted(read_all(again)) == [4, 5, 6, 7]
+
+
 def test_the_epoch_cache_follows() -> None:
     fs, log, promises = _written(3, BIG)
     for boot in (2, 3):
