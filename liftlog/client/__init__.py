@@ -11,8 +11,8 @@ Importing this package loads no server dependency.
     target, dialing            addresses and logins, connected sockets
     reconnecting               when to connect again, and which requests to repeat
     requests                   arguments -> requests, answers -> results
-    read_options, selecting    the options of a read
-    read_ahead, batches, resync, buffers, batch_reader    a read: what to ask for, checked batches
+    read_options               the options of a read
+    read_ahead, batches, buffers, batch_reader    a read: what to ask for, checked batches
     consuming                  what of a consumer's records counts, and when to store it
     publisher, publishing      publishing over NATS with acks
     companions                 `envelope` and nkeys, in either distribution
@@ -27,8 +27,16 @@ from liftlog.client.batches import FetchAnswer
 from liftlog.client.blocking.client import SyncClient, SyncRecordReader
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.connecting import connect, connect_sync
-from liftlog.client.read_options import OnCorrupt, OnReset, ReadOptions, Reset, Start, Until
-from liftlog.client.selecting import Column, Filter
+from liftlog.client.read_options import (
+    Column,
+    Filter,
+    OnCorrupt,
+    OnReset,
+    ReadOptions,
+    Reset,
+    Start,
+    Until,
+)
 from liftlog.protocol.administration import StreamExtent, StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from liftlog.client.resync import find_good_batch
-from liftlog.errors import CorruptBatch, CorruptRange
+from liftlog.errors import CorruptBatch, CorruptRange, UnsupportedFormat
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records.decode import Record, RecordBatch, decode_batch
-from liftlog.records.format import HEADER_SIZE, LENGTH_POSITION
-from liftlog.records.header import BatchHeader, parse_header
+from liftlog.records.format import ALIGNMENT, HEADER_SIZE, LENGTH_POSITION, MAGIC
+from liftlog.records.header import BatchHeader, parse_header, verify_body
 from liftlog.records.place import Place
 
 if TYPE_CHECKING:
@@ -258,3 +257,55 @@ class FetchAnswer:
         if self._body is None:
             return iter(())
         return checked_batches(self._stream, self.header, self._body)
+
+
+def find_good_batch(body: memoryview, position: int, offset: int, end_offset: int) -> int | None:
+    """The offset of the first good batch after `position`, where the batch of `offset` is damaged.
+
+    `end_offset` is where the answer ends, as the daemon said; it is the result when there is no
+    good batch before it. A chain of headers, each continuing the one before, that leads to the end
+    of the answer and to that offset is the proof. A batch from which no chain leads there may be
+    one of the log with more damage after it, or bytes in the value of a record: then the result is
+    None, and the daemon has to be asked.
+    """
+    raw = body.tobytes()
+    at = raw.find(MAGIC, position + ALIGNMENT)
+    while at >= 0:
+        header = _header_at(body, at) if at % ALIGNMENT == 0 else None
+        if header is not None and header.base_offset > offset:
+            if not _leads_to_end(body, at, header, end_offset):
+                return None
+            if _is_whole(body, at, header):
+                return header.base_offset
+        at = raw.find(MAGIC, at + 1)
+    return end_offset
+
+
+def _header_at(body: memoryview, position: int) -> BatchHeader | None:
+    if position + HEADER_SIZE > len(body):
+        return None
+    try:
+        return parse_header(body, position)
+    except (CorruptBatch, UnsupportedFormat):
+        return None
+
+
+def _is_whole(body: memoryview, position: int, header: BatchHeader) -> bool:
+    try:
+        verify_body(body[position : position + header.length], header)
+    except CorruptBatch:
+        return False
+    return True
+
+
+def _leads_to_end(body: memoryview, position: int, header: BatchHeader, end_offset: int) -> bool:
+    current: BatchHeader | None = header
+    while current is not None:
+        position += current.length
+        offset, epoch = current.next_offset, current.leader_epoch
+        if position == len(body):
+            return offset == end_offset
+        current = _header_at(body, position)
+        if current is not None and (current.base_offset != offset or current.leader_epoch < epoch):
+            current = None
+    return False

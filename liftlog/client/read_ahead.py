@@ -26,6 +26,8 @@ from liftlog.client.batches import ArrivingBatches, DamagedHeader, corrupt_range
 from liftlog.client.read_options import (
     END,
     RESETTABLE,
+    Column,
+    Filter,
     OnCorrupt,
     OnReset,
     Reset,
@@ -34,10 +36,11 @@ from liftlog.client.read_options import (
     Until,
     check_on_reset,
     check_until,
+    not_selected,
+    selection_fields,
     start_fields,
 )
 from liftlog.client.reconnecting import is_interruption
-from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
 from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.limits import KIB, MIB

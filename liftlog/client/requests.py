@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from liftlog.client.batches import FetchAnswer
-from liftlog.client.read_options import Start, start_fields
-from liftlog.client.selecting import Column, Filter, not_selected, selection_fields
+from liftlog.client.read_options import (
+    Column,
+    Filter,
+    Start,
+    not_selected,
+    selection_fields,
+    start_fields,
+)
 from liftlog.errors import InvalidArgument, ProtocolViolation, StreamUnavailable
 from liftlog.protocol.administration import RenewLease, TruncateStream, UpdateStream
 from liftlog.protocol.client_connection import Exchange

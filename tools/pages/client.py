@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ForwardRef, get_args
 
 from liftlog import client
-from liftlog.client import read_options, selecting
+from liftlog.client import read_options
 
 _HEAD = """\
 # Client API
@@ -51,7 +51,7 @@ _VALUES: tuple[type, ...] = (
 _ALIASES = {
     "Start": "an offset, `earliest`, `latest`, or a `datetime` (records stamped then or later)",
     "Until": "exclusive: an offset, `end` (the high watermark at the call), or None: never",
-    "Column": f"one of {', '.join(f'`{name}`' for name in get_args(selecting.Column))}",
+    "Column": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.Column))}",
     "OnCorrupt": "`raise`, `skip`, or a callable that is called with each CorruptRange",
     "OnReset": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.OnReset))}",
 }

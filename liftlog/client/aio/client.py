@@ -12,9 +12,8 @@ from liftlog.client.batch_reader import BatchReader, together
 from liftlog.client.batches import FetchAnswer, take_records
 from liftlog.client.consuming import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS, ConsumerSettings
 from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.read_options import ReadOptions, Start, Until
+from liftlog.client.read_options import Column, Filter, ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
-from liftlog.client.selecting import Column, Filter
 from liftlog.records.decode import Record
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.consuming import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS, ConsumerSettings
 from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.read_options import ReadOptions, Start, Until
+from liftlog.client.read_options import Column, Filter, ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
-from liftlog.client.selecting import Column, Filter
 from liftlog.records.decode import Record
 
 if TYPE_CHECKING:

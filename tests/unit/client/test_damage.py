@@ -11,9 +11,8 @@ import pytest
 from support.logs import set_manifest
 from support.pull_broker import LogBroker
 
-from liftlog.client.batches import FetchAnswer
+from liftlog.client.batches import FetchAnswer, find_good_batch
 from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.resync import find_good_batch
 from liftlog.errors import CorruptRange, InvalidArgument
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.protocol.client_connection import Exchange
