@@ -13,7 +13,7 @@ from liftlog.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from liftlog.client import SyncClient
-    from liftlog.tls.contexts import ClientTls
+    from liftlog.tls import ClientTls
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -166,7 +166,7 @@ def _tls_for(address: str) -> ClientTls:
                 f"--tls-{given[0]} is for a server tls://HOST:PORT, not {address!r}.", context
             )
         return None
-    from liftlog.tls.contexts import client_context
+    from liftlog.tls import client_context
 
     ca, cert, key = (_kept(f"tls_{name}", f"LIFTLOG_TLS_{name.upper()}") for name in TLS_FILES)
     return client_context(ca, cert=cert, key=key)

@@ -18,7 +18,7 @@ from liftlog.client.target import (
     NkeyFile,
     Target,
 )
-from liftlog.tls.contexts import ClientTls
+from liftlog.tls import ClientTls
 
 
 def connect(

@@ -13,8 +13,7 @@ import liftlog
 from liftlog.client.reconnecting import unreachable
 from liftlog.client.target import Address
 from liftlog.errors import ConnectionLost
-from liftlog.tls.contexts import problem
-from liftlog.tls.session import TlsSession, TlsSocket
+from liftlog.tls import TlsSession, TlsSocket, problem
 
 SOFTWARE = f"liftlog-python/{liftlog.__version__}"
 """What a client calls itself in its hello."""

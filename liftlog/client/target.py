@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from liftlog.client.companions import nkeys
 from liftlog.errors import InvalidArgument, MissingDependency
 from liftlog.protocol.handshake import Credentials, Signer
-from liftlog.tls.contexts import ClientTls, client_context
+from liftlog.tls import ClientTls, client_context
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 REQUEST_TIMEOUT_SECONDS = 30.0

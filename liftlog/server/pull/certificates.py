@@ -9,7 +9,7 @@ import time
 
 from liftlog.settings.checks import Caution
 from liftlog.settings.daemon import PullTlsSettings
-from liftlog.tls.contexts import own_certificate, prospect_of, server_context
+from liftlog.tls import own_certificate, prospect_of, server_context
 
 logger = logging.getLogger("liftlog.server.pull")
 

@@ -24,7 +24,7 @@ from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.intake import Ingested
-from liftlog.tls.contexts import own_certificate
+from liftlog.tls import own_certificate
 
 logger = logging.getLogger("liftlog.server.pull")
 

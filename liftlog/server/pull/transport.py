@@ -8,7 +8,7 @@ import ssl
 from typing import Protocol
 
 from liftlog.server.pull.limits import TURN_BYTES
-from liftlog.tls.session import CHUNK_BYTES, TlsSession, TlsSocket
+from liftlog.tls import CHUNK_BYTES, TlsSession, TlsSocket
 
 _SOCKET_BUFFER_BYTES = 2 * 1024 * 1024
 

@@ -21,7 +21,7 @@ from liftlog.client import connect
 from liftlog.errors import ConnectionLost, InvalidArgument, Unauthenticated
 from liftlog.protocol.handshake import text_to_sign
 from liftlog.server.pull import PullLimits
-from liftlog.tls.contexts import client_context, server_context
+from liftlog.tls import client_context, server_context
 
 
 @pytest.fixture

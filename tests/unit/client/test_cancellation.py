@@ -14,7 +14,7 @@ from support.pull_broker import LogBroker, pull_server
 from liftlog.client import Client, connect
 from liftlog.protocol.limits import WireLimits
 from liftlog.server.pull import PullLimits
-from liftlog.tls.contexts import server_context
+from liftlog.tls import server_context
 
 Action = Callable[[Client], Awaitable[Any]]
 

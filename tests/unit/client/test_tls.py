@@ -16,7 +16,7 @@ from liftlog import errors
 from liftlog.client import connect, connect_sync
 from liftlog.client.target import Address
 from liftlog.server.pull import PullServer
-from liftlog.tls.contexts import client_context, server_context
+from liftlog.tls import client_context, server_context
 
 if TYPE_CHECKING:
     from tests.unit.client.conftest import Both

@@ -17,8 +17,7 @@ from support.raw_pull import AUTH, HELLO, RawPull, frame
 from liftlog.errors import ConfigError
 from liftlog.protocol.limits import MIB
 from liftlog.server.pull import PullLimits, PullServer
-from liftlog.tls.contexts import client_context, server_context
-from liftlog.tls.session import TlsSession
+from liftlog.tls import TlsSession, client_context, server_context
 
 
 @pytest.fixture
