@@ -15,5 +15,6 @@ roles         what a node does for a stream, by the record
 epochs        the table by which two logs find out where they part
 leading       the leader: what is committed, what followers get, who is in sync
 following     the follower: ask, append, cut, start again
+election      when a node takes over the lead of a stream, and when it gives it up
 placement     which nodes get the replicas of a stream
 """

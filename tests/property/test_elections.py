@@ -1,0 +1,192 @@
+"""Who takes the lead, and when: in simulated time, with processes that die or hang, lines that are
+cut one way, and a store that is out of reach. Each rule is needed.
+
+SIMULATE_RUNS makes it run longer. A failure names its seed; the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.election_world import PATIENCE, SESSION, ElectionWorld, Misjudged, Node
+
+from liftlog.cluster.election import Elections, Opinion
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import StreamRecord
+
+RUNS = int(os.environ.get("SIMULATE_RUNS", "4"))
+FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
+
+
+def one_fault(world: ElectionWorld, fault: Callable[[Node], None], name: str) -> None:
+    """All is well for a while, then this happens to the leader, and nothing else."""
+    world.run(SESSION + 5 + world.random.random() * 3)
+    assert world.stats["elections"] == 0, "a leader was deposed for nothing"
+    leader = world.nodes[world.record.leader or ""]
+    world.calm_since, world.fault = world.now, name
+    fault(leader)
+    world.run(2 * SESSION)
+
+
+@pytest.mark.parametrize("replicas", [3, 4, 5])
+@pytest.mark.parametrize("name", ["killed", "hung"])
+def test_a_leader_that_died_or_hangs_is_replaced_in_time(name: str, replicas: int) -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed, replicas=replicas)
+
+        def hang(node: Node, world: ElectionWorld = world) -> None:
+            node.hung_until = world.now + 3 * SESSION
+
+        one_fault(world, world.kill if name == "killed" else hang, name)
+        assert world.record.leader != "a"
+        assert world.stats["elections"] == 1
+
+
+def test_of_two_nodes_the_one_that_is_left_waits_for_the_end_of_the_session() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed, replicas=2)
+        one_fault(world, world.kill, "")
+        assert world.record.leader == "b"
+
+
+def test_a_leader_that_no_one_hears_goes_on_until_its_session_ends() -> None:
+    """The others depose it before, if they hear each other; it learns of that or stops."""
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed)
+
+        def isolate(node: Node, world: ElectionWorld = world) -> None:
+            node.store = False
+            for other in world.nodes:
+                world.cuts |= {(node.name, other), (other, node.name)}
+
+        one_fault(world, isolate, "")
+        assert world.record.leader != "a"
+        assert world.nodes["a"].stopped
+
+
+def test_a_store_that_is_out_of_reach_stops_and_deposes_no_one() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed)
+        one_fault(world, world.lose_store, "")
+        leader = world.nodes["a"]
+        assert leader.leader is not None
+        assert not leader.stopped
+        assert not leader.elections.has_session(world.now)
+        world.calm_since = world.now
+        world.lose_store(leader)
+        world.run(2 * SESSION)
+        assert world.record.leader == "a"
+        assert world.stats["elections"] == 0
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+def test_whatever_breaks_a_living_leader_stays_and_a_dead_one_is_replaced(replicas: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed, replicas=replicas)
+        try:
+            world.run(200, world.break_one)
+        except Misjudged as misjudged:
+            raise AssertionError(f"seed {seed}: {misjudged}") from misjudged
+        seen += world.stats
+    print(f"\n{replicas}: {dict(seen)}")
+    assert {
+        what for what in ("elections", "kill", "stall", "lose_store") if not seen[what]
+    } == set()
+
+
+# --- every rule is needed --------------------------------------------------------------------
+
+
+class OwnSuspicionIsEnough(Elections):
+    def _is_deserted(self, node: str, record: StreamRecord, now: float) -> bool:
+        return self.suspects(node, now)
+
+
+class NoVeto(Elections):
+    def _is_absent(self, node: str, now: float) -> bool:
+        return node not in self._live and now >= self._absence_counts_from
+
+
+class AbsencesCountAtOnce(Elections):
+    def renewed(self, deadline: float, now: float) -> None:
+        super().renewed(deadline, now)
+        self._absence_counts_from = 0.0
+
+
+class ElectedWithoutSession(Elections):
+    """Elects itself whether it has a session or not."""
+
+    def decide(self, *args: object) -> object:  # type: ignore[override]
+        deadline, self._deadline = self._deadline, 1e9
+        try:
+            return super().decide(*args)  # type: ignore[arg-type]
+        finally:
+            self._deadline = deadline
+
+
+class StallsCountAsSilence(Elections):
+    def look(self, now: float) -> None:
+        self._looked = now
+
+
+class EveryoneAtOnce(Elections):
+    def _rank(self, *_: object) -> int:  # type: ignore[override]
+        return 0
+
+
+class FirstReplicaFirst(Elections):
+    """Whatever its log has."""
+
+    def told(self, peer: str, about: str, opinion: Opinion, now: float) -> None:
+        super().told(peer, about, replace(opinion, logs={}), now)
+
+
+class EndsAreSilence(Elections):
+    def lost(self, node: str, now: float) -> None:
+        pass
+
+
+class OldAnswersCount(Elections):
+    def __init__(self, node: str, start: int, **more: object) -> None:
+        super().__init__(node, start, **more)  # type: ignore[arg-type]
+        self._patience = replace(PATIENCE, answer=1e9)
+
+
+class LeadsWithoutSession(Elections):
+    def stops(self, leader: Leader, now: float) -> bool:
+        return False
+
+
+# Beside each: of how many nodes, and a seed that finds it, where to begin.
+BROKEN: dict[str, tuple[type[Elections], int, int]] = {
+    "one node's suspicion is enough": (OwnSuspicionIsEnough, 3, 2),
+    "who hears the node believes that it is absent": (NoVeto, 3, 7),
+    "absences count after an outage": (AbsencesCountAtOnce, 2, 0),
+    "a node without a session is elected": (ElectedWithoutSession, 3, 41),
+    "who was stopped believes its clock": (StallsCountAsSilence, 3, 41),
+    "all stand at once": (EveryoneAtOnce, 3, 2),
+    "the length of logs does not matter": (FirstReplicaFirst, 3, 2),
+    "the end of a connection says nothing": (EndsAreSilence, 3, 2),
+    "answers count for ever": (OldAnswersCount, 5, 239),
+    "a leader goes on without a session": (LeadsWithoutSession, 3, 41),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_without_any_one_rule_the_scheduler_finds_a_violation(name: str) -> None:
+    elections, replicas, first = BROKEN[name]
+    for seed in (first, *range(300)):
+        world = ElectionWorld(seed, replicas=replicas, elections=elections)
+        try:
+            if seed % 2:
+                world.run(200, world.break_one)
+            else:
+                one_fault(world, world.kill, "killed")
+        except AssertionError:
+            return
+    pytest.fail(f"{name}: not found in 300 runs")

@@ -1,0 +1,342 @@
+"""Some nodes of one replicated stream in simulated time: who takes the lead, and who must not.
+
+`liftlog.cluster.election` decides. Around it are processes that die, hang and start, lines that
+swallow what goes one way, and a metadata store that is out of reach, for one node or for all, while
+the sessions in it go on expiring. No records are copied here: that what is elected has everything
+that was acked is the matter of `replica_world`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from liftlog.cluster import transitions as t
+from liftlog.cluster.election import Elect, Elections, LogEnd, Opinion, Patience, Question
+from liftlog.cluster.leading import FetchRequest, Leader
+from liftlog.cluster.record import StreamRecord
+
+TICK = 0.05
+PATIENCE = Patience()
+SESSION = PATIENCE.session
+NOTICE = 0.2
+"""After so long every node that reaches the store has the newest record."""
+QUICK = 1.6
+"""A leader that died is replaced within so many seconds, one that hangs after its silence."""
+
+
+class Misjudged(AssertionError):
+    """An election that should not have been, or one that did not come."""
+
+
+@dataclass
+class Node:
+    name: str
+    start: int = 1
+    up: bool = True
+    hung_until: float = 0.0
+    stopped: bool = False
+    """Leads by the record, and takes no messages any more."""
+    store: bool = True
+    """Whether it reaches the store."""
+    view: StreamRecord = field(kw_only=True)
+    elections: Elections = field(kw_only=True)
+    log: LogEnd = LogEnd(1, 10)
+    leader: Leader | None = None
+    renews: float = 0.0
+    sent: float = 0.0
+    inbox: list[Callable[[float], None]] = field(default_factory=list)
+
+
+class ElectionWorld:
+    def __init__(
+        self, seed: int, *, replicas: int = 3, elections: type[Elections] = Elections
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = 100.0
+        self.make = elections
+        self.stats: Counter[str] = Counter()
+        names = tuple("abcde"[:replicas])
+        self.record = t.create("s", "i", {}, names, starts=dict.fromkeys(names, 1))
+        self.changed = 0.0
+        self.expiry: dict[str, float] = {}
+        self.store_up = True
+        self.cuts: set[tuple[str, str]] = set()
+        """Lines on which nothing arrives: (from, to)."""
+        self.calm_since = 0.0
+        """When anything was broken or mended last."""
+        self.fault = ""
+        self.gone_since: float | None = None
+        self.nodes = {
+            name: Node(name, view=self.record, elections=self._elections(name, 1)) for name in names
+        }
+
+    def _elections(self, name: str, start: int) -> Elections:
+        return self.make(name, start, now=self.now, patience=PATIENCE)
+
+    # --- time ------------------------------------------------------------------------
+
+    def run(self, seconds: float, act: Callable[[], None] | None = None) -> None:
+        """`act` may break something, before each tick."""
+        for _ in range(round(seconds / TICK)):
+            self.now += TICK
+            if act is not None:
+                act()
+            for node in self.nodes.values():
+                if node.up and node.hung_until <= self.now:
+                    self._turn(node)
+            self._check_leader()
+
+    def _turn(self, node: Node) -> None:
+        now, elections = self.now, node.elections
+        inbox, node.inbox = node.inbox, []
+        if self.random.random() < 0.5:  # a loop may run its timers before it reads
+            elections.look(now)
+        for letter in inbox:
+            letter(now)
+        elections.look(now)
+        self._use_store(node)
+        if now - node.sent >= 0.5:
+            node.sent = now
+            for other in self.nodes:
+                self._send(node.name, other, _hearing(self.nodes[other], node.name))
+        self._lead(node)
+        for question in elections.questions([node.view], now):
+            self._ask(node, question)
+        claim = elections.decide(node.view, node.log, now)
+        if claim is not None and self._reaches_store(node):
+            self._elect(node, claim)
+
+    def _use_store(self, node: Node) -> None:
+        if not self._reaches_store(node):
+            return
+        if self.now >= node.renews:
+            node.renews = self.now + SESSION / 5
+            self.expiry[node.name] = self.now + SESSION
+            node.elections.renewed(self.now + 0.8 * SESSION, self.now)
+        node.elections.sessions([one for one, end in self.expiry.items() if end > self.now])
+        if node.view.version < self.record.version and (
+            self.now - self.changed >= NOTICE or self.random.random() < 0.2
+        ):
+            node.view = self.record
+        if node.view.starts[node.name] != node.start:
+            self._put(t.register(self.record, node.name, node.start, clean=True))
+            node.view = self.record
+
+    def _put(self, record: StreamRecord | None) -> None:
+        if record is not None:
+            self.record = record
+            self.changed = self.now
+
+    def _reaches_store(self, node: Node) -> bool:
+        return self.store_up and node.store
+
+    # --- messages ----------------------------------------------------------------------
+
+    def _send(self, source: str, target: str, letter: Callable[[float], None]) -> None:
+        node = self.nodes[target]
+        if source != target and node.up and (source, target) not in self.cuts:
+            node.inbox.append(letter)
+
+    def _ask(self, node: Node, question: Question) -> None:
+        peer, about = self.nodes[question.peer], question.about
+
+        def asked(now: float) -> None:
+            opinion = Opinion(
+                peer.elections.suspects(about, now),
+                {"s": peer.log} if peer.view.leader == about else {},
+            )
+
+            def answered(at: float) -> None:
+                node.elections.heard(peer.name, at)
+                node.elections.told(peer.name, about, opinion, at)
+
+            self._send(peer.name, node.name, answered)
+
+        self._send(node.name, peer.name, asked)
+
+    # --- leading -----------------------------------------------------------------------
+
+    def _lead(self, node: Node) -> None:
+        """A leader is asked by those that hear it, and changes the ISR by that."""
+        view, now = node.view, self.now
+        if view.leader != node.name or view.starts[node.name] != node.start:
+            node.leader, node.stopped = None, False
+            leader = self.nodes.get(view.leader or "")
+            if leader is not None and leader is not node:
+                self._fetch(node, leader)
+            return
+        if node.leader is None or node.leader.epoch != view.leader_epoch:
+            node.log = LogEnd(view.leader_epoch, node.log.end)
+            node.leader = Leader(
+                view, node.name, (), log_end=0, durable_end=0, high_watermark=0, now=now
+            )
+        node.leader.adopt(view)
+        node.log = LogEnd(view.leader_epoch, node.log.end + self.random.randrange(3))
+        node.stopped = node.elections.stops(node.leader, now)
+        if not self._reaches_store(node) or view.version != self.record.version:
+            return
+        for name in view.replicas:
+            silent = name != node.name and node.elections.suspects(name, now)
+            if silent and name in view.isr:
+                self._put(t.shrink(view, name))
+                return
+            other = self.nodes[name]
+            fit = other.up and view.starts[name] == other.start and other.hung_until <= now
+            if fit and not silent and name not in view.isr:
+                self._put(t.expand(view, name, other.start))
+                return
+
+    def _fetch(self, node: Node, leader: Node) -> None:
+        epoch, start = node.view.leader_epoch, node.start
+
+        def fetched(now: float) -> None:
+            if leader.leader is not None:
+                leader.leader.fetched(FetchRequest(node.name, start, epoch, 0, 0), now)
+
+        self._send(node.name, leader.name, fetched)
+        if (
+            (leader.name, node.name) not in self.cuts
+            and leader.up
+            and leader.hung_until <= self.now
+        ):
+            behind = max(0, leader.log.end - self.random.randrange(5))
+            node.log = max(node.log, LogEnd(leader.log.last_epoch, behind))
+
+    def _elect(self, node: Node, claim: Elect) -> None:
+        before = self.record
+        if node.view.version != before.version:
+            self.stats["late"] += 1
+            node.view = before
+            return
+        self._check_claim(node, claim)
+        after = t.failover(before, claim.dead, node.name)
+        assert after is not None
+        self.stats["elections"] += 1
+        self._put(after)
+        node.view = after
+
+    # --- what must hold ------------------------------------------------------------------
+
+    def _check_claim(self, node: Node, claim: Elect) -> None:
+        now, leader = self.now, self.nodes.get(self.record.leader or "")
+        if not node.elections.has_session(now):
+            raise Misjudged(f"{node.name} elects itself without a session")
+        if leader is None:
+            return
+        fine = leader.up and leader.hung_until <= now
+        hears = [
+            one
+            for one in self.record.replicas
+            if one != leader.name and (leader.name, one) not in self.cuts and self.nodes[one].up
+        ]
+        heard_by_most = 2 * (len(hears) + 1) > len(self.record.replicas)
+        calm = now - self.calm_since
+        if fine and heard_by_most and self._reaches_store(leader) and calm > 1.0:
+            raise Misjudged(f"{node.name} deposes {leader.name}, which {hears} hear: {claim}")
+        if fine and node.name in hears and calm > 1.0:
+            raise Misjudged(f"{node.name} deposes {leader.name}, which it hears: {claim}")
+        absent = self.expiry.get(leader.name, 0.0) <= now
+        if fine and absent and not heard_by_most and not leader.stopped and leader.leader:
+            raise Misjudged(f"{leader.name} goes on without a session while {node.name} takes over")
+        standing = [one for one in self.record.isr if one not in claim.dead] or [node.name]
+        longest = max(standing, key=lambda one: self.nodes[one].log)
+        if self.fault in ("killed", "hung") and self.nodes[longest].log > node.log:
+            raise Misjudged(f"{node.name} is elected with {node.log}, {longest} has more")
+
+    def _check_leader(self) -> None:
+        """Once no leader is left, and nothing else breaks, there is a new one in time."""
+        leader = self.nodes.get(self.record.leader or "")
+        if leader is not None and leader.up and leader.hung_until <= self.now:
+            self.gone_since = None
+            return
+        if self.gone_since is None:
+            self.gone_since = self.now
+        gone = self.now - max(self.gone_since, self.calm_since)
+        bound = {"killed": QUICK, "hung": PATIENCE.silence + QUICK}.get(self.fault, 2 * SESSION + 5)
+        if gone > bound and self._can_be_elected():
+            raise Misjudged(f"no leader for {gone:.1f} s ({self.fault}): {self.record}")
+
+    def _can_be_elected(self) -> bool:
+        gone = {one.name for one in self.nodes.values() if not one.up or one.hung_until > self.now}
+        return any(
+            t.failover(self.record, gone, one.name) is not None
+            for one in self.nodes.values()
+            if one.name not in gone and self._reaches_store(one)
+        )
+
+    # --- faults --------------------------------------------------------------------------
+
+    def break_one(self) -> None:
+        """Breaks or mends something at random, once in a few seconds."""
+        if self.random.random() > TICK / 4:
+            return
+        node = self.random.choice(list(self.nodes.values()))
+        faults: list[Callable[[Node], None]] = [
+            self.kill,
+            self.restart,
+            self.restart,
+            self.hang,
+            self.cut,
+            self.cut_store,
+            self.lose_store,
+            self.stall,
+            self.heal,
+        ]
+        chosen = self.random.choice(faults)
+        self.calm_since, self.fault = self.now, ""
+        self.stats[chosen.__name__] += 1
+        chosen(node)
+
+    def kill(self, node: Node) -> None:
+        """The process dies: whoever was connected hears of the end."""
+        if not node.up:
+            return
+        node.up, node.leader, node.inbox = False, None, []
+        for name in self.nodes:
+            self._send(node.name, name, _ending(self.nodes[name], node.name))
+
+    def restart(self, node: Node) -> None:
+        if node.up:
+            return
+        node.up, node.start = True, node.start + 1
+        node.elections = self._elections(node.name, node.start)
+        node.renews = node.hung_until = 0.0
+
+    def hang(self, node: Node) -> None:
+        node.hung_until = self.now + self.random.choice((0.5, 3, 20, 40))
+
+    def cut(self, node: Node) -> None:
+        other = self.random.choice([one for one in self.nodes if one != node.name])
+        self.cuts.add((node.name, other))
+        if self.random.random() < 0.5:
+            self.cuts.add((other, node.name))
+
+    def cut_store(self, node: Node) -> None:
+        node.store = not node.store
+
+    def lose_store(self, _: Node) -> None:
+        self.store_up = not self.store_up
+
+    def stall(self, _: Node) -> None:
+        """The machine sleeps: all processes hang, for the same time."""
+        until = self.now + self.random.choice((1.5, 5, 30))
+        for node in self.nodes.values():
+            node.hung_until = max(node.hung_until, until)
+
+    def heal(self, _: Node) -> None:
+        self.cuts.clear()
+        self.store_up = True
+        for node in self.nodes.values():
+            node.store = True
+            node.hung_until = min(node.hung_until, self.now)
+
+
+def _hearing(target: Node, source: str) -> Callable[[float], None]:
+    return lambda now: target.elections.heard(source, now)
+
+
+def _ending(target: Node, source: str) -> Callable[[float], None]:
+    return lambda now: target.elections.lost(source, now)
