@@ -66,7 +66,9 @@ def ends_from(
         index = active.index if segment is active.segment else None
         ends += _ends_in(environment, quarantined, segment, index, offset)
     at = bisect_right(ends, offset, key=lambda end: end.offset)
-    return ends[max(at - 1, 0) :]
+    if not at:  # in the hole with which the log begins
+        return [LogEnd(offset, segments[0].base_offset, 0), *ends]
+    return ends[at - 1 :]
 
 
 def _ends_in(

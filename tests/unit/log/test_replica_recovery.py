@@ -63,6 +63,29 @@ def _hurt(fs: SimFileSystem, log: Log, offset: int) -> None:
 # --- the high watermark ---
 
 
+def test_a_start_does_not_commit_the_hole_with_which_a_log_begins() -> None:
+    """It need not be the leader's: that one may have another record there, and this log would have
+    to be cut below its high watermark."""
+    fs = SimFileSystem()
+    log = create(fs, config=ONE_FILE)
+    append(log, Promises(), 3)
+    log.sync()
+    assert log.commit_up_to(4) == 4
+    log.append_gap(7, "skipped", is_loss=False, epochs=())
+    log.remove_before(4, 1)
+    assert (log.high_watermark, log.log_end_offset, log.segments[0].base_offset) == (4, 7, 7)
+    for boot in ("boot-2", "boot-3"):
+        log, _ = _open(fs.power_cut("none"), boot)
+        fs = log.environment.fs  # type: ignore[assignment]
+        assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (4, 4, 7)
+    assert log.commit_up_to(6) == 4, "not before the end of the hole"
+    assert log.truncate_suffix(4) == log.log_end_offset == log.high_watermark == 4
+    append(log, Promises(), 2)
+    log.sync()
+    assert log.commit_up_to(6) == 6
+    assert sorted(read_all(log)) == [4, 5]
+
+
 @pytest.mark.parametrize("config", [REPLICA, ONE_FILE], ids=["many segments", "one segment"])
 @pytest.mark.parametrize("how", ["clean", "point", "killed"])
 def test_a_start_commits_nothing_and_all_can_be_committed_later(
