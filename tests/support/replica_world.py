@@ -383,6 +383,7 @@ class World:
         self.trace: deque[str] = deque(maxlen=80)
         self.committed: list[Entry] = []
         self.deleted_below = 0  # by retention of any node: compaction may drop what lies there
+        self.unknown_below = 0  # after an unclean recovery, of a node that has deleted it
         self.frames: list[Frame] = []
         self.delivered: deque[Frame] = deque(maxlen=self.random.choice((5, 20, 200)))
         self.cas: list[Cas] = []
@@ -476,7 +477,7 @@ class World:
         if end > len(log):
             raise Violation(f"{node.name} has high watermark {end} and log end {len(log)}")
         known = min(end, len(self.committed))
-        first = max(node.shown, node.disk.log_start)
+        first = max(node.shown, node.disk.log_start, self.unknown_below)
         if not self._agrees(log, first, known):
             raise Violation(
                 f"{node.name} has {log[first:known]} from offset {first} on, committed was "
@@ -504,7 +505,8 @@ class World:
                 self._check_copy(node, "can be elected")
 
     def _check_copy(self, node: Node, why: str) -> None:
-        disk, end, first = node.disk, len(self.committed), node.disk.log_start
+        disk, end = node.disk, len(self.committed)
+        first = max(disk.log_start, self.unknown_below)
         if disk.synced < end or not self._agrees(disk.log, first, end):
             raise Violation(
                 f"{node.name} {why} with {disk.log[first:]}, synced to {disk.synced}; committed "
@@ -807,13 +809,17 @@ class World:
         if after is not None:
             log, known = node.disk.log, self.committed
             end = min(node.disk.log_start, len(log), len(known))
-            while end < min(len(log), len(known)) and log[end] == known[end]:
+            # What this node was about to copy again is not on its disk yet.
+            while end < min(node.disk.synced, len(known)) and log[end] == known[end]:
                 end += 1
             self.stats["given up"] += len(known) - end
             # What an earlier recovery gave up may be committed by this node's own knowledge.
             role = node.leader or node.follower
             own = role.high_watermark if role else node.known
             self.committed = known[:end] + log[end:own]
+            if len(known) < node.disk.log_start:
+                # It has deleted what it would have to say about these offsets.
+                self.unknown_below = max(self.unknown_below, node.disk.log_start)
             self.incomplete.clear()
             self.put(after, "recover")
             node.adopt(after)
