@@ -21,8 +21,8 @@ STREAMS: dict[str, dict[str, Any]] = {
     "leader": {"subject": "leader.>", "replicas": 3, "min_isr": 2, "ack_policy": "leader"},
     "alone": {"subject": "alone.>", "replicas": 1},
 }
-QUICK = {"session": "3s", "lag_max": "2s"}
-LAG_MAX = 2.0
+QUICK = {"session": "3s", "lag_max": "60s"}
+HUNG = 3.0
 
 
 @pytest.fixture
@@ -167,9 +167,9 @@ def test_a_stopped_follower_delays_acks_until_it_leaves(
     stopped = time.monotonic()
     cluster.pause(gone)
     cluster.wait_isr("all", set(NODES) - {gone})
-    assert time.monotonic() - stopped < LAG_MAX + 10
+    assert time.monotonic() - stopped < HUNG + 10
     wait_acked(publisher, 200)
-    assert publisher.longest_wait(stopped) < LAG_MAX + 5
+    assert publisher.longest_wait(stopped) < HUNG + 5
     cluster.resume(gone)
     cluster.wait_isr("all")
     publisher.finish()
@@ -178,7 +178,7 @@ def test_a_stopped_follower_delays_acks_until_it_leaves(
 
 
 def test_a_slow_follower_costs_refusals_and_no_memory(server: NatsServer) -> None:
-    bound = 16 << 20
+    bound = 8 << 20
     settings = {"ingest": {"max_pending_bytes": bound}}
     with Cluster(
         server.url, STREAMS, settings=settings, cluster={"session": "15s", "lag_max": "8s"}

@@ -35,6 +35,8 @@ class Link:
         self.error: LiftlogError | None = None
         self.on_lost: Callable[[], None] | None = None
         """Called once, when the connection is lost, before its requests end."""
+        self.on_heard: Callable[[], None] | None = None
+        """Called when bytes have arrived, before they are looked at."""
         self.connection = ClientConnection(
             nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
         )
@@ -148,6 +150,8 @@ class Link:
                 if received == 0:
                     self.lose("the daemon closed it")
                     return
+                if self.on_heard is not None:
+                    self.on_heard()
                 connection.buffer_updated(received)
                 if connection.receive() and self._opening is not None:
                     wake(self._opening)

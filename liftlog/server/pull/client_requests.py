@@ -38,6 +38,8 @@ class ClientRequests:
                 if queue.cancel(request_id):
                     break
         elif isinstance(message, Ping):
+            if self._peer is not None:
+                self._peer.heard()
             self._answers.answer(request_id, Pong())
         elif (starter := STARTERS.get(type(message))) is not None:
             self._start(request_id, message, starter)

@@ -52,7 +52,14 @@ class PeerRequests:
         caller.gate.authorize(caller.principal, "replicate", request.stream, peer=caller.peer)
         if self._peer is None:
             raise BadRequest("replicate comes after peer")
-        self._streams().replicate(self._peer, request, _Reply(self._answers, request_id))
+        streams = self._streams()
+        streams.hearing.heard(self._peer.node)
+        streams.replicate(self._peer, request, _Reply(self._answers, request_id))
+
+    def heard(self) -> None:
+        """It has sent a ping."""
+        if self._peer is not None:
+            self._streams().hearing.heard(self._peer.node)
 
     def close(self) -> None:
         """The connection has ended."""

@@ -3,11 +3,15 @@
 All followers of streams that the other node leads share it. A request that is under way when the
 connection is lost ends with ConnectionLost; each sender decides what it asks next, since only it
 knows how far its log has come by then.
+
+The link pings the other node, which so hears this one, and its answers are heard here. A connection
+over which nothing comes any more is given up: the way to the other node may be another one now.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,14 +23,19 @@ from liftlog.client.reconnecting import Backoff
 from liftlog.client.target import Target
 from liftlog.errors import Conflict, ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.messages import Message
+from liftlog.protocol.messages import Message, Ping
 from liftlog.protocol.replication import Peer, PeerAnswer
+from liftlog.server.replication.hearing import Hearing
 
 logger = logging.getLogger("liftlog.server.replication")
 
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 5.0
 _UNKNOWN_ADDRESS_SECONDS = 0.2
+_PING_SECONDS = 0.5
+_SILENT_INTERVALS = 10
+"""After so many of them without a byte the connection is given up. They are counted, not timed:
+this process may have stood still itself."""
 
 
 class Introduced(NamedTuple):
@@ -41,7 +50,7 @@ class PeerLink:
     """Belongs to one event loop; `run` keeps the connection until it is cancelled.
 
     `target` tells where the node listens at the moment, None while no one knows. `introduction` is
-    how this node introduces itself. `on_up` is called on each new connection.
+    how this node introduces itself. `on_up` is called with each new connection.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class PeerLink:
         target: Callable[[], Target | None],
         introduction: Callable[[], Peer],
         on_up: Callable[[], None],
+        hearing: Hearing,
     ) -> None:
         self.node = node
         self.peer: Introduced | None = None
@@ -59,6 +69,8 @@ class PeerLink:
         self._target = target
         self._introduction = introduction
         self._on_up = on_up
+        self._hearing = hearing
+        self._has_news = False
         self._pool = BufferPool()
         self._link: Link | None = None
         self._ended: asyncio.Event = asyncio.Event()
@@ -87,12 +99,33 @@ class PeerLink:
                 backoff.reset()
                 self.problem = ""
                 logger.info("peer-connected node=%s address=%s", self.node, target.address.text)
-                self._on_up()
-                await self._ended.wait()
+                await self._use()
                 reason = self._link.error if self._link is not None else "closed"
                 self._note_problem(target, str(reason))
         finally:
             self._drop("this node is stopping")
+
+    async def _use(self) -> None:
+        """From the introduction to the loss of the connection."""
+        self._hearing.connected(self.node)
+        try:
+            self._on_up()
+            await self._keep_pinging()
+        finally:
+            self._hearing.disconnected(self.node)
+
+    async def _keep_pinging(self) -> None:
+        silent_intervals = 0
+        while not self._ended.is_set():
+            silent_intervals = 0 if self._has_news else silent_intervals + 1
+            self._has_news = False
+            if silent_intervals == _SILENT_INTERVALS and self._link is not None:
+                self._link.lose("it answers no ping")
+                return
+            self.request(Ping(), Exchange())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PING_SECONDS):
+                    await self._ended.wait()
 
     def request(self, message: Message, exchange: Exchange) -> None:
         """Send a request; without a connection `exchange` ends with ConnectionLost."""
@@ -139,9 +172,14 @@ class PeerLink:
         self._ended.clear()
         self._link = link
         link.on_lost = self._lost
+        link.on_heard = self._heard
         self.peer = Introduced(answer.node, answer.start, tuple(answer.features))
         if link.error is not None:  # lost between the answer and here
             self._lost()
+
+    def _heard(self) -> None:
+        self._has_news = True
+        self._hearing.heard(self.node)
 
     def _lost(self) -> None:
         self.peer = None

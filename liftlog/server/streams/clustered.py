@@ -88,6 +88,7 @@ class ClusterNode:
         broker.replicated = streams
         self._spawn(streams.mirror.run())
         self._spawn(streams.keep_in_sync())
+        self._spawn(streams.hearing.run())
 
     def start(self) -> None:
         """Create the streams of the configuration that do not exist."""
@@ -122,6 +123,7 @@ class ClusterNode:
                 lambda: self._target_of(node),
                 self._introduction,
                 lambda: streams.connected(node),
+                streams.hearing,
             )
             self._links[node] = link
             self._spawn(link.run())

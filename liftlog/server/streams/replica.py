@@ -23,6 +23,7 @@ from liftlog.log import DataDir, Log
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import StreamHost, new_metadata
 from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
@@ -71,6 +72,7 @@ class LocalNode:
 
     member: Member
     mirror: Mirror
+    hearing: Hearing
     hosts: StreamHosts
     data_dir: DataDir
     pace: CatchUpPace
@@ -262,6 +264,9 @@ class Replica:
         settings, origin = settings_of(record), origin_of(record)
         host = await self._node.hosts.host_replica(self.name, settings, log, origin=origin, led=led)
         self._log, self.led = None, led
+        for other in record.members:
+            if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
+                led.lost(other)
         host.commit_up_to(leader.local(log.durable_end_offset))
         logger.info("leading stream=%s epoch=%d", self.name, record.leader_epoch)
 

@@ -17,6 +17,7 @@ from liftlog.errors import LiftlogError, StreamNotFound
 from liftlog.log import DataDir
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate
 from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
@@ -48,9 +49,12 @@ class ReplicatedStreams:
     ) -> None:
         self.member = member
         self.mirror = Mirror(store, on_record=self.record_changed, on_nodes=self.nodes_changed)
+        self.hearing = Hearing(asyncio.get_running_loop().time)
+        self.hearing.watch(self._lost, silent=HUNG_SECONDS)
         self._node = LocalNode(
             member,
             self.mirror,
+            self.hearing,
             hosts,
             data_dir,
             CatchUpPace(catch_up_bytes_per_second),
@@ -83,7 +87,12 @@ class ReplicatedStreams:
             self.record_changed(self.mirror.records[replica.name])
 
     def nodes_changed(self) -> None:
-        """A node came or went: a stream may wait for that."""
+        """A node came or went: a stream may wait for that. All nodes are connected with each
+        other, so that each hears all others."""
+        for node in self.mirror.directory.nodes:
+            if node != self.member.name:
+                self.hearing.expect(node)
+                self._node.link_to(node)
         for replica in self._streams.values():
             replica.wake()
 
@@ -164,16 +173,22 @@ class ReplicatedStreams:
     def peer_came(self, node: str) -> None:
         """A connection of another node has introduced itself."""
         self._peers[node] = self._peers.get(node, 0) + 1
+        self.hearing.connected(node)
 
     def peer_went(self, node: str) -> None:
         """It has ended. A node that does not come back soon is not waited for."""
         self._peers[node] -= 1
-        asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._lost, node)
+        self.hearing.disconnected(node)
+        asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._not_back, node)
+
+    def _not_back(self, node: str) -> None:
+        if not self._peers.get(node):
+            self._lost(node)
 
     def _lost(self, node: str) -> None:
-        if not self._peers.get(node):
-            for led in self.led.values():
-                led.lost(node)
+        """Acks no longer wait for `node`, until it asks again."""
+        for led in self.led.values():
+            led.lost(node)
 
     # --- what clients are told ---
 

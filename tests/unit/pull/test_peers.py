@@ -10,6 +10,7 @@ from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
 from liftlog.protocol.replication import Peer, PeerAnswer
+from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
 
 PEER = {"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"}
@@ -22,6 +23,7 @@ class Streams:
     member = Member("c0ffee", "a", 7, True)
 
     def __init__(self) -> None:
+        self.hearing = Hearing(lambda: 0.0)
         self.asked: list[tuple[Peer, Any]] = []
         self.there: list[str] = []
 

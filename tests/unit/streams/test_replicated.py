@@ -51,11 +51,14 @@ class Node:
             store,
             self.running.broker,
             self.running.data_dir,
-            link_to=lambda node: PeerLink(node, lambda: None, no_introduction, lambda: None),
+            link_to=self.link_to,
             lag_max_seconds=lag_max,
             catch_up_bytes_per_second=1e9,
         )
         self.running.broker.replicated = self.streams
+
+    def link_to(self, node: str) -> PeerLink:
+        return PeerLink(node, lambda: None, no_introduction, lambda: None, self.streams.hearing)
 
     async def close(self) -> None:
         await self.streams.close()

@@ -1,0 +1,171 @@
+"""The connection to another node, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+
+from liftlog.client.target import Target
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Ping, Pong
+from liftlog.protocol.replication import Peer
+from liftlog.server.replication import peer_link
+from liftlog.server.replication.hearing import Hearing
+from liftlog.server.replication.membership import Member
+from liftlog.server.replication.peer_link import PeerLink
+
+PATIENCE_SECONDS = 30.0
+
+
+class Streams:
+    """Node a, which knows who is connected, and hears them."""
+
+    member = Member("c0ffee", "a", 7, is_same=True)
+
+    def __init__(self) -> None:
+        self.hearing = Hearing(asyncio.get_running_loop().time)
+        self.came: list[str] = []
+        self.went: list[str] = []
+
+    def peer_came(self, node: str) -> None:
+        self.came.append(node)
+        self.hearing.connected(node)
+
+    def peer_went(self, node: str) -> None:
+        self.went.append(node)
+        self.hearing.disconnected(node)
+
+
+class Node(LogBroker):
+    streams: Streams
+
+    @property
+    def replicated(self) -> Any:
+        return self.streams
+
+
+class Ways:
+    """A relay between the two nodes, which can stop to pass on what it gets."""
+
+    def __init__(self) -> None:
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.connections = 0
+        self._to = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self, to: str) -> str:
+        self._to = to
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return f"tcp://127.0.0.1:{port}"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        host, _, port = self._to.removeprefix("tcp://").rpartition(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        for one, other in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._pass_on(one, other))
+            self._tasks.add(task)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                await self.is_open.wait()
+                writer.write(data)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Pair:
+    """Node b with its link to node a."""
+
+    def __init__(self, address: str, streams: Streams, ways: Ways) -> None:
+        self.a, self.ways = streams, ways
+        self.hearing = Hearing(asyncio.get_running_loop().time)
+        self.ups = 0
+        target = Target.of(address, None, None, None, 5, 5, None)
+        self.link = PeerLink(
+            "a", lambda: target, lambda: Peer("b", 3, "c0ffee"), self._up, self.hearing
+        )
+
+    def _up(self) -> None:
+        self.ups += 1
+
+
+@asynccontextmanager
+async def pair(directory: Path) -> AsyncIterator[Pair]:
+    broker, ways = Node(directory), Ways()
+    broker.streams = Streams()
+    async with pull_server(broker) as (_, address):
+        made = Pair(await ways.start(address), broker.streams, ways)
+        running = [asyncio.create_task(made.link.run())]
+        running += [asyncio.create_task(one.hearing.run()) for one in (made, made.a)]
+        try:
+            yield made
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await ways.close()
+
+
+async def wait(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_link, "_PING_SECONDS", 0.05)
+
+
+async def test_two_nodes_hear_each_other_over_one_connection(tmp_path: Path) -> None:
+    """As long as nothing is asked: pings in one direction, their answers in the other."""
+    async with pair(tmp_path) as nodes:
+        await wait(lambda: nodes.ups == 1)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 1.0
+        while loop.time() < until:
+            await asyncio.sleep(0.05)
+            for hearing, node in ((nodes.hearing, "a"), (nodes.a.hearing, "b")):
+                assert hearing.silent_seconds(node) < 10.0
+                assert hearing.gone_seconds(node) == 0.0
+        nodes.ways.is_open.clear()
+        for hearing, node in ((nodes.hearing, "a"), (nodes.a.hearing, "b")):
+            await wait(lambda h=hearing, n=node: h.silent_seconds(n) > 0.3)  # type: ignore[misc]
+
+
+async def test_a_connection_without_answers_is_given_up(tmp_path: Path) -> None:
+    """A request that is under way ends with it, and the next connection is made."""
+    async with pair(tmp_path) as nodes:
+        await wait(lambda: nodes.ups == 1)
+        nodes.ways.is_open.clear()
+        asked = Exchange()
+        nodes.link.request(Ping(), asked)
+        await wait(lambda: asked.done)
+        assert asked.error is not None
+        assert "ping" in nodes.link.problem or "ping" in str(asked.error)
+        nodes.ways.is_open.set()
+        await wait(lambda: nodes.ups == 2)
+        assert nodes.ways.connections >= 2
+        again = Exchange()
+        nodes.link.request(Ping(), again)
+        await wait(lambda: again.done)
+        assert isinstance(again.answer, Pong)
+        assert nodes.hearing.gone_seconds("a") == 0.0
