@@ -37,7 +37,6 @@ from liftlog.server.life.logs import reopen_logs
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.life.service_manager import ServiceManager
 from liftlog.server.life.signals import Signals
-from liftlog.server.metrics.exposition import Exposition
 from liftlog.server.metrics.values import Sources
 from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
@@ -226,7 +225,6 @@ class Daemon:
             max_connections=self.settings.http.max_connections,
             timeout_seconds=self.settings.http.timeout_seconds,
         )
-        counters, sessions = HttpCounters(), Sessions()
         sources = Sources(
             broker,
             link,
@@ -238,20 +236,10 @@ class Daemon:
             watch,
             self._sync_times,
             guard,
-            counters,
-            sessions,
+            HttpCounters(),
+            Sessions(),
         )
-        http = make_http_server(
-            self.settings,
-            health=health,
-            exposition=Exposition(sources),
-            broker=broker,
-            pull=pull,
-            link=link,
-            guard=guard,
-            counters=counters,
-            sessions=sessions,
-        )
+        http = make_http_server(self.settings, sources)
         stack.push_async_callback(http.close)
         if self.settings.http.listen is None:
             return health, None

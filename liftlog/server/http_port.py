@@ -4,38 +4,28 @@ from __future__ import annotations
 
 from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import Callers, HostNames
-from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.log_api import LogApi, LogApiLimits
-from liftlog.server.http.server import Health, HttpCounters, HttpServer, Metrics, Mounted
+from liftlog.server.http.server import HttpServer, Mounted
 from liftlog.server.ingest.nats_link import NatsLink
-from liftlog.server.pull import PullServer
-from liftlog.server.pull.fairness import FairThreads
+from liftlog.server.metrics.exposition import Exposition
+from liftlog.server.metrics.readings import Readings
+from liftlog.server.metrics.values import Sources
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.asking import Parts
-from liftlog.server.web.sessions import Sessions
+from liftlog.server.web.history import History
 from liftlog.server.web.site import WebSite
-from liftlog.server.web.watching import Counted, Descriptions, Rates
+from liftlog.server.web.watching import Descriptions
 from liftlog.settings import Settings
 
 
-def make_http_server(
-    settings: Settings,
-    *,
-    health: Health,
-    exposition: Metrics,
-    broker: Broker,
-    pull: PullServer,
-    link: NatsLink,
-    guard: ConnectionGuard,
-    counters: HttpCounters,
-    sessions: Sessions,
-) -> HttpServer:
-    """Not listening yet; belongs to the running event loop. Requests pass the gate of `pull`."""
+def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
+    """Not listening yet; belongs to the running event loop. Requests pass the gate of the pull
+    server."""
     http = settings.http
     mounted: list[Mounted] = []
     hosts = HostNames(http.allowed_hosts)
     if http.listen is not None:
-        shared = pull.services
+        shared = sources.pull.services
         callers = Callers(
             shared.gate,
             shared.authenticator,
@@ -44,11 +34,16 @@ def make_http_server(
             hosts=hosts,
         )
         if http.log_api:
-            mounted.append(_log_api(settings, broker, link, callers))
+            mounted.append(_log_api(settings, sources.broker, sources.link, callers))
         if http.web:
-            mounted.append(_web_site(broker, health, shared.scanners, callers, sessions))
+            mounted.append(_web_site(sources, callers))
     return HttpServer(
-        health, exposition, mounted=mounted, guard=guard, counters=counters, hosts=hosts
+        sources.health,
+        Exposition(sources),
+        mounted=mounted,
+        guard=sources.http,
+        counters=sources.requests,
+        hosts=hosts,
     )
 
 
@@ -66,21 +61,17 @@ def _log_api(settings: Settings, broker: Broker, link: NatsLink, callers: Caller
     return LogApi(broker, broker.administration.truncate_prefix, appender, callers, limits)
 
 
-def _web_site(
-    broker: Broker,
-    health: Health,
-    scanners: FairThreads,
-    callers: Callers,
-    sessions: Sessions,
-) -> WebSite:
-    def counters() -> list[Counted]:
-        hosts = broker.hosts.values()
-        return [
-            Counted(host.name, host.observed.records, host.observed.received_bytes)
-            for host in hosts
-        ]
-
-    rates = Rates(counters)
-    rates.start()
-    parts = Parts(broker, health, callers.gate, scanners, rates, Descriptions(broker), sessions)
+def _web_site(sources: Sources, callers: Callers) -> WebSite:
+    broker = sources.broker
+    history = History(Readings(sources))
+    history.start()
+    parts = Parts(
+        broker,
+        sources.health,
+        callers.gate,
+        sources.pull.services.scanners,
+        history,
+        Descriptions(broker),
+        sources.sessions,
+    )
     return WebSite(parts, callers)

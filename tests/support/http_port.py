@@ -13,9 +13,10 @@ from liftlog.server.http.server import HttpServer
 from liftlog.server.metrics.exposition import CONTENT_TYPE
 from liftlog.server.pull import PullServer
 from liftlog.server.web.asking import Parts
+from liftlog.server.web.history import History, Reading
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.site import WebSite
-from liftlog.server.web.watching import Descriptions, Rates
+from liftlog.server.web.watching import Descriptions
 
 
 class Healthy:
@@ -49,12 +50,18 @@ class NoAppender:
         pass
 
 
+async def _nothing() -> dict[str, Reading]:
+    return {}
+
+
 def make_parts(pull: PullServer) -> Parts:
     """Of the web page, on top of the broker of a test."""
     shared = pull.services
-    broker, rates, descriptions = shared.broker, Rates(lambda: ()), Descriptions(shared.broker)
+    broker, descriptions = shared.broker, Descriptions(shared.broker)
     health, sessions = Healthy(), Sessions()
-    return Parts(broker, health, shared.gate, shared.scanners, rates, descriptions, sessions)
+    return Parts(
+        broker, health, shared.gate, shared.scanners, History(_nothing), descriptions, sessions
+    )
 
 
 @asynccontextmanager

@@ -145,6 +145,7 @@ def window(browser: Browser) -> Iterator[NewWindow]:
 
 PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
          "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/consumers", "/ui/access",
+         "/ui/charts", "/ui/streams/orders/charts",
          "/ui/health",         "/ui/streams/absent", "/ui/login")  # fmt: skip
 
 
@@ -378,10 +379,36 @@ def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: Ne
     )
 
 
+def test_charts_are_read_with_pointer_and_keys(
+    daemon: Daemon, server: NatsServer, window: NewWindow
+) -> None:
+    page = window(daemon).page
+    page.goto("/ui/streams/orders/charts")
+    run(_publish(server.url, [("orders.eu.new", b"{}", None)] * 10))
+    chart = page.get_by_label(re.compile(r"^Records stored: now stored [\d.,]+/s; highest [1-9]"))
+    expect(chart).to_be_visible(timeout=30_000)  # the page has updated itself
+    said = chart.locator("output")
+    expect(said).to_be_hidden()
+    spots = chart.locator(".spot")
+    spots.last.hover()
+    expect(said).to_have_text(re.compile(r"^\d\d:\d\d:\d\d: [\d.,]+/s$"))
+    page.mouse.move(0, 0)
+    expect(said).to_be_hidden()
+    chart.focus()
+    expect(said).to_have_text(spots.last.locator("title").text_content() or "")
+    page.keyboard.press("Home")
+    expect(said).to_have_text(spots.first.locator("title").text_content() or "")
+    page.get_by_role("link", name="24 hours").click()
+    expect(page.get_by_role("link", name="24 hours")).to_have_attribute("aria-current", "true")
+    expect(page.get_by_text("The first values come after 10 min")).to_be_visible()
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Charts").click()
+    expect(page.get_by_label(re.compile(r"^fsync: "))).to_be_visible(timeout=30_000)
+
+
 def test_the_script_writes_numbers_as_the_daemon_does(daemon: Daemon, window: NewWindow) -> None:
     from liftlog.server.web import formats
     from liftlog.server.web.formats import spark_points
-    from liftlog.server.web.watching import KEPT
+    from liftlog.server.web.history import FINEST, SPANS
 
     numbers = [0, 0.04, 0.05, 0.25, 1.25, 9.95, 9.99, 10, 59.96, 99.94, 99.95, 512, 1023, 1023.5,
                1280, 1536, 102_348, 1_048_575, 1_234_567, 90_061, 3_600, 5e9, 7.3e13,
@@ -404,7 +431,7 @@ def test_the_script_writes_numbers_as_the_daemon_does(daemon: Daemon, window: Ne
     )
     near = [
         pytest.approx(float(n), abs=0.11)
-        for n in re.findall(r"[\d.]+", spark_points(history, KEPT))
+        for n in re.findall(r"[\d.]+", spark_points(history, SPANS[FINEST].kept))
     ]
     assert [float(n) for n in re.findall(r"[\d.]+", points)] == near
 

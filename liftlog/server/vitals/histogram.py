@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -33,3 +34,17 @@ class Histogram:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
+    """The value below which `part` of the observations lie, taken as evenly spread within their
+    bucket; NaN without observations. Above every bound it is the highest bound."""
+    wanted = part * sum(counts)
+    if not wanted:
+        return math.nan
+    below, low = 0, 0.0
+    for high, count in zip(bounds, counts, strict=False):
+        if below + count >= wanted:
+            return low + (high - low) * (wanted - below) / count
+        below, low = below + count, high
+    return low

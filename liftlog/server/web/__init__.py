@@ -5,9 +5,11 @@ asking       one request for a page: who asks, for what, and what may be shown
 entering     sign in and out; the viewer of a request, by cookie, token or neither
 sessions     who is signed in, bounded in number and time; tokens against forged requests
 pages        the views: overview and health, stream, records with their form, one record,
-             consumers, access
+             consumers, charts, access
 actions      pause, resume, compact: confirmed, then carried out
-watching     the streams as the pages show them: described at most once a second, rates of growth
+watching     the streams as the pages show them: described at most once a second
+history      the last minutes and hours of each stream and of the daemon, in bounded memory
+charts       series drawn as lines, with axes
 browsing     records for a page, found in a thread
 walking      the wanted records of a log, a bounded step at a time, forwards or backwards
 conditions   a text, a JSON field or an expression in values

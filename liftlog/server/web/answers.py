@@ -14,7 +14,7 @@ from aiohttp import web
 
 import liftlog
 from liftlog.server.web import content, folding, formats
-from liftlog.server.web.watching import KEPT
+from liftlog.server.web.history import FINEST, SPANS
 
 HEADERS = {
     # Only our own files, and no inline script: what a record contains stays text.
@@ -31,12 +31,14 @@ HEADERS = {
 STATIC = {
     "liftlog.css": "text/css",
     "records.css": "text/css",
+    "charts.js": "text/javascript",
     "live.js": "text/javascript",
     "records.js": "text/javascript",
     "logo.svg": "image/svg+xml",
 }
 
 
+_SPARK_POINTS = SPANS[FINEST].kept
 _TURN_SECONDS = 0.002
 _LOOK_EVERY = 64
 
@@ -64,8 +66,8 @@ class Rendering:
             moment=formats.moment,
             duration=formats.duration,
             ago=lambda timestamp_ns: formats.ago(timestamp_ns, time.time_ns()),
-            spark=lambda history: formats.spark_points(history, KEPT),
-            spark_area=lambda history: formats.spark_area(history, KEPT),
+            spark=lambda history: formats.spark_points(history, _SPARK_POINTS),
+            spark_area=lambda history: formats.spark_area(history, _SPARK_POINTS),
             visible=content.visible,
             folded=folding.folded,
         )

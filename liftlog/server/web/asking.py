@@ -17,8 +17,9 @@ from liftlog.server.http.server import Health
 from liftlog.server.http.spread_work import SpreadWork
 from liftlog.server.pull.fairness import FairThreads
 from liftlog.server.streams.broker import Broker
+from liftlog.server.web.history import History
 from liftlog.server.web.sessions import Sessions
-from liftlog.server.web.watching import Descriptions, Rates
+from liftlog.server.web.watching import Descriptions
 
 MAX_TEXT = 1000
 
@@ -33,7 +34,7 @@ class Parts:
     health: Health
     gate: Gate
     scanners: FairThreads
-    rates: Rates
+    history: History
     descriptions: Descriptions
     sessions: Sessions
     spread: SpreadWork = field(default_factory=SpreadWork)

@@ -16,6 +16,7 @@ from liftlog.server.web import actions, answers, entering
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
+from liftlog.server.web.pages.charts import daemon_charts, stream_charts
 from liftlog.server.web.pages.consumers import consumers
 from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.record import record, value
@@ -43,10 +44,12 @@ _STREAM = "/ui/streams/{stream}"
 PAGES = (
     Page("/ui/streams", "overview.html", overview, is_live=True),
     Page("/ui/consumers", "consumers.html", consumers, is_live=True),
+    Page("/ui/charts", "charts.html", daemon_charts, is_live=True),
     Page("/ui/access", "access.html", access),
     Page("/ui/health", "health.html", health, is_live=True),
     # Before the stream's own page: routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
+    Page(f"{_STREAM}/charts", "charts.html", stream_charts, is_live=True),
     Page(f"{_STREAM}/records", "records.html", records),
     *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),
     Page(_STREAM, "stream.html", stream, is_live=True),
@@ -85,7 +88,7 @@ class WebSite:
         return routes
 
     async def close(self) -> None:
-        await self._parts.rates.close()
+        await self._parts.history.close()
 
     # --- every page ---
 

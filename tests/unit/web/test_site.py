@@ -20,7 +20,8 @@ BAD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 
 async def test_every_page_and_its_twin(site: Any, orders: Any) -> None:
     pages = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
-             "/ui/streams/orders/records/1", "/ui/consumers", "/ui/access",
+             "/ui/streams/orders/records/1", "/ui/streams/orders/charts", "/ui/consumers",
+             "/ui/charts", "/ui/access",
              "/ui/health")  # fmt: skip
     async with site() as browser:
         for page in pages:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from liftlog.errors import StreamNotFound
@@ -12,7 +11,7 @@ from liftlog.server.web import sessions
 from liftlog.server.web.entering import _OWN_PATH
 from liftlog.server.web.formats import MAX_PARTS, WIDTH, segment_parts, spark_points
 from liftlog.server.web.sessions import Sessions
-from liftlog.server.web.watching import KEPT, Counted, Descriptions, Rates
+from liftlog.server.web.watching import Descriptions
 
 
 class Clock:
@@ -92,37 +91,6 @@ def test_a_form_token_is_of_one_session_and_one_purpose() -> None:
     assert not other.is_form_token(token, "cookie", "pause orders")
     assert not kept.is_form_token("", "cookie", "pause orders")
     assert not kept.is_form_token("\udcffé", "cookie", "pause orders")
-
-
-async def test_rates() -> None:
-    clock, counted = Clock(), {"orders": 0}
-    rates = Rates(lambda: [Counted(name, n, n * 10) for name, n in counted.items()], clock)
-    await rates.look()
-    assert rates.of("orders").history == []
-    for _ in range(KEPT + 20):
-        clock.now += 5
-        counted["orders"] += 50
-        await rates.look()
-    found = rates.of("orders")
-    assert (found.records, found.received_bytes, found.history) == (10.0, 100.0, [10.0] * KEPT)
-    counted["orders"] = 5  # deleted and recreated
-    clock.now += 5
-    await rates.look()
-    assert rates.of("orders").records == 1.0
-    del counted["orders"]
-    await rates.look()
-    assert rates.of("orders").history == []
-    assert not rates._series
-
-
-async def test_rates_end_with_the_port() -> None:
-    rates = Rates(list)
-    rates.start()
-    await asyncio.sleep(0)
-    task = rates._task
-    assert task is not None
-    await rates.close()
-    assert task.cancelled()
 
 
 def segment(kind: str, size: int, base: int = 1) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.watching import Rate
+from liftlog.server.web.history import Rate
 
 PER_PAGE = 50
 _MAX_DAMAGED = 100
@@ -24,7 +24,7 @@ async def overview(asked: Asked) -> Shown:
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
     # Checked again after the await: the ACL may have changed.
     infos = [info for info in await parts.descriptions.of(names) if asked.may("read", info.name)]
-    rows = [_row(info, parts.rates.of(info.name)) for info in infos]
+    rows = [_row(info, parts.history.rate(info.name)) for info in infos]
     matching = [row for row in rows if _matches(row, wanted) and (not only or row["problems"])]
     matching.sort(key=_ORDER[sort])
     pages = max(1, -(-len(matching) // PER_PAGE))

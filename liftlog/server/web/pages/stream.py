@@ -32,7 +32,7 @@ async def stream(asked: Asked) -> Shown:
     described = await parts.broker.describe_stream(name)
     consumers, more_consumers = await _consumers(asked, name)
     segments, problem = _segments(asked, name)
-    rate = parts.rates.of(name)
+    rate = parts.history.rate(name)
     asked.authorize("read")  # again after the awaits
     data: dict[str, Any] = {
         **described.to_wire(),

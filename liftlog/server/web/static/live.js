@@ -129,6 +129,12 @@ function isBusy(main) {
   return main.contains(focused) && focused !== main && focused.matches("input, select, textarea, pre");
 }
 
+function placeOf(element) {
+  if (element.id) return `#${CSS.escape(element.id)}`;
+  const link = element.getAttribute("href");
+  return link === null ? null : `[href="${CSS.escape(link)}"]`;
+}
+
 async function replaceMain(main) {
   if (isBusy(main)) return;
   const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
@@ -137,11 +143,11 @@ async function replaceMain(main) {
   if (!fresh?.dataset.live) return;
   const open = [...main.querySelectorAll("details")].map((one) => one.open);
   const focused = document.activeElement;
-  const place = main.contains(focused) ? focused.getAttribute?.("href") : null;
+  const place = main.contains(focused) ? placeOf(focused) : null;
   main.dataset.shape = fresh.dataset.shape;
   main.replaceChildren(...document.adoptNode(fresh).childNodes);
   main.querySelectorAll("details").forEach((one, i) => { one.open = open[i] ?? false; });
-  if (place) main.querySelector(`[href="${CSS.escape(place)}"]`)?.focus({ preventScroll: true });
+  if (place) main.querySelector(place)?.focus({ preventScroll: true });
 }
 
 function note(isLost, text) {

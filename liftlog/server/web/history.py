@@ -1,0 +1,180 @@
+"""The last minutes and hours of each stream, and of the daemon as a whole, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from liftlog.server.vitals.histogram import LATENCY_BOUNDS, quantile
+
+INTERVAL_SECONDS = 5.0
+
+
+class Span(NamedTuple):
+    """A time to look back on: `kept` points, one every `seconds`."""
+
+    text: str
+    seconds: float
+    kept: int
+
+
+SPANS = {
+    "5m": Span("5 minutes", INTERVAL_SECONDS, 60),
+    "1h": Span("1 hour", 60.0, 60),
+    "24h": Span("24 hours", 600.0, 144),
+}
+FINEST = "5m"
+MAX_LONG = 2000
+"""Streams of which more than the finest span is kept: 11 KiB each. The others take 3 KiB."""
+DAEMON = ""
+"""Stands for the daemon where there is a name of a stream, which is never empty."""
+_PER_TURN = 100
+
+
+class Reading(NamedTuple):
+    """What one look found. Of `totals`, which only grow, a point is the growth per second; of
+    `events`, the growth; of `timings`, counts in the buckets of LATENCY_BOUNDS, the median and the
+    99th percentile of what came in between, in seconds; of `levels`, the value.
+
+    `totals` begin with records and received bytes."""
+
+    totals: Mapping[str, float]
+    events: Mapping[str, float]
+    timings: Mapping[str, Sequence[int]]
+    levels: Mapping[str, float]
+
+
+class Rate(NamedTuple):
+    """Per second. `history` holds a rate of records per `INTERVAL_SECONDS`, the oldest first."""
+
+    records: float
+    received_bytes: float
+    history: list[float]
+
+
+NOTHING = Rate(0.0, 0.0, [])
+
+
+class Points(NamedTuple):
+    """`times` in seconds since 1970, each the end of what its values are about. A value is NaN
+    where nothing was measured."""
+
+    times: Sequence[float]
+    values: Mapping[str, Sequence[float]]
+
+
+class _Series:
+    """One span of one stream."""
+
+    __slots__ = ("_at", "_last", "_span", "times", "values")
+
+    def __init__(self, span: Span, reading: Reading, at: float) -> None:
+        self._span, self._last, self._at = span, reading, at
+        self.times = array("d")
+        self.values: dict[str, array[float]] = {}
+
+    def add(self, reading: Reading, at: float, wall: float) -> None:
+        """Unless the last point is too young."""
+        seconds = at - self._at
+        if seconds < self._span.seconds - INTERVAL_SECONDS / 2:
+            return
+        last = self._last
+        if any(now < last.totals.get(name, 0) for name, now in reading.totals.items()):
+            last = _ZERO  # the stream was deleted and created again
+        found: dict[str, float] = {}
+        for name, now in reading.totals.items():
+            found[name] = (now - last.totals.get(name, 0)) / seconds
+        for name, now in reading.events.items():
+            found[name] = max(0, now - last.events.get(name, 0))
+        for name, counts in reading.timings.items():
+            before = last.timings.get(name, ())
+            grown = (
+                [now - was for now, was in zip(counts, before, strict=True)] if before else counts
+            )
+            for label, part in (("p50", 0.5), ("p99", 0.99)):
+                found[f"{name}_{label}"] = quantile(LATENCY_BOUNDS, grown, part)
+        found.update(reading.levels)
+        self._append(found, wall)
+        self._last, self._at = reading, at
+
+    def _append(self, found: dict[str, float], wall: float) -> None:
+        known = len(self.times)
+        self.times.append(wall)
+        for name in found.keys() | self.values.keys():
+            column = self.values.get(name)
+            if column is None:
+                column = self.values[name] = array("f", [math.nan]) * known
+            column.append(found.get(name, math.nan))
+            del column[: -self._span.kept]
+        del self.times[: -self._span.kept]
+
+
+_ZERO = Reading({}, {}, {}, {})
+
+
+class History:
+    """Belongs to the event loop. The hot path only counts; the counters are read every few
+    seconds. Nothing survives a restart: for longer times there are the metrics."""
+
+    def __init__(
+        self,
+        readings: Callable[[], Awaitable[Mapping[str, Reading]]],
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._readings = readings
+        self._now, self._wall = now, wall
+        self._series: dict[str, dict[str, _Series]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="web-history")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+
+    def rate(self, name: str) -> Rate:
+        """How fast the stream has grown in the last minutes."""
+        series = self._series.get(name, {}).get(FINEST)
+        if series is None or not series.times:
+            return NOTHING
+        # Rounded as the page shows them: more digits would only make its twin longer.
+        history = [round(one, 2) for one in series.values["records"]]
+        return Rate(history[-1], round(series.values["received_bytes"][-1], 1), history)
+
+    def points(self, name: str, span: str) -> Points:
+        """Empty for a stream that is unknown or new, or has no series of this length."""
+        series = self._series.get(name, {}).get(span)
+        return Points((), {}) if series is None else Points(series.times, series.values)
+
+    async def _run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def look(self) -> None:
+        """Read all counters once."""
+        found = await self._readings()
+        for number, (name, reading) in enumerate(found.items(), 1):
+            self._take(name, reading)
+            if number % _PER_TURN == 0:
+                await asyncio.sleep(0)
+        for name in [name for name in self._series if name not in found]:
+            del self._series[name]
+
+    def _take(self, name: str, reading: Reading) -> None:
+        at, wall = self._now(), self._wall()
+        kept = self._series.get(name)
+        if kept is None:
+            spans = SPANS if len(self._series) <= MAX_LONG else {FINEST: SPANS[FINEST]}
+            self._series[name] = {one: _Series(spans[one], reading, at) for one in spans}
+            return
+        for series in kept.values():
+            series.add(reading, at, wall)

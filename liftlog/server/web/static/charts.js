@@ -1,0 +1,46 @@
+// Reads charts: the values under the pointer, or at the place that the arrow keys choose, stand above
+// the chart. Without this file a chart shows them as tooltips.
+
+function show(chart, spot) {
+  const said = chart.querySelector("[data-chart-at]");
+  const keys = chart.querySelector("[data-chart-text]");
+  chart.querySelector(".spot.chosen")?.classList.remove("chosen");
+  spot?.classList.add("chosen");
+  said.hidden = !spot;
+  keys.hidden = Boolean(spot);
+  const text = spot?.querySelector("title")?.textContent ?? "";
+  if (said.textContent !== text) said.textContent = text;
+}
+
+const chartOf = (event) => event.target.closest?.("[data-chart]");
+
+document.addEventListener("pointermove", (event) => {
+  const chart = chartOf(event);
+  if (chart) show(chart, event.target.closest(".spot") ?? chart.querySelector(".spot.chosen"));
+});
+
+document.addEventListener("pointerout", (event) => {
+  const chart = chartOf(event);
+  if (chart && !chart.contains(event.relatedTarget)) show(chart, null);
+});
+
+document.addEventListener("focusin", (event) => {
+  const chart = chartOf(event);
+  if (chart) show(chart, [...chart.querySelectorAll(".spot")].at(-1));
+});
+
+document.addEventListener("focusout", (event) => {
+  const chart = chartOf(event);
+  if (chart) show(chart, null);
+});
+
+document.addEventListener("keydown", (event) => {
+  const chart = chartOf(event);
+  if (!chart) return;
+  const spots = [...chart.querySelectorAll(".spot")];
+  const here = spots.indexOf(chart.querySelector(".spot.chosen"));
+  const steps = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: spots.length - 1 };
+  if (!(event.key in steps) || !spots.length) return;
+  event.preventDefault();
+  show(chart, spots[Math.min(Math.max(steps[event.key], 0), spots.length - 1)]);
+});
