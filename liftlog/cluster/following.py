@@ -137,6 +137,7 @@ class Follower:
         self.waits_for_version = 0
         """Nothing is asked before a record of this version is seen."""
         self._told = 0  # the high watermark in the answer that is being appended
+        self._first_stored = 0
 
     @property
     def last_epoch(self) -> int:
@@ -175,11 +176,13 @@ class Follower:
         )
         return self.outstanding
 
-    def answered(self, answer: Answer) -> Effect | None:
-        """None if the answer is not to the request that is out, or cannot be right."""
+    def answered(self, answer: Answer, *, first_stored: int = 0) -> Effect | None:
+        """None if the answer is not to the request that is out, or cannot be right. Here
+        `first_stored` is that of the own log: retention moves it without asking."""
         if not self._is_awaited(answer):
             return None
         self.outstanding = None
+        self._first_stored = first_stored
         effect = self._effect_of(answer)
         if isinstance(effect, Fail):
             self.failure = effect.reason
@@ -255,6 +258,8 @@ class Follower:
                 f"the leader {self.record.leader} of epoch {answer.epoch} shares this log only up "
                 f"to offset {end}, below what was committed here: {self.high_watermark}"
             )
+        if end < self._first_stored:
+            return self._resync(answer)  # what the logs share has been deleted here
         self.high_watermark = min(self.high_watermark, end)  # readers stop there at once
         return Truncate(end, below_high_watermark=gives_up)
 

@@ -308,7 +308,8 @@ class Node:
             assert frame.answer is not None
             if self.follower.working is None:
                 self.body = frame.body
-            self.perform(self.follower.answered(frame.answer))
+            first = self.disk.first
+            self.perform(self.follower.answered(frame.answer, first_stored=first))
             self.tombstone_bound = frame.tombstone_bound
             self.world.see(self)
 

@@ -168,7 +168,9 @@ class FollowedStream:
         self.leader_end = answer.log_end_offset
         self._body, self._told = exchange.body, answer
         before, asked = self.follower.high_watermark, self.follower.outstanding
-        effect = self.follower.answered(_answer_from(answer))
+        effect = self.follower.answered(
+            _answer_from(answer), first_stored=self.host.log.first_stored_offset
+        )
         if self.follower.high_watermark > before:
             self.host.commit_up_to(self.follower.high_watermark)
         self._follow_log_start(answer.log_start_offset)

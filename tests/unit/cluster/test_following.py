@@ -180,6 +180,15 @@ def test_after_an_unclean_recovery_acked_records_may_be_cut() -> None:
     assert isinstance(old.answered(answer(diverging=(4, 7))), Fail), "it went through that one"
 
 
+def test_a_copy_without_what_it_shares_with_the_leader_starts_again() -> None:
+    """The place to cut has been deleted here, so no cut is possible."""
+    one = follower(replace(OUT, unclean_epoch=5))
+    assert one.answered(answer(diverging=(4, 7), first_stored=2), first_stored=8) == Resync(2)
+    other = follower(replace(OUT, unclean_epoch=5))
+    cut = other.answered(answer(diverging=(4, 7), first_stored=2), first_stored=7)
+    assert cut == Truncate(7, below_high_watermark=True)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
