@@ -1,4 +1,4 @@
-"""The store of the records, as everything above it sees it: six calls on keys and values.
+"""The store of the records, as everything above it sees it: seven calls on keys and values.
 
 The only operation that decides anything is compare-and-set (CAS). What a read returns may be out of
 date when it arrives, so it is a guess, which the next CAS confirms or refutes. A revision belongs
@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
+
+from liftlog.errors import InvalidArgument
+
+MAX_VALUE_BYTES = 64 * 1024
 
 
 class MetaStoreError(Exception):
@@ -30,6 +34,15 @@ class CasUnknown(MetaStoreError):
 class StoreUnavailable(MetaStoreError):
     """The store cannot be reached, or cannot be read or written. Nothing was changed; the call may
     be repeated."""
+
+
+def check_size(key: str, value: bytes) -> None:
+    """Raises InvalidArgument when no store takes the value."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise InvalidArgument(
+            f"the record {key} has {len(value):,} bytes, more than the {MAX_VALUE_BYTES:,} that "
+            "the metadata store takes"
+        )
 
 
 class Entry(NamedTuple):
@@ -60,8 +73,9 @@ class NodeSession(Protocol):
 
 
 class MetaStore(Protocol):
-    """A key is text without white space, such as `stream.orders`. A value is JSON in UTF-8, of at
-    most 64 KiB; the store does not look into it.
+    """A key is words joined by dots, such as `stream.orders`; a word consists of letters, digits,
+    `-`, `_`, `=` and `/`. A value is JSON in UTF-8, of at most 64 KiB; the store does not look into
+    it.
 
     A call that is cancelled may have changed the store, as after CasUnknown.
     """
@@ -70,10 +84,15 @@ class MetaStore(Protocol):
         """The entry, None when there is none. Raises StoreUnavailable."""
         ...
 
+    async def get_newest(self, key: str) -> Entry | None:
+        """As `get`, and at some moment during the call this was the newest entry. For a decision
+        that no CAS of this key confirms; it may cost a write. Raises StoreUnavailable."""
+        ...
+
     async def cas(self, key: str, value: bytes, revision: int) -> int:
         """Write `value` if the key is at `revision`; 0: if the key does not exist. Returns the new
         revision; the change is as durable as the store is. Raises CasLost, CasUnknown,
-        StoreUnavailable."""
+        StoreUnavailable, and InvalidArgument for a value that is too large."""
         ...
 
     async def delete(self, key: str, revision: int) -> None:

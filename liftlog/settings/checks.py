@@ -13,11 +13,13 @@ from acl.policy import Policy
 from acl.subjects import overlaps
 
 from .addresses import parse_host_port, parse_listen
+from .cluster import NATS_STORE
 from .daemon import Settings
 from .findings import Finding
 from .keys import KeyPath
 from .stream import StreamSettings
 
+_SHORTEST_NATS_SESSION_SECONDS = 12.0
 _CODEC_PACKAGES = {"lz4": "lz4", "zstd": "zstandard"}
 
 
@@ -152,6 +154,12 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
 
 def _check_cluster(settings: Settings) -> Iterator[Finding]:
     if settings.cluster is not None:
+        if settings.cluster.store == NATS_STORE and settings.nats.embedded:
+            yield Finding(
+                ("nats", "embedded"),
+                "true: cluster.store: nats needs NATS servers that all nodes share, with JetStream",
+                involved=(("cluster", "store"),),
+            )
         return
     for name, stream in settings.streams.items():
         if stream.replicas > 1:
@@ -246,6 +254,17 @@ def cautions(settings: Settings, policy: Policy | None) -> Iterator[Caution]:
     """`policy` is that of the ACL file. Without one there is no access control to undermine."""
     if policy is not None:
         yield from _unencrypted(settings, policy)
+    cluster = settings.cluster
+    if (
+        cluster is not None
+        and cluster.store == NATS_STORE
+        and cluster.session_seconds < _SHORTEST_NATS_SESSION_SECONDS
+    ):
+        yield Caution(
+            "cluster.session",
+            f"{cluster.session_seconds:g} s can pass while NATS elects a leader",
+            "set it to 12s or more: elections take up to 9 s",
+        )
 
 
 def _unencrypted(settings: Settings, policy: Policy) -> Iterator[Caution]:

@@ -14,6 +14,7 @@ from .keys import SettingsModel
 from .units import Duration, PositiveDuration, Size, path_text
 
 FILE_STORE = "file:///"
+NATS_STORE = "nats"
 
 
 def _name(value: str) -> str:
@@ -31,8 +32,14 @@ def _advertised(value: str) -> str:
 
 def _store(value: str) -> str:
     path = value.removeprefix(FILE_STORE)
-    if path == value or not path:
-        raise ValueError("expected file:///DIR, a directory that all nodes share")
+    if value != NATS_STORE and (path == value or not path):
+        raise ValueError("expected nats, or file:///DIR, a directory that all nodes share")
+    return value
+
+
+def _whole_seconds(value: float) -> float:
+    if value < 1 or value != int(value):
+        raise ValueError("expected whole seconds, at least 1s")
     return value
 
 
@@ -50,8 +57,9 @@ class ClusterSettings(SettingsModel):
         "tcp://HOST:PORT or tls://HOST:PORT."
     )
     store: Annotated[str, AfterValidator(_store)] = Field(
-        description="Where the nodes keep their metadata: file:///DIR, a directory that all nodes "
-        "on one machine share."
+        description="Where the nodes keep their metadata. `nats`: in JetStream, on the servers of "
+        "`nats.servers`, in a bucket that `liftlog cluster init` makes. file:///DIR: a directory "
+        "that all nodes on one machine share."
     )
     token_file: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None,
@@ -66,10 +74,11 @@ class ClusterSettings(SettingsModel):
         description="File of CA certificates for nodes that advertise tls://. Default: the CAs of "
         "the system.",
     )
-    session_seconds: PositiveDuration = Field(
+    session_seconds: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = Field(
         default=15.0,
         alias="session",
-        description="A node that has not renewed its session for so long counts as down.",
+        description="A node that has not renewed its session for so long counts as down; whole "
+        "seconds. With `store: nats` at least 12s, since NATS takes up to 9 s to elect a leader.",
     )
     lag_max_seconds: Duration = Field(
         default=10.0,

@@ -8,9 +8,7 @@ changes that wait while it is busy are made with one write.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,12 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from liftlog.cluster.store import (
-    CasLost,
-    CasUnknown,
     Entry,
     MetaStoreError,
     OnChange,
     StoreUnavailable,
+    check_size,
 )
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.server.replication.records_file import (
@@ -33,12 +30,11 @@ from liftlog.server.replication.records_file import (
     RecordsFile,
     locked_file,
 )
+from liftlog.server.replication.sessions import RenewedKey
 
 logger = logging.getLogger("liftlog.server")
 
 _POLL_SECONDS = 0.2
-_RENEWALS_PER_TTL = 5
-_SAFE_PART_OF_TTL = 0.8
 
 _T = TypeVar("_T")
 
@@ -52,6 +48,7 @@ class FileMetaStore:
     """
 
     def __init__(self, path: Path, *, shared: bool, fs: FileSystem | None = None) -> None:
+        self._is_shared = shared
         lock = partial(locked_file, path.with_name(path.name + LOCK_SUFFIX)) if shared else None
         self._file = RecordsFile(path, fs or OsFileSystem(), lock=lock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
@@ -70,11 +67,16 @@ class FileMetaStore:
     async def get(self, key: str) -> Entry | None:
         return (await self.scan(key)).get(key)
 
+    async def get_newest(self, key: str) -> Entry | None:
+        return await self.get(key)  # the file is the store
+
     async def scan(self, prefix: str) -> dict[str, Entry]:
         content, now_ns = await self._call(self._file.read), self._file.now_ns()
         return _living(content, prefix, now_ns)
 
     async def cas(self, key: str, value: bytes, revision: int) -> int:
+        if self._is_shared:
+            check_size(key, value)
         return await self._change(Change(key, value, revision))
 
     async def delete(self, key: str, revision: int) -> None:
@@ -101,8 +103,8 @@ class FileMetaStore:
                     on_change(key, entry)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def session(self, key: str, value: bytes, ttl_seconds: int) -> FileSession:
-        session = FileSession(self, key, value, ttl_seconds)
+    async def session(self, key: str, value: bytes, ttl_seconds: int) -> RenewedKey:
+        session = RenewedKey(self, key, value, ttl_seconds)
         await session.begin()
         return session
 
@@ -175,65 +177,3 @@ def _living(content: Content, prefix: str, now_ns: int) -> dict[str, Entry]:
         for key, one in content.entries.items()
         if key.startswith(prefix) and not one.has_expired(now_ns)
     }
-
-
-class FileSession:
-    """See `liftlog.cluster.store.NodeSession`."""
-
-    def __init__(self, store: FileMetaStore, key: str, value: bytes, ttl_seconds: int) -> None:
-        self._store = store
-        self._key = key
-        self._value = value
-        self._ttl_seconds = ttl_seconds
-        self._revision = 0
-        self._deadline = 0.0
-        self._renewing: asyncio.Task[None] | None = None
-
-    @property
-    def deadline(self) -> float:
-        return self._deadline
-
-    async def begin(self) -> None:
-        """Take the key, and renew it from now on."""
-        found = await self._store.get(self._key)
-        await self._put(0 if found is None else found.revision)
-        self._renewing = asyncio.get_running_loop().create_task(self._renew(), name="session")
-
-    async def close(self) -> None:
-        renewing, self._renewing = self._renewing, None
-        if renewing is not None:
-            renewing.cancel()
-            await asyncio.wait({renewing})
-        with contextlib.suppress(MetaStoreError):
-            await self._store.delete(self._key, self._revision)
-
-    async def _put(self, revision: int) -> None:
-        sent = time.monotonic()
-        self._revision = await self._store.put_for(
-            self._key, self._value, revision, self._ttl_seconds
-        )
-        self._deadline = sent + _SAFE_PART_OF_TTL * self._ttl_seconds
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._ttl_seconds / _RENEWALS_PER_TTL)
-            try:
-                await self._put(self._revision)
-            except (CasLost, CasUnknown):
-                if not await self._is_found_again():
-                    logger.error("session-taken-over key=%s", self._key)  # noqa: TRY400
-                    return
-            except StoreUnavailable as error:
-                logger.warning("session-not-renewed key=%s error=%s", self._key, error)
-
-    async def _is_found_again(self) -> bool:
-        """After a renewal that was lost or has no known outcome: whether the next one may be made,
-        which it may not once another holder wrote the key."""
-        try:
-            found = await self._store.get(self._key)
-        except StoreUnavailable:
-            return True  # the next renewal finds out
-        if found is not None and found.value != self._value:
-            return False
-        self._revision = 0 if found is None else found.revision
-        return True

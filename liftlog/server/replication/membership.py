@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog import __version__
-from liftlog.cluster.store import CasLost, Entry, MetaStore, NodeSession
+from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, NodeSession
 from liftlog.errors import ConfigError, Conflict, CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.filesystem import FileSystem, storage_errors
@@ -34,7 +34,7 @@ def value_of(entry: Entry) -> dict[str, Any]:
     """The JSON object of an entry. Raises CorruptMetadata."""
     try:
         value = json.loads(entry.value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptMetadata(
             f"the metadata store holds something else than JSON: {error}"
         ) from error
@@ -91,16 +91,20 @@ class NodeInfo:
 
     @classmethod
     def from_value(cls, name: str, value: Mapping[str, Any]) -> NodeInfo:
-        return cls(
-            name=name,
-            start=int(value["start"]),
-            data_id=str(value["data_id"]),
-            address=str(value["address"]),
-            version=str(value.get("version", "")),
-            zone=str(value.get("zone", "")),
-            draining=bool(value.get("draining", False)),
-            features=tuple(value.get("features", ())),
-        )
+        """Raises CorruptMetadata."""
+        try:
+            return cls(
+                name=name,
+                start=int(value["start"]),
+                data_id=str(value["data_id"]),
+                address=str(value["address"]),
+                version=str(value.get("version", "")),
+                zone=str(value.get("zone", "")),
+                draining=bool(value.get("draining", False)),
+                features=tuple(value.get("features", ())),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptMetadata(f"the record of node {name} lacks a field: {error!r}") from error
 
 
 @dataclass(slots=True)
@@ -144,15 +148,30 @@ async def join(
     node: str,
     address: str,
     zone: str = "",
+    may_create: bool = True,
 ) -> Member:
-    """Raise this node's start, in the store and in its directory.
+    """Raise this node's start, in the store and in its directory. `may_create`: an empty store
+    becomes that of a new cluster, if the directory belongs to none.
 
     A stop at any point leaves a directory that the next start knows again. Raises ConfigError when
-    the directory belongs to another node or cluster, MetaStoreError, StorageError.
+    the directory belongs to another node or cluster, or the store is empty and should not be;
+    MetaStoreError, StorageError.
     """
-    cluster_id = await _cluster_id(store)
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
+    cluster_id = await _cluster_id(store, may_create=may_create and file is None)
+    if not cluster_id:
+        raise ConfigError(
+            "the metadata store is empty"
+            + (
+                ""
+                if file is None
+                else f", and the data directory belongs to cluster {file.cluster_id}"
+            ),
+            hint="for a new cluster, `liftlog cluster init -c FILE` prepares it"
+            if file is None
+            else "the metadata was lost: restore it from a backup, or check cluster.store",
+        )
     if file is not None and (file.cluster_id, file.node) != (cluster_id, node):
         raise ConfigError(
             f"the data directory belongs to node {file.node} of cluster {file.cluster_id}, not to "
@@ -164,7 +183,9 @@ async def join(
     for _ in range(_ATTEMPTS):
         entry = await store.get(f"node.{node}")
         value = {} if entry is None else value_of(entry)
-        registered = int(value.get("start", 0))
+        registered = value.get("start", 0)
+        if not isinstance(registered, int):
+            raise CorruptMetadata(f"the record of node {node} has the start {registered!r}")
         is_same = value.get("data_id") == file.data_id and registered in (file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
         # The claim comes first: whatever is then in the store, this directory knows of it.
@@ -186,7 +207,7 @@ async def join(
             await store.cas(
                 f"node.{node}", to_bytes(described), 0 if entry is None else entry.revision
             )
-        except CasLost:
+        except (CasLost, CasUnknown):
             file = claim
             continue
         with storage_errors("writing the node file"):
@@ -200,18 +221,28 @@ async def join(
     )
 
 
-async def _cluster_id(store: MetaStore) -> str:
-    """The id of the cluster; drawn when the store is new."""
-    for _ in range(_ATTEMPTS):
-        entry = await store.get("cluster")
-        if entry is not None:
-            return str(value_of(entry)["cluster_id"])
-        drawn = {"v": 1, "cluster_id": secrets.token_hex(16), "created_ns": time.time_ns()}
-        try:
-            await store.cas("cluster", to_bytes(drawn), 0)
-        except CasLost:
-            continue
-    raise Conflict("the record of the cluster cannot be created")
+async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
+    """The id of the cluster; drawn when the store is new. Empty if there is none."""
+    entry = await store.get_newest("cluster")
+    if entry is None and may_create:
+        await create_cluster(store)
+        entry = await store.get_newest("cluster")
+    if entry is None:
+        return ""
+    try:
+        return str(value_of(entry)["cluster_id"])
+    except KeyError as error:
+        raise CorruptMetadata("the record of the cluster lacks its id") from error
+
+
+async def create_cluster(store: MetaStore) -> bool:
+    """Draw the id of a new cluster; False if there is one. Raises CasUnknown, StoreUnavailable."""
+    drawn = {"v": 1, "cluster_id": secrets.token_hex(16), "created_ns": time.time_ns()}
+    try:
+        await store.cas("cluster", to_bytes(drawn), 0)
+    except CasLost:
+        return False
+    return True
 
 
 async def begin_session(store: MetaStore, member: Member, ttl_seconds: int) -> NodeSession:

@@ -6,19 +6,30 @@ to it and commits the result by compare-and-set. When another node was faster, i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 from liftlog.cluster.leading import Change
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, StoreUnavailable
-from liftlog.errors import LiftlogError, MetadataUnavailable
+from liftlog.errors import CorruptMetadata, LiftlogError, MetadataUnavailable
 from liftlog.server.replication.membership import Directory
 
 logger = logging.getLogger("liftlog.server.replication")
 
 STREAM_PREFIX = "stream."
 _ATTEMPTS = 50
+_LOAD_ATTEMPTS = 20
+_LOAD_PAUSE_SECONDS = 0.5
+
+
+def record_of(key: str, entry: Entry) -> StreamRecord:
+    """The record under a key. Raises CorruptMetadata, UnsupportedFormat."""
+    record = StreamRecord.from_json(entry.value)
+    if STREAM_PREFIX + record.name != key:
+        raise CorruptMetadata(f"the key {key} holds the record of stream {record.name!r}")
+    return record
 
 
 class Mirror:
@@ -40,8 +51,17 @@ class Mirror:
         self._on_nodes = on_nodes
 
     async def load(self) -> None:
-        """Read everything once. Raises StoreUnavailable."""
-        for key, entry in (await self._store.scan("")).items():
+        """Read everything once. Raises MetadataUnavailable when the store is away for too long."""
+        for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
+            try:
+                entries = await self._store.scan("")
+                break
+            except StoreUnavailable as error:
+                if not attempts_left:
+                    raise MetadataUnavailable(str(error)) from error
+                logger.warning("records-not-read error=%s", error)
+                await asyncio.sleep(_LOAD_PAUSE_SECONDS)
+        for key, entry in entries.items():
             self._note(key, entry)
 
     async def run(self) -> None:
@@ -54,7 +74,7 @@ class Mirror:
                 self.directory.note(key, entry)
                 self._on_nodes()
             elif key.startswith(STREAM_PREFIX) and entry is not None:
-                self._note_record(StreamRecord.from_json(entry.value), entry.revision)
+                self._note_record(record_of(key, entry), entry.revision)
         except LiftlogError as error:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
@@ -78,7 +98,7 @@ class Mirror:
         for _ in range(_ATTEMPTS):
             entry = await self._get(record.name)
             if entry is not None:
-                present = StreamRecord.from_json(entry.value)
+                present = record_of(STREAM_PREFIX + record.name, entry)
                 if not present.deleted:
                     self._note_record(present, entry.revision)
                     return present
@@ -95,7 +115,7 @@ class Mirror:
             entry = await self._get(name)
             if entry is None:
                 return None
-            record = StreamRecord.from_json(entry.value)
+            record = record_of(STREAM_PREFIX + name, entry)
             self._note_record(record, entry.revision)
             after = step(record)
             if after is None:
@@ -114,7 +134,7 @@ class Mirror:
         if not await self._cas(change.after, self._revisions[name]):
             entry = await self._get(name)
             if entry is not None:
-                self._note_record(StreamRecord.from_json(entry.value), entry.revision)
+                self._note_record(record_of(STREAM_PREFIX + name, entry), entry.revision)
 
     async def _get(self, name: str) -> Entry | None:
         try:

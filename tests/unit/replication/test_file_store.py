@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from support.repository import REPOSITORY
 from support.rounds import rounds
 from support.simfs import Fault, SimFileSystem
 
-from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, StoreUnavailable
+from liftlog.cluster.store import CasUnknown, StoreUnavailable
 from liftlog.server.replication.file_store import FileMetaStore
 
 
@@ -35,24 +34,6 @@ async def opened(path: Path) -> AsyncIterator[FileMetaStore]:
         yield store
     finally:
         store.close()
-
-
-async def test_six_calls(store: FileMetaStore) -> None:
-    meta: MetaStore = store
-    assert await meta.get("stream.a") is None
-    first = await meta.cas("stream.a", b"{}", 0)
-    assert await meta.get("stream.a") == Entry(first, b"{}")
-    assert await meta.get("stream") is None
-    with pytest.raises(CasLost):
-        await meta.cas("stream.a", b"{}", 0)
-    second = await meta.cas("stream.a", b'{"n":"\xc3\xa9"}', first)
-    assert second > first
-    await meta.cas("node.x", b"{}", 0)
-    assert await meta.scan("stream.") == {"stream.a": Entry(second, b'{"n":"\xc3\xa9"}')}
-    with pytest.raises(CasLost):
-        await meta.delete("stream.a", first)
-    await meta.delete("stream.a", second)
-    assert set(await meta.scan("")) == {"node.x"}
 
 
 async def test_changes_that_wait_are_made_with_one_write() -> None:
@@ -98,34 +79,6 @@ async def test_failures_are_raised_in_every_call_that_they_concern() -> None:
 # --- watches ---
 
 
-async def test_a_watch_reports_what_is_there_and_what_another_store_changes(
-    store: FileMetaStore, tmp_path: Path
-) -> None:
-    await store.cas("stream.a", b"1", 0)
-    await store.cas("node.x", b"0", 0)
-    seen: asyncio.Queue[tuple[str, bytes | None]] = asyncio.Queue()
-
-    def note(key: str, entry: Entry | None) -> None:
-        seen.put_nowait((key, None if entry is None else entry.value))
-
-    watch = asyncio.ensure_future(store.watch("stream.", note))
-    async with opened(tmp_path / "records") as other, asyncio.timeout(20):
-        assert await seen.get() == ("stream.a", b"1")
-        await other.cas("stream.b", b"2", 0)
-        assert await seen.get() == ("stream.b", b"2")
-        entry = await other.get("stream.a")
-        assert entry is not None
-        await other.cas("stream.a", b"3", entry.revision)
-        await other.cas("node.y", b"0", 0)
-        assert await seen.get() == ("stream.a", b"3")
-        entry = await other.get("stream.a")
-        assert entry is not None
-        await other.delete("stream.a", entry.revision)
-        assert await seen.get() == ("stream.a", None)
-    watch.cancel()
-    await asyncio.wait({watch})
-
-
 async def test_a_watch_goes_on_while_the_file_cannot_be_read(
     store: FileMetaStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,58 +104,6 @@ async def test_a_watch_goes_on_while_the_file_cannot_be_read(
 
 
 # --- sessions ---
-
-
-async def test_a_session_is_renewed_and_ends_with_its_holder(
-    store: FileMetaStore, tmp_path: Path
-) -> None:
-    before = time.monotonic()
-    session = await store.session("live.a", b'{"start":4}', 5)
-    began = session.deadline
-    assert before + 4 <= began <= time.monotonic() + 4
-    async with opened(tmp_path / "records") as other, asyncio.timeout(20):
-        while session.deadline < began + 2:
-            entry = await other.get("live.a")
-            assert entry is not None, "the session ended while it was renewed"
-            assert entry.value == b'{"start":4}'
-            await asyncio.sleep(0.05)
-        await session.close()
-        assert await other.get("live.a") is None
-
-
-async def test_a_session_that_is_not_renewed_expires_after_its_deadline(
-    store: FileMetaStore, tmp_path: Path
-) -> None:
-    session = await store.session("live.a", b"{}", 1)
-    await store.cas("stream.a", b"{}", 0)
-    async with opened(tmp_path / "records") as other, asyncio.timeout(20):
-        store.close()  # as a process that is killed: nothing is deleted
-        deadline = session.deadline
-        while await other.get("live.a") is not None:
-            await asyncio.sleep(0.02)
-        assert time.monotonic() > session.deadline
-        assert session.deadline == deadline
-        # The next holder need not know the revision of what has expired, and other keys stay.
-        mine = await other.session("live.a", b'{"start":5}', 1)
-        assert set(await other.scan("")) == {"live.a", "stream.a"}
-        await mine.close()
-    await session.close()
-
-
-async def test_a_session_whose_key_is_taken_over_stops(
-    store: FileMetaStore, tmp_path: Path
-) -> None:
-    async with opened(tmp_path / "records") as other, asyncio.timeout(20):
-        old = await store.session("live.a", b'{"start":1}', 1)
-        new = await other.session("live.a", b'{"start":2}', 1)
-        while time.monotonic() < old.deadline + 0.3:
-            await asyncio.sleep(0.05)
-        assert new.deadline > old.deadline
-        await old.close()  # does not delete the other's key
-        entry = await store.get("live.a")
-        assert entry is not None
-        assert entry.value == b'{"start":2}'
-        await new.close()
 
 
 async def test_a_session_survives_a_store_that_is_away_for_a_moment() -> None:

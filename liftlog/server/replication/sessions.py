@@ -1,0 +1,111 @@
+"""A key with a time to live, renewed in the background: the session of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Protocol
+
+from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStoreError, StoreUnavailable
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_RENEWALS_PER_TTL = 5
+_RETRIES_PER_TTL = 30
+_SAFE_PART_OF_TTL = 0.8
+
+
+class ExpiringKeys(Protocol):
+    """What a session needs of a store."""
+
+    async def get(self, key: str) -> Entry | None:
+        """See `MetaStore`."""
+        ...
+
+    async def delete(self, key: str, revision: int) -> None:
+        """See `MetaStore`."""
+        ...
+
+    async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
+        """`cas` of an entry that expires."""
+        ...
+
+
+class RenewedKey:
+    """See `liftlog.cluster.store.NodeSession`. The value tells whose key it is, so no other holder
+    may write the same."""
+
+    def __init__(self, store: ExpiringKeys, key: str, value: bytes, ttl_seconds: int) -> None:
+        self._store = store
+        self._key = key
+        self._value = value
+        self._ttl_seconds = ttl_seconds
+        self._revision = 0
+        self._deadline = 0.0
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self._deadline
+
+    async def begin(self, revision: int | None = None) -> None:
+        """Take the key if it is at `revision`, None: whatever it is at; and renew it from now on.
+        Raises as `MetaStore.cas`."""
+        if revision is None:
+            found = await self._store.get(self._key)
+            revision = 0 if found is None else found.revision
+        self._revision = revision
+        await self._put()
+        self._renewing = asyncio.get_running_loop().create_task(self._renew(), name="session")
+
+    async def close(self) -> None:
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            renewing.cancel()
+            await asyncio.wait({renewing})
+        with contextlib.suppress(MetaStoreError):
+            try:
+                await self._store.delete(self._key, self._revision)
+            except CasLost:  # perhaps by the renewal that was just cancelled
+                if await self._is_found_again() and self._revision:
+                    await self._store.delete(self._key, self._revision)
+
+    async def _put(self) -> None:
+        sent = time.monotonic()
+        self._revision = await self._store.put_for(
+            self._key, self._value, self._revision, self._ttl_seconds
+        )
+        self._deadline = sent + _SAFE_PART_OF_TTL * self._ttl_seconds
+
+    async def _renew(self) -> None:
+        pause = self._ttl_seconds / _RENEWALS_PER_TTL
+        soon = self._ttl_seconds / _RETRIES_PER_TTL
+        wait = pause
+        while True:
+            await asyncio.sleep(wait)
+            wait = soon
+            try:
+                await self._put()
+            except CasLost:
+                if not await self._is_found_again():
+                    logger.error("session-taken-over key=%s", self._key)  # noqa: TRY400
+                    return
+            except (CasUnknown, StoreUnavailable) as error:
+                # If the renewal was made, or is made later, the next one is lost, and looks.
+                logger.warning("session-not-renewed key=%s error=%s", self._key, error)
+            else:
+                wait = pause
+
+    async def _is_found_again(self) -> bool:
+        """After a renewal that was lost: whether the next one may be made, which it may not once
+        another holder wrote the key."""
+        try:
+            found = await self._store.get(self._key)
+        except StoreUnavailable:
+            return True  # the next renewal finds out
+        if found is not None and found.value != self._value:
+            return False
+        self._revision = 0 if found is None else found.revision
+        return True
