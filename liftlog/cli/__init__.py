@@ -15,7 +15,7 @@ stream              create, ls, info, for, compact, rm; stream_changes has the o
 consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed
 pub                 publish; pub_run does the work
 info, top, health   the daemon as it is
-cluster             its cluster: status
+cluster             its cluster: init, status
 doctor/             what on this machine would keep the daemon from its work
 log_files           `log`. log_reading: the work of verify and dump, log_repair: of repair and
                     reindex, as far as it is not in liftlog/log/offline/

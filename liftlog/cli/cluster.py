@@ -1,17 +1,22 @@
-"""`liftlog cluster`: the nodes of a cluster, and where the replicas of its streams stand."""
+"""`liftlog cluster`: its metadata store, its nodes, and where the replicas of its streams stand."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from liftlog.cli.config import settings_options
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_table, write_object
 from liftlog.cli.problems import note
 from liftlog.cli.text import plural, printable
+from liftlog.errors import ConfigError
 
 if TYPE_CHECKING:
     from liftlog.client import ClusterInfo, ClusterNode, ClusterStream
@@ -21,7 +26,53 @@ if TYPE_CHECKING:
 @server_options
 @debug_option
 def cluster_commands() -> None:
-    """Show the nodes of a cluster and its replicas."""
+    """Prepare a cluster; show its nodes and replicas."""
+
+
+@cluster_commands.command()
+@settings_options
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 5),
+    default=3,
+    show_default=True,
+    help="Number of NATS servers that keep the metadata. 1 is for tests: its loss is the loss of "
+    "the cluster's metadata.",
+)
+@debug_option
+def init(config: Path | None, overrides: tuple[str, ...], replicas: int) -> ExitCode:
+    """Prepare the metadata store of a new cluster.
+
+    With `cluster.store: nats` it is a key-value bucket in JetStream.
+
+    FILE is the configuration of any of the nodes. Run this once, before the first node starts. What
+    exists is left as it is, so it can be run again. A daemon never makes the store by itself: an
+    empty one in the place of one that was lost would make it forget the streams.
+
+    \b
+    Examples:
+      liftlog cluster init -c /etc/liftlog/liftlog.yaml
+      liftlog cluster init -c test.yaml --replicas 1
+    """
+    from liftlog.settings import load_settings
+
+    settings = load_settings(config, dict(os.environ), overrides)
+    if settings.cluster is None:
+        raise ConfigError(
+            "the configuration has no section cluster", hint="see docs/how-to/cluster"
+        )
+    if settings.cluster.store != "nats":
+        note(f"{settings.cluster.store} needs no preparation: the first node that starts makes it.")
+        return ExitCode.OK
+
+    from liftlog.server.replication.kv_store import make_store
+
+    made = asyncio.run(make_store(settings.nats, settings.cluster.name, replicas))
+    bucket = f"the bucket liftlog_{settings.cluster.name}"
+    note(f"{bucket} is ready for the nodes." if made else f"{bucket} exists, and is left as it is.")
+    if replicas < 3:
+        note("It is on fewer than three NATS servers: use it for tests only.")
+    return ExitCode.OK
 
 
 @cluster_commands.command()

@@ -39,7 +39,7 @@ COMMANDS = {
         "liftlog.cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."
     ),
     "cluster": Listed(
-        "liftlog.cli.cluster:cluster_commands", "Show the nodes of a cluster and its replicas."
+        "liftlog.cli.cluster:cluster_commands", "Prepare a cluster; show its nodes and replicas."
     ),
     "top": Listed("liftlog.cli.top:top", "Watch rates, sizes and lags of the streams."),
     "health": Listed("liftlog.cli.health:health", "Show whether the daemon is ready."),

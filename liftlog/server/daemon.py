@@ -124,6 +124,8 @@ class Daemon:
             broker = Broker(self.settings, self._data_dir, self._clock)
             stack.push_async_callback(broker.close)
             cluster = await self._join_cluster(stack, broker)
+            if self._stop.is_set():
+                return _EXIT_OK
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
             cleaner = Cleaner(
@@ -171,12 +173,23 @@ class Daemon:
     async def _join_cluster(
         self, stack: contextlib.AsyncExitStack, broker: Broker
     ) -> ClusterNode | None:
-        """None without a section `cluster`."""
+        """None without a section `cluster`. Returns early when the daemon is to stop: the metadata
+        store may be away for long."""
         if self.settings.cluster is None:
             return None
         node = ClusterNode(self.settings, self.settings.cluster, self._data_dir)
         stack.push_async_callback(node.close)
-        await node.join(broker)
+        self._manager.status("joining the cluster")
+        joining = asyncio.ensure_future(node.join(broker))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                joining.result()
+        finally:
+            for task in (joining, stopping):
+                task.cancel()
+            await asyncio.gather(joining, stopping, return_exceptions=True)
         return node
 
     def _look(self, broker: Broker) -> Seen:

@@ -2,6 +2,11 @@
 
 records_file  keys, revisions and values in one checkpoint file; blocking
 file_store    the metadata store on top of it, for one daemon or several on one machine
+kv_bucket     the metadata in a key-value bucket of JetStream: subjects, configuration, answers
+kv_link       requests to JetStream over a connection of the store's own
+kv_view       what notices and scans tell of the bucket, put together
+kv_store      the metadata store on top of them, for a cluster
+sessions      a key that expires, renewed in the background, in either store
 records       the records of a daemon on its own, which follow the manifests of its streams
 
 membership    who this node is, in which of its starts; who the other nodes are

@@ -23,7 +23,7 @@ from liftlog.cluster.store import (
     StoreUnavailable,
     check_size,
 )
-from liftlog.errors import ConfigError
+from liftlog.errors import ConfigError, MetadataUnavailable
 from liftlog.server.replication.kv_bucket import (
     MARKER_SECONDS,
     NO_JETSTREAM,
@@ -452,6 +452,18 @@ class NatsKvMetaStore:
                     self._view_grew.clear()
                     await self._view_grew.wait()
         return self._view.highest >= sequence and not self._view.has_missed
+
+
+async def make_store(settings: NatsSettings, cluster: str, replicas: int) -> bool:
+    """Make the bucket of a cluster and its first record; False if both are there. Raises
+    ConfigError, and MetadataUnavailable when JetStream does not answer."""
+    store = NatsKvMetaStore(settings, settings.servers, cluster, "init")
+    try:
+        return await store.create(replicas)
+    except StoreUnavailable as error:
+        raise MetadataUnavailable(str(error), hint="check nats.servers, and the servers") from error
+    finally:
+        await store.close()
 
 
 def _permissions(bucket: Bucket) -> str:

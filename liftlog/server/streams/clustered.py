@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from liftlog.client.target import Address, Target
-from liftlog.cluster.store import MetaStoreError, NodeSession
+from liftlog.cluster.store import MetaStore, MetaStoreError, NodeSession
 from liftlog.errors import ConfigError
 from liftlog.log import DataDir
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.protocol.replication import Peer
 from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.kv_store import NatsKvMetaStore
 from liftlog.server.replication.membership import Member, begin_session, join
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.settings import Settings
-from liftlog.settings.cluster import FILE_STORE, ClusterSettings
+from liftlog.settings.cluster import FILE_STORE, NATS_STORE, ClusterSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
 _RECORDS_NAME = "records"
+_JOIN_PAUSE_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
 _REQUEST_SECONDS = 30.0
 _MAX_TOKEN_BYTES = 4096
@@ -39,7 +41,7 @@ class ClusterNode:
         self._cluster = cluster
         self._data_dir = data_dir
         self._fs = data_dir.environment.fs
-        self._store: FileMetaStore | None = None
+        self._close_store: Callable[[], Awaitable[None]] | None = None
         self._session: NodeSession | None = None
         self._links: dict[str, PeerLink] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -53,22 +55,9 @@ class ClusterNode:
         cluster = self._cluster
         if cluster.token_file is not None:
             self._token = await asyncio.to_thread(_read_token, cluster.token_file)
-        directory = Path("/" + cluster.store.removeprefix(FILE_STORE))
-        await asyncio.to_thread(make_durable_directory, self._fs, directory)
-        self._store = store = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=self._fs)
-        try:
-            self._member = member = await join(
-                store,
-                self._fs,
-                self._data_dir.path,
-                node=cluster.node,
-                address=cluster.advertise,
-            )
-            self._session = await begin_session(store, member, int(cluster.session_seconds))
-        except MetaStoreError as error:
-            raise ConfigError(
-                f"the metadata store {cluster.store} cannot be used: {error}"
-            ) from error
+        store = await self._open_store()
+        member, self._session = await self._register(store)
+        self._member = member
         logger.info(
             "joined cluster=%s node=%s start=%d same_directory=%s",
             member.cluster_id,
@@ -90,6 +79,44 @@ class ClusterNode:
         self._spawn(streams.keep_in_sync())
         self._spawn(streams.hearing.run())
 
+    async def _open_store(self) -> MetaStore:
+        """Raises ConfigError, StorageError."""
+        cluster = self._cluster
+        if cluster.store == NATS_STORE:
+            servers = self._settings.nats.servers
+            bucket = NatsKvMetaStore(self._settings.nats, servers, cluster.name, cluster.node)
+            self._close_store = bucket.close
+            await bucket.open()
+            return bucket
+        directory = Path("/" + cluster.store.removeprefix(FILE_STORE))
+        await asyncio.to_thread(make_durable_directory, self._fs, directory)
+        file = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=self._fs)
+        self._close_store = partial(asyncio.to_thread, file.close)
+        return file
+
+    async def _register(self, store: MetaStore) -> tuple[Member, NodeSession]:
+        """Join, and begin the session. JetStream may be without a leader for some seconds, so it is
+        waited for; a file is there or not. Raises ConfigError, StorageError."""
+        cluster = self._cluster
+        while True:
+            try:
+                member = await join(
+                    store,
+                    self._fs,
+                    self._data_dir.path,
+                    node=cluster.node,
+                    address=cluster.advertise,
+                    may_create=cluster.store != NATS_STORE,
+                )
+                return member, await begin_session(store, member, int(cluster.session_seconds))
+            except MetaStoreError as error:
+                if cluster.store != NATS_STORE:
+                    raise ConfigError(
+                        f"the metadata store {cluster.store} cannot be used: {error}"
+                    ) from error
+                logger.warning("not-joined-yet error=%s", error)
+                await asyncio.sleep(_JOIN_PAUSE_SECONDS)
+
     def start(self) -> None:
         """Create the streams of the configuration that do not exist."""
         assert self._streams is not None
@@ -107,9 +134,8 @@ class ClusterNode:
             await self._streams.close()
         if self._session is not None:
             await self._session.close()
-        if self._store is not None:
-            with contextlib.suppress(MetaStoreError):
-                await asyncio.to_thread(self._store.close)
+        if self._close_store is not None:
+            await self._close_store()
 
     # --- other nodes ---
 

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 from support.simfs import MachineStopped, SimFileSystem
 
-from liftlog.errors import ConfigError
+from liftlog.cluster.store import Entry
+from liftlog.errors import ConfigError, CorruptMetadata
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import Directory, Member, join, read_node_file
+from liftlog.server.replication.membership import (
+    Directory,
+    Member,
+    create_cluster,
+    join,
+    read_node_file,
+)
 
 STORE, DATA = Path("/meta"), Path("/data")
 ADDRESS = "tcp://127.0.0.1:9292"
@@ -91,8 +98,41 @@ async def test_the_directory_of_another_node_is_refused() -> None:
 async def test_the_directory_of_another_cluster_is_refused() -> None:
     fs, other = machine(), machine()
     await joined(fs)
+    with pytest.raises(ConfigError, match=r"store is empty.* belongs to cluster"):
+        await joined(fs, store=other)
+    await joined(other)
     with pytest.raises(ConfigError, match="of cluster"):
         await joined(fs, store=other)
+
+
+async def test_an_empty_store_is_made_by_a_node_without_data_or_by_an_operator() -> None:
+    fs = machine()
+    meta = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    with pytest.raises(ConfigError, match="cluster init"):
+        await join(meta, fs, DATA, node="a", address=ADDRESS, may_create=False)
+    assert await meta.scan("") == {}
+    assert await create_cluster(meta)
+    assert not await create_cluster(meta)
+    member = await join(meta, fs, DATA, node="a", address=ADDRESS, may_create=False)
+    assert member.start == 1
+    meta.close()
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"[" * 100_000, b"{}", b'{"start":null,"data_id":1,"address":2}', b"\xff", b"[]"]
+)
+async def test_what_is_no_record_of_a_node_is_refused(junk: bytes) -> None:
+    with pytest.raises(CorruptMetadata):
+        Directory().note("node.a", Entry(1, junk))
+    fs = machine()
+    meta = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    assert await create_cluster(meta)
+    if junk.isascii() and junk != b"{}":
+        await meta.cas("node.a", junk, 0)
+        if not junk.startswith(b"{"):
+            with pytest.raises(CorruptMetadata):
+                await join(meta, fs, DATA, node="a", address=ADDRESS)
+    meta.close()
 
 
 async def test_who_is_there() -> None:
