@@ -59,7 +59,7 @@ def init(config: Path | None, overrides: tuple[str, ...], replicas: int) -> Exit
     settings = load_settings(config, dict(os.environ), overrides)
     if settings.cluster is None:
         raise ConfigError(
-            "the configuration has no section cluster", hint="see docs/how-to/cluster"
+            "the configuration has no section cluster", hint="name the file of a node with -c FILE"
         )
     if settings.cluster.store != "nats":
         note(f"{settings.cluster.store} needs no preparation: the first node that starts makes it.")

@@ -12,7 +12,7 @@ from support.simfs import Fault, SimFileSystem
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Change
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import MetadataUnavailable
+from liftlog.errors import CorruptMetadata, MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.mirror import Mirror
@@ -120,3 +120,26 @@ async def test_a_store_that_fails(store: FileMetaStore, fs: SimFileSystem) -> No
     assert changed is not None
     assert changed.deleted
     assert changed.version == record.version + 1
+
+
+async def test_what_is_no_record_is_reported_and_changes_nothing(
+    store: FileMetaStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(store)
+    await node.mirror.create(new_record())
+    known = dict(node.mirror.records)
+    for key, value in {
+        "stream.other": new_record().to_json(),
+        "stream.junk": b"{",
+        "stream.number": b"7",
+        "node.x": b"{}",
+        "what.is.this": b"\xff",
+    }.items():
+        await store.cas(key, value, 0)
+    await node.mirror.load()
+    assert node.mirror.records == known
+    assert caplog.text.count("record-not-read") == 4
+    with pytest.raises(CorruptMetadata, match="stream 's'"):
+        await node.mirror.change("other", lambda record: record)
+    with pytest.raises(CorruptMetadata):
+        await node.mirror.change("junk", lambda record: record)
