@@ -183,7 +183,7 @@ async def test_consumers_share_one_read(broker: LogBroker, tmp_path: Path) -> No
 
 async def test_a_consumer_is_answered_once_per_linger(broker: LogBroker) -> None:
     stream = broker.streams["orders"]
-    limits = PullLimits(linger_seconds=0.2)
+    limits = PullLimits(linger_seconds=2)
     async with pull_server(broker, limits=limits) as (server, address):
         async with await RawPull.connect(address) as peer:
             peer.send({"k": "fetch", "i": 1, "s": "orders", "o": "latest", "w": 60_000})
@@ -192,12 +192,12 @@ async def test_a_consumer_is_answered_once_per_linger(broker: LogBroker) -> None
             began = time.monotonic()
             stream.append([b"0"])
             position = (await peer.receive())["n"]
-            assert time.monotonic() - began < 0.15, "the first at once"
+            assert time.monotonic() - began < 1.5, "the first at once"
             for number in range(1, 30):
                 stream.append([b"%d" % number])
             peer.send({"k": "fetch", "i": 3, "s": "orders", "o": position, "w": 60_000})
             answer = await peer.receive()
-            assert time.monotonic() - began >= 0.19
+            assert time.monotonic() - began >= 1.95
             assert answer["n"] == position + 29
             # Who does not wait is not kept waiting, nor is who has only a moment.
             before = time.monotonic()
@@ -206,7 +206,7 @@ async def test_a_consumer_is_answered_once_per_linger(broker: LogBroker) -> None
             assert (await peer.receive())["c"] == 1
             peer.send({"k": "fetch", "i": 5, "s": "orders", "o": answer["n"], "w": 5})
             assert (await peer.receive())["c"] == 1
-            assert time.monotonic() - before < 0.15
+            assert time.monotonic() - before < 1.5
         assert server.services.counters.fetches_total == 4
 
 
