@@ -13,6 +13,7 @@ transitions   every change of a record: from the old one to the new one
 store         what is asked of the store that holds the records
 roles         what a node does for a stream, by the record
 epochs        the table by which two logs find out where they part
+side_state    versions of what followers copy beside the log
 leading       the leader: what is committed, what followers get, who is in sync
 following     the follower: ask, append, cut, start again
 election      when a node takes over the lead of a stream, and when it gives it up

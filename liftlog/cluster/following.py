@@ -109,8 +109,8 @@ class Answer:
 class Follower:
     """One node's copy of a stream that another node leads.
 
-    `log_end`, `epochs` and `high_watermark` are of the log as it was opened: everything in it is
-    durable.
+    `log_end`, `epochs`, `high_watermark` and `tombstones_removed_below` are of the log as it was
+    opened: everything in it is durable. So is the side state of `side_version`.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class Follower:
         log_end: int,
         high_watermark: int,
         side_version: int = 0,
+        tombstones_removed_below: int = 0,
     ) -> None:
         self.node = node
         self.record = record
@@ -129,6 +130,7 @@ class Follower:
         self.log_end = log_end
         self.high_watermark = high_watermark
         self.side_version = side_version
+        self._tombstones_removed_below = tombstones_removed_below
         self.outstanding: Fetch | None = None
         """The request whose answer is awaited: there is never a second one."""
         self.working: Effect | None = None
@@ -195,13 +197,18 @@ class Follower:
             self._told = answer.high_watermark
         return effect
 
-    def stored(self, log_end: int, epochs: EpochTable, side_version: int = 0) -> Effect | None:
-        """The effect is complete and durable; the log now ends at `log_end`."""
+    def stored(
+        self, log_end: int, epochs: EpochTable, side_version: int | None = None
+    ) -> Effect | None:
+        """The effect is complete and durable; the log now ends at `log_end`. `side_version` names
+        the side state that was stored with it, if there was one."""
         appended = isinstance(self.working, (Append, Gap))
         if isinstance(self.working, Resync):
             self.high_watermark = log_end  # what is before was committed, and is deleted
+            self._tombstones_removed_below = self.working.tombstones_removed_below
         self._has(log_end, epochs)
-        self.side_version = max(self.side_version, side_version)
+        if side_version is not None:
+            self.side_version = side_version
         if appended:
             self._see(self._told)
         return self.resumed()
@@ -233,13 +240,19 @@ class Follower:
         )
 
     def _effect_of(self, answer: Answer) -> Effect | None:
-        if self.log_end < max(answer.first_stored, answer.tombstones_removed_below):
+        if self.log_end < answer.first_stored or self._may_keep_deleted_keys(answer):
             return self._resync(answer)
         if answer.diverging is not None:
             return self._cut(answer, *answer.diverging)
         if answer.gap is not None and answer.gap.next_offset > self.log_end:
             return answer.gap
         return Append() if answer.has_content else None
+
+    def _may_keep_deleted_keys(self, answer: Answer) -> bool:
+        """Whether a tombstone that this log never saw is gone at the leader. What is copied in one
+        go from the leader's first record on needs none of those that were gone when it began."""
+        removed = answer.tombstones_removed_below
+        return self.log_end < removed and self._tombstones_removed_below < removed
 
     def _cut(self, answer: Answer, epoch: int, end: int) -> Effect | None:
         """Where the logs part: at most where either of them ends the newest epoch that both have.

@@ -32,7 +32,7 @@ class FetchRequest:
     last_epoch: int
     """The epoch of its last record; NO_EPOCH if its log is empty."""
     side_version: int = 0
-    """The newest side state that it has stored."""
+    """The side state that it has stored."""
 
 
 class Kind(enum.Enum):
@@ -101,7 +101,8 @@ class Leader:
 
     `log_end` is the log's end when the epoch begins. The entry (epoch, log_end) must be durable in
     the log's epoch table before the first append. `durable_end` and `high_watermark` are what this
-    node knew as a follower or found at its start. Times are monotonic seconds.
+    node knew as a follower or found at its start. `side_version` names the side state that it
+    begins with, as `side_state.begin` says. Times are monotonic seconds.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Leader:
         high_watermark: int,
         now: float,
         lag_max: float = 10.0,
+        side_version: int = 0,
     ) -> None:
         if record.leader != node:
             raise ValueError(f"the record of {record.name!r} has the leader {record.leader!r}")
@@ -126,7 +128,9 @@ class Leader:
         self.log_end = log_end
         self.durable_end = durable_end
         self.high_watermark = min(high_watermark, durable_end)
-        self.side_version = 0
+        self.side_version = self._begin_side_version = side_version
+        self.side_confirmed = 0
+        """The newest side state that all whom the high watermark waits for have stored."""
         self.resigned = False
         self.pending: Change | None = None
         self._lag_max = lag_max
@@ -166,15 +170,11 @@ class Leader:
         return self._advance()
 
     def side_changed(self, version: int, now: float) -> list[str]:
-        """Side state `version` is to be copied. Returns the followers to answer now."""
+        """Side state `version` is durable here and is to be copied. Returns the followers to answer
+        now. It is `side_confirmed` when those have it that a record's high watermark waits for."""
         self.side_version = version
-        return self._wake(now, lambda follower: follower.side_version < version)
-
-    @property
-    def side_confirmed(self) -> int:
-        """The newest side state that all whom the high watermark waits for have stored."""
-        others = [self._followers.get(node) for node in self._waits_for]
-        return min([self.side_version, *(one.side_version if one else 0 for one in others)])
+        self._advance()
+        return self._wake(now, lambda follower: follower.side_version != version)
 
     def resign(self) -> None:
         """Nothing more is committed in this epoch, whatever the record says.
@@ -209,7 +209,7 @@ class Leader:
             # It has all that there was when it asked before: under load it is never quite level.
             follower.caught_up = max(follower.caught_up, asked_before)
         self._advance()
-        if request.offset < self.log_end or request.side_version < self.side_version:
+        if request.offset < self.log_end or request.side_version != self.side_version:
             follower.told = self.high_watermark
             return _SEND
         follower.parked = True
@@ -327,11 +327,13 @@ class Leader:
         """The high watermark is the least durable end of all whom it waits for. It never falls, and
         stands still while the ISR is too small: then replicas leave it that stay eligible."""
         if self._can_commit and not self.resigned:
-            end = self.durable_end
+            end, side = self.durable_end, self.side_version
             for node in self._waits_for:
                 follower = self._followers.get(node)
                 end = min(end, follower.offset if follower else -1)
+                side = min(side, follower.side_version if follower else 0)
             self.high_watermark = max(self.high_watermark, end)
+            self.side_confirmed = max(self.side_confirmed, side)
         return self.high_watermark
 
     def _see(self, record: StreamRecord) -> None:
@@ -372,12 +374,13 @@ class Leader:
 
     def _has_caught_up(self, follower: FollowerState) -> bool:
         """It has all that is committed, and all that may have been committed under former leaders:
-        both this high watermark and the log's end when the epoch began. It must have said so in
-        this epoch, in the life that the record knows."""
+        both this high watermark and the log's end when the epoch began; the same with the side
+        state. It must have said so in this epoch, in the life that the record knows."""
         return (
             not follower.lost
             and follower.start == self.record.starts.get(follower.node)
             and follower.offset >= max(self.high_watermark, self.begin_offset)
+            and follower.side_version >= max(self.side_confirmed, self._begin_side_version)
         )
 
     # --- parts -------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Leases: for a bounded time, what a reader reads stays as it is.
+"""Leases: for a bounded time, what a reader reads stays as it is. With them, the rest of what is
+kept beside the records of a stream and copied to its replicas.
 
 A lease fixes the range [low, high) of a stream. While it lives the log start does not pass `low`,
 and compaction takes no records from `high` on into account, so its reader sees the stream as it
@@ -9,7 +10,9 @@ holder learns of it, and ends by release, by time, or when the disk is full: rat
 what is published, retention then removes what it must, and the reader gets
 OFFSET_OUT_OF_RANGE.
 
-Kept in the checkpoint file `leases` in the stream's directory, from the first lease on.
+Kept in the checkpoint file `leases` in the stream's directory, from the first lease on. Of a stream
+with replicas the file is its side state: its version, by which replicas know whether they have the
+same, and the offset below which tombstones may go.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from liftlog.errors import (
     CorruptMetadata,
@@ -61,8 +66,50 @@ class Lease:
         return 0 < self.expires_ns - now_ns <= MAX_DURATION_NS + _CLOCK_TOLERANCE_NS
 
 
+@dataclass(frozen=True, slots=True)
+class SideState:
+    """`version` 0 has nothing, or is of a stream that was never replicated. All replicas that were
+    heard of in time have every tombstone below `tombstone_bound`."""
+
+    version: int = 0
+    leases: Mapping[str, Lease] = field(default_factory=dict)
+    tombstone_bound: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"leases": [asdict(lease) for lease in self.leases.values()]}
+        if self.version:
+            content |= {"version": self.version, "tombstone_bound": self.tombstone_bound}
+        return content
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> SideState:
+        """Raises CorruptMetadata."""
+        try:
+            leases = [
+                Lease(**{name: entry[name] for name in Lease.__slots__})
+                for entry in content["leases"]
+            ]
+            found = cls(
+                content.get("version", 0),
+                {lease.lease_id: lease for lease in leases},
+                content.get("tombstone_bound", 0),
+            )
+            numbers = [found.version, found.tombstone_bound]
+            for lease in leases:
+                numbers += [lease.low, lease.high, lease.expires_ns]
+                if type(lease.lease_id) is not str or type(lease.holder) is not str:
+                    raise TypeError("a name is not a text")
+            if len(leases) > MAX_LEASES or not all(
+                type(one) is int and one >= 0 for one in numbers
+            ):
+                raise TypeError("a number is out of range")
+        except (KeyError, TypeError) as error:
+            raise CorruptMetadata(f"the side state cannot be used: {error!r}") from error
+        return found
+
+
 class Leases:
-    """The leases of one stream. Thread-safe.
+    """The leases of one stream, and its side state. Thread-safe.
 
     A change blocks, and waits for its turn. A question is answered from the last durable state and
     never waits, neither for the disk nor for a change under way.
@@ -72,7 +119,8 @@ class Leases:
         self._fs = fs
         self._directory = directory
         self._lock = threading.Lock()
-        self._known: dict[str, Lease] | None = None  # replaced as a whole, never changed
+        self._known: SideState | None = None  # replaced as a whole, never changed
+        self._next_version: Callable[[int], int] = lambda version: version
 
     def load(self) -> None:
         """Read them, if that has not been done. Blocking; raises StorageError when they cannot be
@@ -154,78 +202,116 @@ class Leases:
     @property
     def may_be_void(self) -> bool:
         """Whether there are any, or that is not known."""
-        return self._known is None or bool(self._known)
+        return self._known is None or bool(self._known.leases)
 
     def void(self, reason: str) -> int:
         """End all leases, now; returns how many there were. Blocking, but needs no room on the
         disk: after a power cut they may be back, until they expire."""
         with self._lock:
             try:
-                leases = self._load()
+                known = self._load()
             except StorageError:
-                leases = {"unknown": Lease("unknown", 0, 0, 0)}
-            self._known = {}
-            if not leases:
+                known = SideState(leases={"unknown": Lease("unknown", 0, 0, 0)})
+            count = len(known.leases)
+            self._known = self._following(known, leases={}) if count else known
+            if not count:
                 return 0
             logger.warning(
                 "leases-void stream=%s leases=%d reason=%s",
                 self._directory.name,
-                len(leases),
+                count,
                 reason,
             )
             try:
                 self._fs.unlink(self._directory / LEASES_NAME)
             except OSError as error:
                 logger.warning("leases-not-removed stream=%s error=%s", self._directory.name, error)
-            return len(leases)
+            return count
 
     def live(self, now_ns: int) -> tuple[Lease, ...]:
         """Raises StorageError while they could not be read (`load`)."""
         known = self._known
         if known is None:
             raise StorageError(f"the leases of {self._directory.name} were not read")
-        return tuple(lease for lease in known.values() if lease.is_live(now_ns))
+        return tuple(lease for lease in known.leases.values() if lease.is_live(now_ns))
 
     def low_bound(self, now_ns: int) -> int | None:
         """The log start must not pass this, nor may tombstones go from here on; None if free."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
 
+    # --- replicas ---
+
+    @property
+    def side_state(self) -> SideState:
+        """The last durable one. Raises StorageError while it could not be read (`load`)."""
+        known = self._known
+        if known is None:
+            raise StorageError(f"the side state of {self._directory.name} was not read")
+        return known
+
+    @property
+    def tombstone_bound(self) -> int:
+        """In a stream with replicas, tombstones from here on have to stay."""
+        return 0 if self._known is None else self._known.tombstone_bound
+
+    def number(self, first: Callable[[int], int], following: Callable[[int], int]) -> None:
+        """The leader of a replicated stream numbers its changes: `first` gives the version of what
+        there is, `following` that of each change. Raises StorageError."""
+        with self._lock:
+            known = self._load()
+            # Leases of a time without replicas have no version yet.
+            version = known.version or int(bool(known.leases))
+            self._known = replace(known, version=first(version))
+            self._next_version = following
+
+    def raise_tombstone_bound(self, bound: int) -> None:
+        """Let tombstones below `bound` go, on this replica and on those that copy its side state;
+        a lower bound changes nothing. Durable on return. Raises DiskFull, StorageError."""
+        with self._lock:
+            known = self._load()
+            if bound > known.tombstone_bound:
+                self._write(self._following(known, tombstone_bound=bound))
+
+    def copy(self, side: SideState) -> None:
+        """Have what the leader has; durable on return. Raises DiskFull, StorageError."""
+        with self._lock:
+            self._write(side)
+
     # --- the file ---
 
     def _living(self, now_ns: int) -> dict[str, Lease]:
-        return {name: one for name, one in self._load().items() if one.is_live(now_ns)}
+        return {name: one for name, one in self._load().leases.items() if one.is_live(now_ns)}
 
-    def _load(self) -> dict[str, Lease]:
+    def _load(self) -> SideState:
         if self._known is None:
             with storage_errors(f"reading the leases of {self._directory.name}"):
                 self._known = self._read()
         return self._known
 
-    def _read(self) -> dict[str, Lease]:
+    def _read(self) -> SideState:
         path = self._directory / LEASES_NAME
         try:
             content = read_checkpoint_file(self._fs, path, KIND)
-            if content is None:
-                return {}
-            leases = [
-                Lease(**{name: entry[name] for name in Lease.__slots__})
-                for entry in content["leases"]
-            ]
-        except (CorruptMetadata, UnsupportedFormat, KeyError, TypeError) as error:
+            return SideState() if content is None else SideState.from_dict(content)
+        except (CorruptMetadata, UnsupportedFormat) as error:
             # Their holders get LEASE_GONE; the stream must not stop because of them.
             logger.error(  # noqa: TRY400  # the cause is in the message
                 "leases-lost stream=%s error=%s", self._directory.name, error
             )
-            return {}
-        return {lease.lease_id: lease for lease in leases}
+            return SideState()
 
     def _store(self, leases: dict[str, Lease]) -> None:
+        self._write(self._following(self._load(), leases=leases))
+
+    def _following(self, known: SideState, **changes: Any) -> SideState:
+        return replace(known, version=self._next_version(known.version), **changes)
+
+    def _write(self, side: SideState) -> None:
         path = self._directory / LEASES_NAME
         with storage_errors(f"storing the leases of {self._directory.name}"):
-            if leases or self._fs.exists(path):
-                content = {"leases": [asdict(lease) for lease in leases.values()]}
-                write_checkpoint_file(self._fs, path, KIND, content)
-        self._known = leases
+            if side.leases or side.version or self._fs.exists(path):
+                write_checkpoint_file(self._fs, path, KIND, side.to_dict())
+        self._known = side
 
 
 def _check_duration(duration_ns: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from liftlog.protocol.described import Described
-from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, raw, uint
+from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, uint
 from liftlog.protocol.wire import wire as key
 
 PEER_MAX_IN_FLIGHT = 65_536
@@ -132,7 +132,8 @@ class Replica(Message):
     The first three fields repeat the request's: an answer that fits no more is dropped. With
     `diverging` (an epoch, and the offset at which it ends on the leader) the follower cuts its log
     and asks again; with `gap` it skips offsets. `first_stored` is the first offset that the leader
-    still has; below `tombstones_removed_below` it has forgotten deletions.
+    still has; below `tombstones_removed_below` it has forgotten deletions. `side_state` comes when
+    the follower has told another version than the leader's.
     """
 
     KIND: ClassVar[str] = "replica"
@@ -148,7 +149,7 @@ class Replica(Message):
     log_start_offset: int = key("s", uint(), default=0)
     first_epoch: int = key("fe", uint(), default=0)
     record_version: int = key("v", uint(), default=0)
-    side_state: bytes | None = key("sd", raw(0, 262_144), default=None)
+    side_state: dict[str, Any] | None = key("sd", MAP, default=None)
     body_length: int = key("b", uint(), default=0)
 
 

@@ -91,3 +91,9 @@ class ClusterSettings(SettingsModel):
         description="Maximum size per second of what replicas that are not in sync fetch of this "
         "node, all together.",
     )
+    forget_after_seconds: PositiveDuration = Field(
+        default=7 * 86400.0,
+        alias="forget_after",
+        description="Deletions of compacted streams are kept for a replica that is away for so "
+        "long. One that comes back later copies such a stream from its begin.",
+    )

@@ -96,6 +96,15 @@ wrong = st.fixed_dictionaries(
             ),
             max_size=4,
         ),
+        "side_state": st.dictionaries(
+            st.sampled_from(["version", "leases", "tombstone_bound"]),
+            st.one_of(
+                small,
+                st.text(max_size=5),
+                st.lists(st.dictionaries(st.sampled_from(["lease_id", "low"]), small), max_size=2),
+            ),
+            max_size=3,
+        ),
     },
 )
 answers = st.lists(

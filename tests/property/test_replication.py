@@ -127,7 +127,7 @@ def test_the_same_holds_on_real_logs(compacted: bool) -> None:
             compacted=compacted,
         ),
     )
-    expected = {"committed", "failover", "crashes", "lost tails", "gaps", "truncations"}
+    expected = {"committed", "leases", "failover", "crashes", "lost tails", "gaps", "truncations"}
     assert {what for what in expected if not seen[what]} == set()
 
 

@@ -88,11 +88,24 @@ class DropsInsteadOfCutting(Follower):
         return Resync(answer.first_stored)
 
 
+class CaughtUpWithoutSideState(Leader):
+    def _has_caught_up(self, follower: FollowerState) -> bool:
+        return super()._has_caught_up(replace(follower, side_version=self.side_version))
+
+
+class SideStateConfirmedByLeader(Leader):
+    def side_changed(self, version: int, now: float) -> list[str]:
+        woken = super().side_changed(version, now)
+        self.side_confirmed = version
+        return woken
+
+
 class KeepsDeletedKeys(Follower):
     """Continues below the tombstones that its leader has removed."""
 
-    def answered(self, answer: Answer) -> Effect | None:
-        return super().answered(replace(answer, tombstones_removed_below=0))
+    def answered(self, answer: Answer, *, first_stored: int = 0) -> Effect | None:
+        answer = replace(answer, tombstones_removed_below=0)
+        return super().answered(answer, first_stored=first_stored)
 
 
 CALM = Faults(
@@ -148,22 +161,31 @@ class Broken:
 
 
 BROKEN: dict[str, Broken] = {
-    "R1 requests of any epoch": Broken(Rules(leader=AnyEpochServed), CALM, 562),
+    "R1 requests of any epoch": Broken(Rules(leader=AnyEpochServed), CALM, 1338),
     "R2 nothing diverges": Broken(Rules(leader=NothingDiverges)),
     "R3 cut to the high watermark": Broken(Rules(mutations=frozenset({"R3"}))),
     "R4 committed before the leader synced": Broken(Rules(leader=CommittedUnsynced)),
     "R4 committed by too small an ISR": Broken(Rules(leader=CommittedBySmallIsr)),
-    "R5 without changes under way": Broken(Rules(leader=OnlyTheIsrOfTheRecord), None, 125),
-    "R5 guessing an outcome": Broken(Rules(mutations=frozenset({"R5"})), None, 687),
+    "R5 without changes under way": Broken(Rules(leader=OnlyTheIsrOfTheRecord)),
+    "R5 guessing an outcome": Broken(Rules(mutations=frozenset({"R5"})), None, 198),
     "R6 caught up before it is": Broken(Rules(leader=CaughtUpAtOnce)),
     "R6 caught up with the high watermark only": Broken(Rules(leader=CaughtUpWithTheHighWatermark)),
-    "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 33),
+    "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 503),
     "R8 a damaged disk counts as whole": Broken(Rules(mutations=frozenset({"R8"}))),
-    "R9 late answers": Broken(Rules(follower=LateAnswersUsed), None, 65),
+    "R9 late answers": Broken(Rules(follower=LateAnswersUsed), None, 80),
     "R11 all is committed on followers": Broken(Rules(follower=AllIsCommitted)),
-    "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"})), None, 71),
+    "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"})), None, 22),
     "R13 confirmed before the sync": Broken(Rules(mutations=frozenset({"R13"}))),
     "R14 always ready": Broken(Rules(leader=AlwaysReady)),
     "R15 dropping a log that is needed": Broken(Rules(follower=DropsInsteadOfCutting)),
-    "deleted keys come back": Broken(Rules(follower=KeepsDeletedKeys), STEADY, 7, compacted=True),
+    "side state confirmed before it is stored": Broken(Rules(mutations=frozenset({"side state"}))),
+    "side state of two leaders under one version": Broken(
+        Rules(mutations=frozenset({"side versions"})), None, 106
+    ),
+    "side state confirmed by the leader alone": Broken(Rules(leader=SideStateConfirmedByLeader)),
+    "caught up without the side state": Broken(Rules(leader=CaughtUpWithoutSideState), None, 165),
+    "tombstones that a replica needs": Broken(
+        Rules(mutations=frozenset({"tombstones"})), STEADY, 9, compacted=True
+    ),
+    "deleted keys come back": Broken(Rules(follower=KeepsDeletedKeys), STEADY, 379, compacted=True),
 }

@@ -171,7 +171,11 @@ class LogBroker:
         self.compaction: dict[str, object] = {}
         self.gate: asyncio.Event | None = None  # when set, create waits for it
         stream: Any = self.stream
-        self._leases = LeaseKeeping(stream, time.time_ns, DiskReserve(directory))
+
+        async def copied(name: str) -> None:
+            """There are no replicas."""
+
+        self._leases = LeaseKeeping(stream, time.time_ns, DiskReserve(directory), copied=copied)
 
     @property
     def replicated(self) -> Any:

@@ -128,6 +128,7 @@ class ListDisk:
         self.first = self.synced = offset
         self.epochs = ()
         self.high_watermark = 0
+        self.tombstones_removed_below = tombstones_removed_below
 
     def sync(self) -> None:
         self.synced = len(self.log)

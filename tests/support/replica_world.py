@@ -9,6 +9,8 @@ one random node, and what must never happen raises Violation:
 - an offset below the high watermark of any node has two records
 - a follower confirms what its disk does not have
 - a leader that calls itself ready shows less than was acked before
+- a lease that was granted is missing on a node that leads, or that could be elected
+- a copy is dropped because of tombstones that its leader should have kept for it
 
 `committed` is what any leader's high watermark ever reached: at least what was acked.
 """
@@ -18,11 +20,12 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from support.replica_disks import Body, Disk, Entry, ListDisk, is_tombstone, key_of
 
+from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
 from liftlog.cluster.following import (
     Answer,
@@ -79,6 +82,15 @@ class Rules:
     """Rules that the shell has to keep, switched off in `Node` and `World`."""
 
 
+@dataclass(frozen=True)
+class Side:
+    """The side state of a node: it is replaced as a whole, by a rename."""
+
+    version: int = side_state.EMPTY
+    leases: frozenset[int] = frozenset()
+    tombstone_bound: int = 0
+
+
 @dataclass
 class Frame:
     """A request or an answer. A connection ends with either process: an answer never reaches
@@ -90,7 +102,7 @@ class Frame:
     request: FetchRequest | None = None
     answer: Answer | None = None
     body: Body = None
-    tombstone_bound: int = 0
+    side: Side | None = None
 
 
 @dataclass
@@ -111,6 +123,7 @@ class Node:
         self.name = name
         self.world = world
         self.disk = world.new_disk()
+        self.side = Side()
         self.lost_data = False  # synced records are gone since the last registration
         # The process.
         self.start = 1
@@ -120,7 +133,9 @@ class Node:
         self.leader: Leader | None = None
         self.follower: Follower | None = None
         self.body: Body = None
-        self.tombstone_bound = 0  # as the leader told
+        self.told_side: Side | None = None  # came with the body
+        self.new_side: Side | None = None  # written, and not durable yet
+        self.granting: dict[int, int] = {}  # leases to be answered, with the versions they are of
         self.parked: dict[str, FetchRequest] = {}
         self.shown = 0  # this process's high watermark, as far as it was checked
         self.known = self.disk.high_watermark  # the last one of a role that ended
@@ -152,6 +167,8 @@ class Node:
         elif isinstance(role, Leave):
             self.follower = None
             self.disk = self.world.new_disk()
+            self.world.heard.pop(self.name, None)
+            self.side, self.new_side = Side(), None
             self.known = self.shown = self.disk.high_watermark
         elif self.follower is None:
             self.shown = self.known
@@ -161,6 +178,8 @@ class Node:
                 self.disk.epochs,
                 log_end=len(self.disk.log),
                 high_watermark=self.known,
+                side_version=self.side.version,
+                tombstones_removed_below=self.disk.tombstones_removed_below,
             )
             self.perform(self.follower.resumed())
         elif "R3" in self.world.rules.mutations and isinstance(role, Follow):
@@ -183,6 +202,7 @@ class Node:
         disk = self.disk
         disk.sync()
         self.world.stats["terms"] += 1
+        self.side = replace(self.side, version=self._side_begin(self.side.version))
         self.leader = self.world.rules.leader(
             self.record,
             self.name,
@@ -192,6 +212,7 @@ class Node:
             high_watermark=self.known,
             now=self.world.now,
             lag_max=20.0,
+            side_version=self.side.version,
         )
         disk.begin_epoch(self.leader.epoch)
         if disk.epochs != self.leader.epochs:
@@ -207,7 +228,49 @@ class Node:
         self.known = self.leader.high_watermark
         self.leader = None
         self.parked.clear()
+        self.granting.clear()
         self.disk.sync()
+
+    # --- side state --------------------------------------------------------------
+
+    def _side_begin(self, version: int) -> int:
+        if "side versions" in self.world.rules.mutations:
+            return version
+        return side_state.begin(self.record.leader_epoch, version)
+
+    def change_side(self, leases: frozenset[int], tombstone_bound: int) -> None:
+        """What the leader changes is durable at once here."""
+        assert self.leader is not None
+        version = side_state.following(self.leader.epoch, self.side.version)
+        if "side versions" in self.world.rules.mutations:
+            version = self.side.version + 1
+        self.side = Side(version, leases, tombstone_bound)
+        for name in self.leader.side_changed(version, self.world.now):
+            self.answer(self.parked.pop(name))
+
+    def grant(self) -> None:
+        """A reader asks for a lease; it is answered when those in sync have it."""
+        if self.leader is not None and not self.leader.resigned:
+            self.world.value += 1
+            lease = self.world.value
+            self.change_side(self.side.leases | {lease}, self.side.tombstone_bound)
+            self.granting[lease] = self.side.version
+            self.world.see(self)
+
+    def release(self, lease: int) -> None:
+        if self.leader is not None and lease in self.side.leases:
+            self.world.granted.discard(lease)  # nothing is promised any more, whatever comes of it
+            self.change_side(self.side.leases - {lease}, self.side.tombstone_bound)
+
+    def raise_tombstone_bound(self) -> None:
+        """The leader lets all replicas forget the deletions that all of them have."""
+        if self.leader is None:
+            return
+        bound = self.leader.confirmed_by_all(self.world.now, FORGET_AFTER)
+        if "tombstones" in self.world.rules.mutations:
+            bound = self.leader.high_watermark
+        if bound > self.side.tombstone_bound:
+            self.change_side(self.side.leases, bound)
 
     # --- work --------------------------------------------------------------------
 
@@ -236,8 +299,16 @@ class Node:
     def finish_work(self) -> None:
         assert self.follower is not None
         self.disk.sync()
-        self.perform(self.follower.stored(len(self.disk.log), self.disk.epochs))
+        self.perform(self._stored(self.follower))
         self.world.see(self)
+
+    def _stored(self, follower: Follower) -> Effect | None:
+        version = None
+        if isinstance(follower.working, Append) and self.new_side is not None:
+            version = self.new_side.version
+            if "side state" not in self.world.rules.mutations:
+                self.side, self.new_side = self.new_side, None
+        return follower.stored(len(self.disk.log), self.disk.epochs, version)
 
     def failing_sync(self) -> None:
         """The log gives up what it could not sync."""
@@ -255,6 +326,7 @@ class Node:
                 self.step_down()
                 self.take_role()
         elif self.follower is not None:
+            self.new_side = None
             self.follower.failed(len(disk.log), disk.epochs)
 
     def retry(self) -> None:
@@ -274,13 +346,24 @@ class Node:
                     f"{self.name} confirms offset {effect.offset}, and {disk.synced} is durable"
                 )
             request = FetchRequest(
-                self.name, self.start, effect.epoch, effect.offset, effect.last_epoch
+                self.name,
+                self.start,
+                effect.epoch,
+                effect.offset,
+                effect.last_epoch,
+                effect.side_version,
             )
             self.world.send(Frame(self.name, effect.leader, 0, request=request))
         elif isinstance(effect, Append):
-            disk.add(self.body)
+            if self.new_side is not None:
+                self.side = (
+                    self.new_side
+                )  # only with the mutation: it is written when there is time
+            self.new_side = self.told_side
+            if self.body:
+                disk.add(self.body)
             if "R13" in self.world.rules.mutations:
-                self.perform(follower.stored(len(disk.log), disk.epochs))
+                self.perform(self._stored(follower))
         elif isinstance(effect, Truncate):
             self.world.stats["truncations"] += 1
             self.cut(effect.end, below_high_watermark=effect.below_high_watermark)
@@ -289,6 +372,7 @@ class Node:
             disk.gap(effect.next_offset, effect.epochs)
         elif isinstance(effect, Resync):
             self.world.stats["resyncs"] += 1
+            self.world.check_resync(self, effect)
             disk.start_over(effect.offset, effect.tombstones_removed_below)
             self.shown = len(disk.log)
         else:
@@ -307,10 +391,9 @@ class Node:
         elif self.follower is not None and self.start == frame.target_start:
             assert frame.answer is not None
             if self.follower.working is None:
-                self.body = frame.body
+                self.body, self.told_side = frame.body, frame.side
             first = self.disk.first
             self.perform(self.follower.answered(frame.answer, first_stored=first))
-            self.tombstone_bound = frame.tombstone_bound
             self.world.see(self)
 
     def serve(self, request: FetchRequest) -> None:
@@ -318,6 +401,10 @@ class Node:
             return
         verdict = self.leader.fetched(request, self.world.now)
         self.world.stats[verdict.kind.value] += 1
+        is_heard = verdict.kind in (Kind.SEND, Kind.PARK)
+        has_tombstones = request.offset >= self.disk.tombstones_removed_below
+        if is_heard and has_tombstones and self.world.record.leads(self.name, self.start):
+            self.world.heard[request.node] = self.world.now
         if verdict.kind is Kind.PARK:
             self.parked[request.node] = request
         elif verdict.kind is Kind.SEND:
@@ -332,6 +419,7 @@ class Node:
         body, end = (None, offset)
         if diverging is None:
             body, end = self.disk.read(offset, self.world.random.randrange(1, 5))
+        side = self.side if request.side_version != self.side.version else None
         gap = Gap(end, leader.epochs_of_gap(offset, end)) if end > offset else None
         answer = Answer(
             leader.epoch,
@@ -343,9 +431,8 @@ class Node:
             tombstones_removed_below=self.disk.tombstones_removed_below,
             diverging=diverging,
             gap=gap,
-            has_content=bool(body),
+            has_content=bool(body) or side is not None,
         )
-        self.tombstone_bound = leader.confirmed_by_all(self.world.now, FORGET_AFTER)
         self.world.send(
             Frame(
                 self.name,
@@ -353,7 +440,7 @@ class Node:
                 request.start,
                 answer=answer,
                 body=body,
-                tombstone_bound=self.tombstone_bound,
+                side=side,
             )
         )
 
@@ -383,6 +470,8 @@ class World:
         self.stats: Counter[str] = Counter()
         self.trace: deque[str] = deque(maxlen=80)
         self.committed: list[Entry] = []
+        self.granted: set[int] = set()  # leases that were answered, and not given back
+        self.heard: dict[str, float] = {}  # when a leader had what a node confirmed
         self.deleted_below = 0  # by retention of any node: compaction may drop what lies there
         self.unknown_below = 0  # after an unclean recovery, of a node that has deleted it
         self.frames: list[Frame] = []
@@ -438,6 +527,8 @@ class World:
             (self._failing_sync, 0.3 * faults.failing_syncs),
             (self._retain, 0.5),
             (self._tidy, 1),
+            (self._grant, 0.7),
+            (self._release, 0.5),
             (self._stop, 0.2 * faults.crashes),
             (self._leave, 0.3 * faults.planned),
             (self._move, 1.0 * faults.moves),
@@ -470,6 +561,13 @@ class World:
         if leader is not None:
             now = self.record
             leads = (now.leader, now.leader_epoch) == (node.name, leader.epoch)
+            for lease, version in list(node.granting.items()):
+                if version <= leader.side_confirmed:
+                    del node.granting[lease]
+                    if lease in node.side.leases:
+                        self.stats["leases"] += 1
+                        self.granted.add(lease)
+                        self.check_copies()
             if leads and leader.is_ready and end < len(self.committed):
                 raise Violation(f"{node.name} is ready at {end}, {len(self.committed)} was shown")
 
@@ -498,6 +596,17 @@ class World:
         if self.record.leads(node.name, node.start):
             self._check_copy(node, "leads")
 
+    def check_resync(self, node: Node, effect: Resync) -> None:
+        """A copy is not dropped for tombstones that went while its leader heard of it."""
+        heard, end = self.heard.pop(node.name, None), len(node.disk.log)
+        if heard is None or end >= effect.tombstones_removed_below:
+            return
+        if self.now - heard < FORGET_AFTER:
+            raise Violation(
+                f"{node.name} drops its log of end {end}, was heard {self.now - heard} s ago, and "
+                f"tombstones are gone below {effect.tombstones_removed_below}"
+            )
+
     def check_copies(self) -> None:
         """All that may be elected have what was committed, durably."""
         for name in self.record.isr + self.record.eligible:
@@ -513,6 +622,8 @@ class World:
                 f"{node.name} {why} with {disk.log[first:]}, synced to {disk.synced}; committed "
                 f"from {first}: {self.committed[first:]}"
             )
+        if missing := self.granted - node.side.leases:
+            raise Violation(f"{node.name} {why} without the leases {missing}")
 
     def _agrees(self, log: list[Entry], first: int, end: int) -> bool:
         """Whether a log has what was committed. A compacted one may lack a record if a newer one of
@@ -608,7 +719,16 @@ class World:
 
     def _tidy(self, node: Node) -> None:
         if node.up:
-            node.disk.tidy(self.random, node.tombstone_bound)
+            node.disk.tidy(self.random, node.side.tombstone_bound)
+            node.raise_tombstone_bound()
+
+    def _grant(self, node: Node) -> None:
+        if node.up:
+            node.grant()
+
+    def _release(self, node: Node) -> None:
+        if node.up and node.side.leases:
+            node.release(self.random.choice(sorted(node.side.leases)))
 
     # --- records -----------------------------------------------------------------
 
@@ -723,6 +843,10 @@ class World:
     def _end(self, node: Node) -> None:
         if self.random.random() < 0.5:
             self.sessions.discard(node.name)
+        if node.new_side is not None and "side state" not in self.rules.mutations:
+            node.side = self.random.choice((node.side, node.new_side))
+        node.new_side = None
+        node.granting.clear()
         node.up = False
         node.leader = node.follower = None
         node.parked.clear()
@@ -749,6 +873,8 @@ class World:
         self.incomplete = incomplete
         node.lost_data = True
         node.disk.lose(self.random)
+        node.side = Side()
+        self.heard.pop(node.name, None)
 
     def _start(self, node: Node) -> None:
         """Registers, by a change that no other node's can come between, then takes its role."""
@@ -822,5 +948,7 @@ class World:
                 # It has deleted what it would have to say about these offsets.
                 self.unknown_below = max(self.unknown_below, node.disk.log_start)
             self.incomplete.clear()
+            self.heard.clear()
+            self.granted &= node.side.leases
             self.put(after, "recover")
             node.adopt(after)

@@ -55,16 +55,18 @@ def plan_pass(
 ) -> CompactionPlan | None:
     """What a pass over `segments`, a snapshot of the log's, would do now; None when none is due.
 
-    With `keep_tombstones` none is dropped, however old it seems; nor is one of a stream with
-    replicas, as a replica that is away may still have what it deletes. Takes time linear in the
-    number of segments.
+    With `keep_tombstones` none is dropped, however old it seems. In a stream with replicas they
+    stay until every replica has them: one that lacks them may still have what they delete. Takes
+    time linear in the number of segments.
     """
-    keep_tombstones = keep_tombstones or settings.replicas > 1
     try:
         leases = log.leases.live(now_ns)
     except StorageError as error:  # nothing that they may hold must change
         logger.warning("compaction-waits stream=%s error=%s", log.name, error)
         return None
+    kept_from = [lease.low for lease in leases]
+    if settings.replicas > 1:
+        kept_from.append(log.leases.tombstone_bound)
     return plan_compaction(
         segments,
         policy_of(settings),
@@ -76,9 +78,7 @@ def plan_pass(
         on_demand=on_demand,
         quarantined=_damaged(log),
         first_stamp_ns=lambda number: _first_stamp_ns(log, segments[number]),
-        keep_tombstones_from=(
-            0 if keep_tombstones else min((lease.low for lease in leases), default=None)
-        ),
+        keep_tombstones_from=0 if keep_tombstones else min(kept_from, default=None),
     )
 
 

@@ -27,6 +27,7 @@ from liftlog.cluster.following import (
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import (
     CorruptBatch,
+    CorruptMetadata,
     FencedEpoch,
     LiftlogError,
     NotLeader,
@@ -35,6 +36,7 @@ from liftlog.errors import (
     UnknownEpoch,
     UnsupportedFormat,
 )
+from liftlog.log.leases import SideState
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.server.commits.host import StreamHost
@@ -70,6 +72,8 @@ class FollowedStream:
             log.epochs,
             log_end=log.log_end_offset,
             high_watermark=log.high_watermark,
+            side_version=log.leases.side_state.version,
+            tombstones_removed_below=log.tombstones_removed_below,
         )
         self.leader_end = 0
         """Where the leader's log ended in its last answer."""
@@ -226,8 +230,9 @@ class FollowedStream:
         """Append what the answer brought. A leader's publishers wait for it, and two handovers
         between threads take longer than a small append: it is made at once if the disk is fast."""
         body, self._body = self._body, None
-        append = partial(self._append, body)
-        if body is not None and len(body) <= _INLINE_BYTES:
+        told = None if self._told is None else self._told.side_state
+        append = partial(self._append, body, told)
+        if body is not None and len(body) <= _INLINE_BYTES and told is None:
             try:
                 if self.host.run_inline(append):
                     self._changed(None)
@@ -250,7 +255,8 @@ class FollowedStream:
         if self._closed:
             return
         if error is None:
-            effect = self.follower.stored(log.log_end_offset, log.epochs)
+            side = log.leases.side_state.version
+            effect = self.follower.stored(log.log_end_offset, log.epochs, side)
             self.host.commit_up_to(self.follower.high_watermark)
             self._do(effect)
         elif isinstance(error, CorruptBatch):
@@ -266,8 +272,14 @@ class FollowedStream:
         else:
             self.host.fail(f"internal error while following: {error!r}")
 
-    def _append(self, body: memoryview | None) -> None:
+    def _append(self, body: memoryview | None, told: dict[str, Any] | None) -> None:
+        """The next request confirms the side state as it confirms records: it is stored first."""
         log = self.host.log
+        if told is not None:
+            try:
+                log.leases.copy(SideState.from_dict(told))
+            except CorruptMetadata as error:
+                raise CorruptBatch(f"the leader's answer cannot be used: {error}") from error
         if body is None:
             return
         try:
@@ -321,7 +333,7 @@ def _answer_from(received: Replica) -> Answer:
         tombstones_removed_below=received.tombstones_removed_below,
         diverging=(diverging[0], diverging[1]) if diverging and len(diverging) == 2 else None,
         gap=gap,
-        has_content=received.body_length > 0,
+        has_content=received.body_length > 0 or received.side_state is not None,
     )
 
 

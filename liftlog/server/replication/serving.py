@@ -86,6 +86,7 @@ class ServedStream:
         self._loop = asyncio.get_running_loop()
         self._parked: dict[str, _Parked] = {}
         self._looking: set[asyncio.Future[None]] = set()
+        self._confirming: list[tuple[int, asyncio.Future[None]]] = []
         self.gate = ReplicatedGate(
             leader,
             log_end=lambda: log.log_end_offset,
@@ -117,6 +118,8 @@ class ServedStream:
             # A thread has written, and the loop is yet to be told. What is read below is the log.
             self.gate.written()
         verdict = self.gate.fetched(asked)
+        if self._confirming:
+            self._tell_confirmed()
         kind = verdict.kind
         if kind is Kind.PARK:
             timer = self._loop.call_later(_PARKED_SECONDS, self.gate.expired, node)
@@ -157,10 +160,50 @@ class ServedStream:
     def adopt(self, record: StreamRecord) -> None:
         """A newer record of the stream. If it ends this epoch, the stream has stepped down."""
         self.gate.adopt(record)
+        self._tell_confirmed()
+
+    # --- the side state ---
+
+    def side_changed(self) -> None:
+        """The side state may have changed; it is durable here. Followers get it at once."""
+        version = self._log.leases.side_state.version
+        if version != self.leader.side_version:
+            self._answer(self.leader.side_changed(version, self._loop.time()))
+            self._tell_confirmed()
+
+    async def side_confirmed(self) -> None:
+        """Return when the side state, as it is now, outlives this leader. Raises NotLeader when
+        another node may lead before that."""
+        self.side_changed()
+        version = self.leader.side_version
+        if self.leader.resigned:
+            raise NotLeader(f"{self.leader.node} no longer leads stream {self._log.name}")
+        if version > self.leader.side_confirmed:
+            confirmed: asyncio.Future[None] = self._loop.create_future()
+            self._confirming.append((version, confirmed))
+            await confirmed
+
+    def _tell_confirmed(self) -> None:
+        reached, waiting = self.leader.side_confirmed, self._confirming
+        self._confirming = [one for one in waiting if one[0] > reached]
+        for version, confirmed in waiting:
+            if version <= reached and not confirmed.done():
+                confirmed.set_result(None)
+
+    def tombstone_bound(self, forget_after: float) -> int:
+        """Below this offset every replica has all tombstones, except replicas that were not heard
+        of for so many seconds."""
+        return self.leader.confirmed_by_all(self._loop.time(), forget_after)
 
     def close(self) -> None:
         """The lead has ended: nothing more is answered."""
         self._refuse_parked()
+        confirming, self._confirming = self._confirming, []
+        for _, confirmed in confirming:
+            if not confirmed.done():
+                confirmed.set_exception(
+                    NotLeader(f"{self.leader.node} no longer leads stream {self._log.name}")
+                )
         for looking in self._looking:
             looking.cancel()
 
@@ -265,8 +308,16 @@ class ServedStream:
             log.log_start_offset,
             log.epoch_before(first_stored),
             self.leader.record.version,
+            self._side_state(request),
             body_length=body_length,
         )
+
+    def _side_state(self, request: Replicate) -> dict[str, Any] | None:
+        side = self._log.leases.side_state
+        if self.leader.side_version == request.side_version:
+            return None
+        # As it is now, which may be newer than what is being confirmed.
+        return {**side.to_dict(), "version": side.version, "tombstone_bound": side.tombstone_bound}
 
 
 def _refusal(kind: Kind, request: Replicate, leader: Leader) -> LiftlogError:

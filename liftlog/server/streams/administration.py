@@ -110,6 +110,7 @@ class Administration:
             self._running,
             streams.now_ns,
             streams.reserve,
+            copied=self._copied,
             clock_is_trusted=lambda: streams.clock_guard.wall_clock_is_trusted(),
         )
         self._started_ns = time.time_ns()
@@ -117,6 +118,11 @@ class Administration:
         self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
         )
+
+    async def _copied(self, name: str) -> None:
+        """Return when what is kept beside a stream's records is on the other nodes, too."""
+        if self._streams.replicated is not None:
+            await self._streams.replicated.side_confirmed(name)
 
     # --- settings ---
 

@@ -78,6 +78,11 @@ class ClusterNode:
         self._spawn(streams.mirror.run())
         self._spawn(streams.keep_in_sync())
         self._spawn(streams.hearing.run())
+        self._spawn(
+            streams.let_tombstones_go(
+                self._settings.cleaner.interval_seconds, cluster.forget_after_seconds
+            )
+        )
 
     async def _open_store(self) -> MetaStore:
         """Raises ConfigError, StorageError."""

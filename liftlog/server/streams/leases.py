@@ -1,13 +1,14 @@
 """Leases: which part of a stream is held back from retention for a reader, and for how long.
 
 They are granted and renewed by exclusive calls, as retention is applied: what a lease promises is
-still there when it is granted.
+still there when it is granted. A change of a replicated stream's leases is answered when those in
+sync have it, so a lease outlives its leader.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from weakref import WeakKeyDictionary
 
 from liftlog.errors import InvalidArgument
@@ -25,8 +26,9 @@ _MAX_PARTS = 1_000_000
 
 class LeaseKeeping:
     """Belongs to the event loop. `stream` finds a running stream or raises, `now_ns` is the time
-    for judging ages, `clock_is_trusted` says whether retention by time is applied. On a full disk
-    leases are refused, but can be released."""
+    for judging ages, `clock_is_trusted` says whether retention by time is applied. `copied` waits
+    until those in sync have the leases of a stream as they are now. On a full disk leases are
+    refused, but can be released."""
 
     def __init__(
         self,
@@ -34,11 +36,13 @@ class LeaseKeeping:
         now_ns: Callable[[], int],
         reserve: DiskReserve,
         *,
+        copied: Callable[[str], Awaitable[None]],
         clock_is_trusted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._stream = stream
         self._now_ns = now_ns
         self._reserve = reserve
+        self._copied = copied
         self._clock_is_trusted = clock_is_trusted
         # The parts that have been read, of each live lease that several readers share. They are not
         # stored: after a restart of the daemon such a lease ends by time.
@@ -58,7 +62,8 @@ class LeaseKeeping:
 
         "earliest" is where retention wants the log to start. Other leases may hold the log start
         below that; if each new lease began there, readers that follow each other would hold it
-        forever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation.
+        forever. Raises OffsetOutOfRange, InvalidArgument, LimitExceeded, StaleIncarnation, and
+        NotLeader or NotEnoughReplicas: then the lease, which no one knows, ends by time.
         """
         host = self._stream(name)
         check_incarnation(name, host.log.incarnation, incarnation)
@@ -77,7 +82,9 @@ class LeaseKeeping:
                 principal=principal,
             )
 
-        return self._info(host, await host.exclusively(grant))
+        granted = await host.exclusively(grant)
+        await self._copied(name)
+        return self._info(host, granted)
 
     async def renew(
         self,
@@ -89,7 +96,8 @@ class LeaseKeeping:
         finished: tuple[int, int] | None = None,
     ) -> LeaseInfo:
         """`finished` is (part, number of parts) of a read that several readers share: once every
-        part is finished, the lease is released. Raises LeaseGone, InvalidArgument."""
+        part is finished, the lease is released. Raises LeaseGone, InvalidArgument, NotLeader,
+        NotEnoughReplicas."""
         if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
             raise InvalidArgument(
                 f"there is no part {finished[0]} of {finished[1]}: parts count from 0, and a read "
@@ -103,6 +111,7 @@ class LeaseKeeping:
                 lease_id, duration_ns=ttl_ms * _MS_NS, now_ns=self._now_ns(), low=low
             ),
         )
+        await self._copied(name)
         if finished is not None and self._is_last(host, lease_id, *finished):
             await self.release(name, lease_id)
         return self._info(host, renewed)
@@ -124,6 +133,7 @@ class LeaseKeeping:
             lambda: host.log.leases.release(lease_id, now_ns=self._now_ns()),
             reserve=self._reserve,
         )
+        await self._copied(name)
 
     def live(self, name: str) -> list[LeaseInfo]:
         """The live leases, oldest first."""

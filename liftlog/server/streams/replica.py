@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from liftlog.cluster import transitions
+from liftlog.cluster import side_state, transitions
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.roles import Follow, Lead, Leave, Register, role_of
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import DataDir, Log
+from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import StreamHost, new_metadata
 from liftlog.server.replication.fetching import FollowedStream
@@ -247,7 +248,10 @@ class Replica:
     async def _lead(self, record: StreamRecord) -> None:
         await self._end_role()
         log, _ = await self._open(record)
-        await asyncio.to_thread(log.begin_epoch, record.leader_epoch)
+        epoch = record.leader_epoch
+        await asyncio.to_thread(log.begin_epoch, epoch)
+        # Every change until the next role is of this epoch: the log is opened again then.
+        log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
         leader = Leader(
             record,
             self._me,
@@ -257,10 +261,9 @@ class Replica:
             high_watermark=log.high_watermark,
             now=asyncio.get_running_loop().time(),
             lag_max=self._node.lag_max_seconds,
+            side_version=log.leases.side_state.version,
         )
-        led = ServedStream(
-            leader, log, pace=self._node.pace, ended=partial(self._ended, record.leader_epoch)
-        )
+        led = ServedStream(leader, log, pace=self._node.pace, ended=partial(self._ended, epoch))
         settings, origin = settings_of(record), origin_of(record)
         host = await self._node.hosts.host_replica(self.name, settings, log, origin=origin, led=led)
         self._log, self.led = None, led
@@ -268,7 +271,7 @@ class Replica:
             if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
                 led.lost(other)
         host.commit_up_to(leader.local(log.durable_end_offset))
-        logger.info("leading stream=%s epoch=%d", self.name, record.leader_epoch)
+        logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, epoch: int, reason: str) -> None:
         """This node no longer leads in this epoch, and will not again, whatever the record says."""
@@ -355,11 +358,25 @@ class Replica:
         led = self.led
         if led is not None:
             try:
+                led.side_changed()  # leases also end without a request
                 change = led.propose()
                 if change is not None:
                     await self._node.mirror.commit(change)
             except LiftlogError as error:  # one stream must not end the task of all
                 logger.warning("in-sync-set-unchanged stream=%s error=%s", self.name, error)
+
+    async def let_tombstones_go(self, forget_after_seconds: float) -> None:
+        """Let compaction remove the tombstones that every replica has, here and on the others."""
+        led, host = self.led, self._node.hosts.hosts.get(self.name)
+        if led is None or host is None or compaction_of(host.settings) is None:
+            return
+        leases, bound = host.log.leases, led.tombstone_bound(forget_after_seconds)
+        if bound > leases.tombstone_bound:
+            try:
+                await host.exclusively(lambda: leases.raise_tombstone_bound(bound))
+                led.side_changed()
+            except LiftlogError as error:  # one stream must not end the task of all
+                logger.warning("tombstones-kept stream=%s error=%s", self.name, error)
 
     async def leave(self) -> None:
         """Before a planned stop: leave the in-sync set, and the lead with it."""

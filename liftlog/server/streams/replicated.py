@@ -13,7 +13,7 @@ from typing import Any
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore
-from liftlog.errors import LiftlogError, StreamNotFound
+from liftlog.errors import LiftlogError, NotEnoughReplicas, StreamNotFound
 from liftlog.log import DataDir
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate
 from liftlog.server.replication.fetching import FollowedStream
@@ -31,6 +31,7 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PROPOSE_SECONDS = 0.1
 _RECONNECT_SECONDS = 1.0
+_CONFIRM_SECONDS = 10.0
 
 
 class ReplicatedStreams:
@@ -113,6 +114,14 @@ class ReplicatedStreams:
             for replica in list(self._streams.values()):
                 await replica.propose()
 
+    async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
+        """Tell compaction, now and then until cancelled, which tombstones every replica has, except
+        those that were not heard of for `forget_after_seconds`."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            for replica in list(self._streams.values()):
+                await replica.let_tombstones_go(forget_after_seconds)
+
     # --- the start ---
 
     async def open_streams(self) -> None:
@@ -169,6 +178,19 @@ class ReplicatedStreams:
         if replica is None or replica.led is None:
             raise self.not_leader(name)
         return replica.led
+
+    async def side_confirmed(self, name: str) -> None:
+        """Return when leases, as they are now, outlive this node; at once if the stream has no
+        replicas. Raises NotLeader, and NotEnoughReplicas when that takes long."""
+        if not self.knows(name):
+            return
+        try:
+            await asyncio.wait_for(self._led(name).side_confirmed(), _CONFIRM_SECONDS)
+        except TimeoutError:
+            raise NotEnoughReplicas(
+                f"the other replicas of stream {name} have not stored the change",
+                hint="try again when more of them are in sync; `liftlog cluster status` shows them",
+            ) from None
 
     def peer_came(self, node: str) -> None:
         """A connection of another node has introduced itself."""

@@ -99,6 +99,18 @@ def test_side_state_is_confirmed_with_the_next_request() -> None:
     assert one.stored(10, TABLE, side_version=3) == fetch(10, 4, side_version=3)
 
 
+def test_a_copy_that_was_begun_after_tombstones_went_is_not_begun_again() -> None:
+    one = follower(OUT)
+    gone = answer(has_content=True, version=2, first_stored=3, tombstones_removed_below=40)
+    assert one.answered(gone) == Resync(3, 40)
+    assert one.stored(3, ()) == fetch(3, 0)
+    more = replace(gone, offset=3, last_epoch=0)
+    assert one.answered(more) == Append()
+    assert one.stored(20, ((5, 3),)) == fetch(20, 5)
+    more = replace(gone, offset=20, last_epoch=5, tombstones_removed_below=41)
+    assert one.answered(more) == Resync(3, 41), "these may be of keys that have been copied"
+
+
 # --- records ---------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
 from liftlog.cluster.leading import FetchRequest, Kind, Leader, Verdict
 from liftlog.cluster.record import StreamRecord
@@ -179,6 +180,35 @@ def test_side_state_is_copied_and_confirmed() -> None:
     assert ask(one, "b", 10, side_version=3).kind is Kind.PARK
     ask(one, "c", 10, side_version=3)
     assert one.side_confirmed == 3
+
+
+def test_side_state_is_not_confirmed_while_too_few_are_in_sync() -> None:
+    """Another node may be elected of those that left, and they do not have it."""
+    one = leader(replace(RECORD, isr=("a",), eligible=("b", "c")))
+    one.side_changed(3, 100.0)
+    assert one.side_confirmed == 0
+
+
+def test_a_follower_with_other_side_state_than_the_epoch_began_with_is_not_in_sync() -> None:
+    begun = side_state.begin(5, 3)
+    one = leader(replace(RECORD, isr=("a", "b")), side_version=begun)
+    ask(one, "b", 10, side_version=begun)
+    assert ask(one, "c", 10, side_version=3).kind is Kind.SEND
+    assert one.propose(100.0) is None
+    ask(one, "c", 10, side_version=begun)
+    change = one.propose(100.0)
+    assert change is not None
+    assert change.after.isr == ("a", "b", "c")
+
+
+def test_versions_of_a_later_leader_are_higher_and_the_empty_state_has_none() -> None:
+    assert side_state.begin(5, side_state.EMPTY) == side_state.EMPTY
+    first = side_state.following(5, side_state.EMPTY)
+    second = side_state.following(5, first)
+    assert second == first + 1
+    assert side_state.begin(5, second) == second, "the only replica keeps its epoch"
+    begun = side_state.begin(6, second)
+    assert second < begun < side_state.following(6, second)
 
 
 def test_what_a_gap_hides_of_the_epochs_goes_along() -> None:

@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 from support.logs import BASE_NS, DIRECTORY, create, reopen
-from support.simfs import Fault, MachineStopped, SimFileSystem
+from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
-from liftlog.errors import DiskFull, InvalidArgument, LeaseGone, LimitExceeded, StorageError
+from liftlog.errors import (
+    CorruptMetadata,
+    DiskFull,
+    InvalidArgument,
+    LeaseGone,
+    LimitExceeded,
+    StorageError,
+)
 from liftlog.log.leases import (
     LEASES_NAME,
     MAX_DURATION_NS,
@@ -20,6 +27,7 @@ from liftlog.log.leases import (
     MAX_LEASES_PER_PRINCIPAL,
     Lease,
     Leases,
+    SideState,
 )
 
 MINUTE_NS = 60 * 1_000_000_000
@@ -279,3 +287,89 @@ def test_they_live_in_the_directory_of_the_log(fs: SimFileSystem) -> None:
     lease = acquire(log.leases, 1, 1)
     reopened, _ = reopen(fs.kill())
     assert reopened.leases.live(BASE_NS) == (lease,)
+
+
+# --- side state ---
+
+
+def test_a_leader_numbers_its_changes_and_a_replica_copies_them(
+    leases: Leases, fs: SimFileSystem
+) -> None:
+    assert leases.side_state.version == 0
+    leases.number(lambda version: version, lambda version: version + 10)
+    lease = acquire(leases, 3, 9)
+    leases.raise_tombstone_bound(5)
+    leases.raise_tombstone_bound(4)
+    assert (leases.side_state.version, leases.tombstone_bound) == (20, 5)
+    told = SideState.from_dict(leases.side_state.to_dict())
+    copy_fs = SimFileSystem()
+    copy = opened(copy_fs, directory(copy_fs))
+    copy.copy(told)
+    for one in (copy, opened(copy_fs.power_cut("none"))):
+        assert one.side_state == leases.side_state
+        assert one.live(BASE_NS) == (lease,)
+    leases.release(lease.lease_id, now_ns=BASE_NS)
+    copy.copy(leases.side_state)
+    assert opened(copy_fs.power_cut("none")).side_state == SideState(30, {}, 5)
+
+
+def test_leases_of_a_time_without_replicas_are_side_state_too(
+    leases: Leases, fs: SimFileSystem
+) -> None:
+    acquire(leases, 3, 9)
+    assert opened(fs).side_state.version == 0
+    leases.number(lambda version: version + 70, lambda version: version + 1)
+    assert leases.side_state.version == 71, "1 before, since 0 is the empty state"
+
+
+def test_void_leases_are_a_change_and_the_bound_stays(leases: Leases) -> None:
+    leases.number(lambda version: version, lambda version: version + 1)
+    leases.raise_tombstone_bound(5)
+    assert leases.void("the disk is full") == 0
+    assert leases.side_state.version == 1
+    acquire(leases, 3, 9)
+    assert leases.void("the disk is full") == 1
+    assert leases.side_state == SideState(3, {}, 5)
+
+
+@pytest.mark.parametrize("stop", range(12))
+def test_a_copy_is_whole_or_the_one_before(stop: int) -> None:
+    """The version names what is there: a replica never confirms what a crash has taken."""
+    fs = SimFileSystem()
+    copy = opened(fs, directory(fs))
+    old, new = SideState(1, {}, 3), SideState(2, {"a": Lease("a", 1, 2, BASE_NS)}, 4)
+    copy.copy(old)
+    fs.stop_at = fs.operations + stop
+    possible = [old, new]
+    try:
+        copy.copy(new)
+        possible = [new]
+    except MachineStopped:
+        pass
+    keeps: list[Keep] = ["none", "all"]
+    for keep in keeps:
+        assert opened(fs.power_cut(keep)).side_state in possible
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"leases": {"a": 1}},
+        {"leases": [{"lease_id": "a"}]},
+        {"leases": [], "version": -1},
+        {"leases": [], "version": True},
+        {"leases": [], "version": 1, "tombstone_bound": "5"},
+        {"leases": [{"lease_id": 5, "low": 1, "high": 2, "expires_ns": 3, "holder": ""}]},
+        {"leases": [{"lease_id": "a", "low": 1.5, "high": 2, "expires_ns": 3, "holder": ""}]},
+        {
+            "leases": [
+                {"lease_id": str(n), "low": 1, "high": 2, "expires_ns": 3, "holder": ""}
+                for n in range(MAX_LEASES + 1)
+            ]
+        },
+    ],
+)
+def test_what_another_node_tells_may_be_anything(content: dict[str, object]) -> None:
+    with pytest.raises(CorruptMetadata):
+        SideState.from_dict(content)

@@ -59,7 +59,7 @@ EXAMPLES: list[Message] = [
     r.PeerAnswer("a", 4, ["x"]),
     r.Replica(7, 100, 6, 90, 120, 1, body_length=8),
     r.Replica(7, 100, 6, 90, 120, 1, [5, 80]),
-    r.Replica(7, 1, 0, 90, 120, 1, None, {"next": 4}, 3, 2, 5, 6, b"{}"),
+    r.Replica(7, 1, 0, 90, 120, 1, None, {"next": 4}, 3, 2, 5, 6, {"version": 1}),
     r.ClusterAnswer({"cluster_id": "c0ffee"}),
     m.Cancel(),
     a.Updated({"name": "s"}, [{"setting": "acks"}], {"records": 3}, True),

@@ -206,3 +206,26 @@ def test_compaction_looks_no_further_than_a_lease() -> None:
     plan = plan_pass(log, log.segments, limits, BASE_NS + MINUTE_NS)
     assert plan is not None
     assert (plan.sources, plan.dirty_end) == (2, 4)
+
+
+def test_tombstones_of_replicas_stay_from_the_bound_that_the_leader_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept_from: list[int | None] = []
+
+    def plan(*arguments: Any, keep_tombstones_from: int | None, **more: Any) -> None:
+        kept_from.append(keep_tombstones_from)
+
+    monkeypatch.setattr("liftlog.server.cleaning.compaction.plan_compaction", plan)
+    fs = SimFileSystem()
+    log = keyed(fs)
+    limits = settings(dedupe_window="0s", replicas=3, compaction={})
+    add(log, [[row(b"k", b"1")], [row(b"k", None)]])
+    log.roll()
+    end = log.log_end_offset
+    for bound in (0, end - 1, end):
+        log.leases.raise_tombstone_bound(bound)
+        plan_pass(log, log.segments, limits, BASE_NS)
+    grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
+    plan_pass(log, log.segments, limits, BASE_NS)
+    assert kept_from == [0, end - 1, end, 1]

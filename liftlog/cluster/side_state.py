@@ -1,0 +1,30 @@
+"""The side state of a stream: what its followers copy although it is not in the log.
+
+The leader changes it, and a lease or another change is answered when all whom the high watermark
+waits for have stored it: so it outlives the leader as records do. It is small and copied whole.
+
+A version is one number: the leader epoch of the change, and how many there were in that epoch. Two
+leaders that changed the same state each in their way gave it different versions. Version 0 is the
+empty state, which most streams have: there is nothing to copy, and nothing to store.
+"""
+
+from __future__ import annotations
+
+_CHANGES_BITS = 32
+
+EMPTY = 0
+"""The version of the side state that has nothing."""
+
+
+def begin(epoch: int, version: int) -> int:
+    """The version of what a leader of `epoch` begins with, if it has stored it as `version`.
+
+    Another replica may have something else, which the former leader told it alone: in the new epoch
+    all followers get what this one has.
+    """
+    return EMPTY if version == EMPTY else max(version, epoch << _CHANGES_BITS)
+
+
+def following(epoch: int, version: int) -> int:
+    """The version of a change of `version` by the leader of `epoch`."""
+    return max(version, epoch << _CHANGES_BITS) + 1
