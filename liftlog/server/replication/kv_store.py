@@ -47,7 +47,7 @@ from liftlog.stream.run import MessageRun
 logger = logging.getLogger("liftlog.server.replication")
 
 _ANSWER_SECONDS = 3.0
-_CREATE_SECONDS = 10.0
+_CREATE_SECONDS = 20.0
 _LOOK_SECONDS = 10.0
 """Between two looks for changes that no notice told of. A NATS server that leads no longer, and
 does not know it yet, answers reads for less."""
@@ -117,10 +117,7 @@ class NatsKvMetaStore:
                 return
             except NobodyAnswers as error:
                 if time.monotonic() - began > _NO_SERVICE_SECONDS:
-                    raise ConfigError(
-                        "the NATS servers do not run JetStream, which cluster.store: nats needs",
-                        hint="enable `jetstream {}` on three of them, with `sync_interval: always`",
-                    ) from error
+                    raise _no_jetstream() from error
                 self._warn("metadata-store-awaited error=%s", error)
             except StoreUnavailable as error:
                 self._warn("metadata-store-awaited error=%s", error)
@@ -160,17 +157,24 @@ class NatsKvMetaStore:
 
     async def create(self, replicas: int) -> bool:
         """Make the bucket and the record of the cluster, for `liftlog cluster init`; False if both
-        are there. Instead of `open`. Raises ConfigError, StoreUnavailable."""
+        are there. Instead of `open`. Raises ConfigError, CasUnknown, StoreUnavailable."""
         bucket = self.bucket
         self._link.start()
-        await self._link.wait_connected(_CREATE_SECONDS)
-        try:
-            made = await self._create_bucket(replicas)
-            return await create_cluster(self) or made
-        except NotAllowed as error:
-            raise ConfigError(str(error), hint=_permissions(bucket)) from error
-        except CasUnknown as error:
-            raise StoreUnavailable(f"{error}; run the command again") from error
+        until = time.monotonic() + _CREATE_SECONDS
+        await self._link.wait_connected(_ANSWER_SECONDS)
+        while True:
+            try:
+                made = await self._create_bucket(replicas)
+                return await create_cluster(self) or made
+            except NotAllowed as error:
+                raise ConfigError(str(error), hint=_permissions(bucket)) from error
+            except NobodyAnswers as error:
+                if time.monotonic() > until:
+                    raise _no_jetstream() from error
+            except (CasUnknown, StoreUnavailable):
+                if time.monotonic() > until:  # longer than an election takes
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _create_bucket(self, replicas: int) -> bool:
         """False if it exists as it should be."""
@@ -179,10 +183,6 @@ class NatsKvMetaStore:
             state = await self._state()
         except BucketMissing:
             pass
-        except NobodyAnswers as error:
-            raise ConfigError(
-                "the NATS servers do not run JetStream", hint="enable `jetstream {}` on them"
-            ) from error
         else:
             if state.problem:
                 raise ConfigError(
@@ -195,7 +195,7 @@ class NatsKvMetaStore:
         try:
             await self._link.ask(subject, question, check_created, seconds=_CREATE_SECONDS)
         except Unanswered as error:
-            raise StoreUnavailable(f"{error}; run the command again") from error
+            raise StoreUnavailable(str(error)) from error
         except Refused as error:
             if error.code in NOT_ENOUGH_SERVERS:
                 raise ConfigError(
@@ -460,10 +460,19 @@ async def make_store(settings: NatsSettings, cluster: str, replicas: int) -> boo
     store = NatsKvMetaStore(settings, settings.servers, cluster, "init")
     try:
         return await store.create(replicas)
-    except StoreUnavailable as error:
-        raise MetadataUnavailable(str(error), hint="check nats.servers, and the servers") from error
+    except (CasUnknown, StoreUnavailable) as error:
+        raise MetadataUnavailable(
+            str(error), hint="check nats.servers and the servers, and run the command again"
+        ) from error
     finally:
         await store.close()
+
+
+def _no_jetstream() -> ConfigError:
+    return ConfigError(
+        "the NATS servers do not run JetStream, which cluster.store: nats needs",
+        hint="enable `jetstream {}` on three of them, with `sync_interval: always`",
+    )
 
 
 def _permissions(bucket: Bucket) -> str:

@@ -60,11 +60,15 @@ class RenewedKey:
         await self._put()
         self._renewing = asyncio.get_running_loop().create_task(self._renew(), name="session")
 
-    async def close(self) -> None:
+    async def abandon(self) -> None:
+        """Stop renewing, and leave the key to expire."""
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
             renewing.cancel()
             await asyncio.wait({renewing})
+
+    async def close(self) -> None:
+        await self.abandon()
         with contextlib.suppress(MetaStoreError):
             try:
                 await self._store.delete(self._key, self._revision)
