@@ -20,7 +20,7 @@ from liftlog.errors import ConfigError
 if TYPE_CHECKING:
     from liftlog.settings import Settings
     from liftlog.settings.checks import Caution
-    from liftlog.settings.sources import Sources
+    from liftlog.settings.load import Sources
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

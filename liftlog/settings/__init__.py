@@ -3,9 +3,8 @@
 keys       the base of all models; key paths, and what differs between two configurations
 units      durations and sizes          addresses  listen addresses and server URLs
 daemon     the settings of the daemon   stream     the settings of one stream
-sources    file < environment < --set   load       `load_settings`, `parse_stream_settings`,
-                                                   the ACL file
 findings   what is wrong, in words      checks     across fields: findings and cautions
+load       `load_settings`: file < environment < --set; `parse_stream_settings`; the ACL file
 
 Made from the models: `generated` (a file to begin with, a schema for editors), and
 docs/reference/settings.md (by tools/pages).

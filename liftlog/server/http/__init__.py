@@ -8,5 +8,4 @@ one_record  one record out of a log, or why there is none
 appending   a message through NATS and its ack, on a connection of its own
 bodies      records and messages <-> JSON and raw bytes
 failures    errors as JSON, and their status
-spread_work long work in small pieces over many turns of the event loop
 """

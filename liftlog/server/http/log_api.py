@@ -34,7 +34,7 @@ from liftlog.server.http.callers import Callers, peer_of
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying, require_place
 from liftlog.server.http.one_record import check_readable, read_record
-from liftlog.server.http.spread_work import SpreadWork
+from liftlog.server.pull.fairness import SpreadWork
 from liftlog.server.streams.broker import Broker
 
 _PREFIX = "/api/v1/streams/{stream}"

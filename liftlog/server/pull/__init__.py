@@ -3,7 +3,6 @@
 Imports run one way, downwards in this list; `make lint` checks that.
 
 server           `PullServer`: accepts, and keeps the connections within their bounds
-listener         addresses, listening sockets
 certificates     TLS files -> the context, at the start and at each reload
 connection       one connected client: its socket, its login, its end
 client_requests  its requests, each handed to the code that answers it
@@ -23,8 +22,7 @@ fairness         the time that reading from clients takes in a turn of the loop,
                  filtered answers, both shared fairly
 read_share       what all consumers together may take of the event loop
 
-transport        one connected non-blocking socket
-page_cache       whether sending a slice would wait for the disk
+sockets          addresses and the sockets that listen on them; one connected socket
 limits           bounds
 """
 

@@ -32,7 +32,7 @@ from liftlog.server.pull.limits import (
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.send_queue import SendQueue
 from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.transport import Transport
+from liftlog.server.pull.sockets import Transport
 from liftlog.tls import problem
 
 logger = logging.getLogger("liftlog.server.pull")

@@ -10,6 +10,8 @@ no time left are read in the next turns.
 In both, the parties (principals) take turns, and so do the members of each (its connections): a
 principal with many jobs or many connections delays only itself. `read_share` bounds how much of the
 event loop all consumers together may take.
+
+`SpreadWork`: long work for the HTTP port, done in small pieces over many turns of the loop.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 _TURN_SECONDS = 0.005
+_SPREAD_SECONDS = 0.002
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class FairInput:
@@ -77,9 +83,6 @@ class FairInput:
             self._waiting[party] = works
         return work
 
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 _Job = tuple[Future[Any], Callable[[], Any]]
 
@@ -162,3 +165,28 @@ class _Place(Executor):
         **kwargs: Arguments.kwargs,
     ) -> Future[Result]:
         return self._threads.submit(self._party, self._member, partial(fn, *args, **kwargs))
+
+
+class SpreadWork:
+    """Belongs to one event loop. All requests of a port share one, so that together they take no
+    more of a turn than one alone; they are served in the order in which they ask.
+
+    Formatting what others sent belongs neither in one long call, which would delay every ack, nor
+    in a thread, where pure Python takes the interpreter from the commits for as long as it runs.
+    The callers bound the pieces.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = asyncio.Lock()
+        self._turn_began = 0.0
+
+    async def run(
+        self, piece: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Run `piece`; end this turn of the loop if it has taken long."""
+        async with self._one_at_a_time:
+            result = piece(*args, **kwargs)
+            if perf_counter() - self._turn_began > _SPREAD_SECONDS:
+                await asyncio.sleep(0)
+                self._turn_began = perf_counter()
+            return result

@@ -19,9 +19,14 @@ from liftlog.server.access.authentication import Identity
 from liftlog.server.access.origins import origin_of
 from liftlog.server.pull.connection import PullConnection
 from liftlog.server.pull.limits import PullLimits
-from liftlog.server.pull.listener import Listener, open_listener
 from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.transport import SocketTransport, TlsTransport, Transport
+from liftlog.server.pull.sockets import (
+    Listener,
+    SocketTransport,
+    TlsTransport,
+    Transport,
+    open_listener,
+)
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.intake import Ingested
 from liftlog.tls import own_certificate

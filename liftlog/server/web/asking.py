@@ -14,8 +14,7 @@ from liftlog.errors import InvalidArgument, LiftlogError, ShuttingDown
 from liftlog.server.access.gate import Gate
 from liftlog.server.http.callers import peer_of
 from liftlog.server.http.server import Health
-from liftlog.server.http.spread_work import SpreadWork
-from liftlog.server.pull.fairness import FairThreads
+from liftlog.server.pull.fairness import FairThreads, SpreadWork
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.history import History
 from liftlog.server.web.sessions import Sessions

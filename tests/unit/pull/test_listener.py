@@ -11,7 +11,7 @@ from support.raw_pull import RawPull
 
 from liftlog.errors import ConfigError
 from liftlog.server.pull import PullServer
-from liftlog.server.pull.listener import open_listener
+from liftlog.server.pull.sockets import open_listener
 
 
 async def test_a_unix_socket_serves_and_leaves_no_file(broker: LogBroker, tmp_path: Path) -> None:

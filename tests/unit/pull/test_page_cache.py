@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.server.pull.page_cache import STEP_BYTES, is_resident, make_resident
+from liftlog.server.pull.send_queue import STEP_BYTES, is_resident, make_resident
 
 
 @pytest.fixture
