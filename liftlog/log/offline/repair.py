@@ -21,8 +21,7 @@ from liftlog.log.environment import LogConfig, LogEnvironment, SystemClock
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, find_manifest
 from liftlog.log.offline.files import StreamFiles, give_to_owner
-from liftlog.log.offline.keeping import KeepingFileSystem
-from liftlog.log.offline.pretending import PretendingFileSystem
+from liftlog.log.offline.filesystems import KeepingFileSystem, PretendingFileSystem
 from liftlog.log.offline.rebuild import Rebuilt, rebuild_manifest
 from liftlog.log.offline.verify import (
     DAMAGE,

@@ -4,9 +4,8 @@ opening    creates the stream if it is missing, and loads the table
 layout     the key and the value of a stored checkpoint
 table      the checkpoints in memory
 judging    whether a stream can be read from a position
-service    commits, deletes and lists checkpoints; stores many at a time
+service    commits, deletes, lists and expires checkpoints; stores many at a time
 over_nats  commits that arrive as NATS messages
-expiry     deletes the checkpoints of consumers that are gone
 """
 
 from __future__ import annotations

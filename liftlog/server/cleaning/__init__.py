@@ -1,14 +1,13 @@
 """Compaction, re-batching and scrubbing of sealed segments, beside the daemon's own work.
 
-    cleaner     what is done next, one job at a time
-    compaction  plans a pass of one stream by the rules of `compaction.planning`
-    rebatching  which segments consist of small batches
-    scrubbing   which segment is verified next
-    jobs        one job: run it, swap its outcome in, clean up when it fails
-    state       what a stream's cleaning is doing, for people and metrics
-    process     starts the worker process, talks to it, notices when it dies
-    pace        how fast a job may go: it depends on how busy the daemon is
-    worker      the worker process: one job after the other, held to a rate and to free disk space
+    cleaner        what is done next, one job at a time
+    compaction     plans a pass of one stream by the rules of `compaction.planning`
+    next_segments  which consist of small batches and are re-batched, which one is scrubbed next
+    jobs           one job: run it, swap its outcome in, clean up when it fails
+    state          what a stream's cleaning is doing, for people and metrics
+    process        starts the worker process, talks to it, notices when it dies
+    pace           how fast a job may go: it depends on how busy the daemon is
+    worker         the worker process: one job after the other, held to a rate and to free disk
 
 A pure-Python thread beside the commits of the event loop would slow them down many times, so all
 reading and writing of segments happens in a process of its own, which is nice, holds no lock and

@@ -25,10 +25,9 @@ from liftlog.server.cleaning.compaction import (
     why_idle,
 )
 from liftlog.server.cleaning.jobs import JobRunner
+from liftlog.server.cleaning.next_segments import ScrubSchedule, SmallBatches
 from liftlog.server.cleaning.pace import IdleWatch, Seen
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
-from liftlog.server.cleaning.rebatching import SmallBatches
-from liftlog.server.cleaning.scrubbing import ScrubSchedule
 from liftlog.server.cleaning.state import StreamCleaning
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import CleanerSettings

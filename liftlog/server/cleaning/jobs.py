@@ -28,9 +28,9 @@ from liftlog.log.rewrite import (
 from liftlog.log.segment import Segment
 from liftlog.server.cleaning import worker as kinds
 from liftlog.server.cleaning.compaction import compaction_of
+from liftlog.server.cleaning.next_segments import job_for
 from liftlog.server.cleaning.pace import Rates, fixed_rate, rates_of
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
-from liftlog.server.cleaning.scrubbing import job_for
 from liftlog.server.cleaning.state import StreamCleaning
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import CleanerSettings

@@ -16,7 +16,7 @@ from compaction import RetentionDecision
 from liftlog.errors import DiskFull, LiftlogError
 from liftlog.log import DataDir
 from liftlog.log.recovery import ActiveState
-from liftlog.server.checkpoints.expiry import expire
+from liftlog.server.checkpoints.service import expire
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.retention import decide_retention, remove_decided

@@ -15,8 +15,7 @@ walking      the wanted records of a log, a bounded step at a time, forwards or 
 conditions   a text, a JSON field or an expression in values
 automaton    regular expressions whose time depends on the length of the text alone
 content      a value as text, JSON, hexadecimal or msgpack
-outline      JSON and msgpack as indented text, within bounds
-folding      such a text with colours, and marks where it folds
+outline      JSON and msgpack as indented text, within bounds; with colours, and where it folds
 formats      numbers, sizes, times and drawings for people
 answers      templates rendered; HTML, JSON and files with their headers
 

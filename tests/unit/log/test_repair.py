@@ -15,7 +15,7 @@ from liftlog.errors import CorruptMetadata
 from liftlog.log import ActiveState, Log
 from liftlog.log.data_dir import KnownStates
 from liftlog.log.manifest import read_manifest
-from liftlog.log.offline.keeping import KeepingFileSystem
+from liftlog.log.offline.filesystems import KeepingFileSystem
 from liftlog.log.offline.rebuild import rebuild_manifest
 from liftlog.log.offline.repair import Repair
 from liftlog.log.offline.verify import QUARANTINE, TAIL, Finding

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.server.web.folding import folded
-from liftlog.server.web.outline import outline_json
+from liftlog.server.web.outline import folded, outline_json
 
 values: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),

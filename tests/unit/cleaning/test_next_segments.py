@@ -10,7 +10,7 @@ import pytest
 from support.logs import BASE_NS, SMALL, FakeClock, encode, environment
 
 from liftlog.log import Log, OsFileSystem
-from liftlog.server.cleaning.scrubbing import SCRUB_NAME, ScrubSchedule
+from liftlog.server.cleaning.next_segments import SCRUB_NAME, ScrubSchedule
 
 HOUR_NS = 3600 * 10**9
 
