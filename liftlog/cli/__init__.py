@@ -10,8 +10,8 @@ suggestions names that the daemon knows           progress     bars for long wor
 A module for each command, and beside it what it is made of:
 
 serve, config       the daemon; its configuration
-stream              create, ls, info, for, compact, rm; stream_changes has the other changes, lease
-                    the leases, stream_words how a stream is described
+stream              create, ls, info, update, truncate and others; lease has the leases,
+                    stream_words how a stream is described
 consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed
 pub                 publish; pub_run does the work
 info, top, health   the daemon as it is

@@ -1,11 +1,12 @@
 """The record batch: the unit of checksum, of writing and of transfer. Pure bytes and values.
 
-    format, header   the constants, and the 64 bytes in front of each batch
+    format, header   the constants, escaped subjects, and the 64 bytes in front of each batch
     layout           where the columns lie, of one batch or of many: the one walk over them
     encode, decode   lists to the bytes of a batch; a lazy view over its bytes
     codecs           compressed bodies
     place            whether a batch stands where it belongs
-    subjects, message_headers, json_form   escaped subjects, header blocks, a record as JSON
+    message_headers  header blocks
+    json_form        a record as JSON
 
 With numpy, for those who work on many records at a time:
 

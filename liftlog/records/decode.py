@@ -28,6 +28,7 @@ from liftlog.records.format import (
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
     TOMBSTONES,
+    unescape_subject,
 )
 from liftlog.records.header import BatchHeader, Buffer, parse_header
 from liftlog.records.layout import (
@@ -43,7 +44,6 @@ from liftlog.records.layout import (
     size_of,
 )
 from liftlog.records.message_headers import MessageHeaders
-from liftlog.records.subjects import unescape_subject
 
 if TYPE_CHECKING:
     import pyarrow

@@ -30,9 +30,9 @@ from liftlog.records.format import (
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
     TOMBSTONES,
+    escape_subject,
     padding_for,
 )
-from liftlog.records.subjects import escape_subject
 
 StampRuns = Sequence[tuple[int, int]]
 """(timestamp_ns, number of consecutive records that have it), oldest first."""

@@ -1,4 +1,4 @@
-"""The bytes of a record batch: constants, the header struct and the column order.
+"""The bytes of a record batch: constants, the header struct, the column order, escaped subjects.
 
 The normative text is docs/reference/storage-format.md; this module is its twin in code.
 Everything is little-endian and every column starts at a multiple of 8 from the batch start.
@@ -20,6 +20,7 @@ Everything is little-endian and every column starts at a multiple of 8 from the 
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 
@@ -84,6 +85,8 @@ MAX_BATCH_LENGTH = 0x7FFF_FFF8  # value offsets are i32
 MAX_RAW_BODY_BYTES = 2**27  # what a compressed body may become
 MAX_TIMESTAMP_DELTA_US = 0xFFFF_FFFF
 
+_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+
 PADDING = (b"", b"\0", b"\0\0", b"\0\0\0", b"\0" * 4, b"\0" * 5, b"\0" * 6, b"\0" * 7)
 
 
@@ -95,3 +98,25 @@ def padding_for(size: int) -> bytes:
 def padded(size: int) -> int:
     """`size` rounded up to a multiple of 8."""
     return (size + 7) & ~7
+
+
+def escape_subject(raw: bytes) -> str:
+    """Readable, reversible text for a subject that is not UTF-8, as it stands in the dictionary of
+    a batch.
+
+    Every byte that is not part of valid UTF-8, and the backslash itself, is written as `\\xNN`.
+    Entries that need no escape are stored as they are, so a backslash in ordinary text keeps its
+    meaning: the per-entry flag of the dictionary tells them apart.
+    """
+    return raw.replace(b"\\", b"\\x5c").decode("utf-8", "backslashreplace")
+
+
+def unescape_subject(text: str) -> bytes:
+    """The bytes that were passed to `escape_subject`."""
+    out = bytearray()
+    end = 0
+    for match in _ESCAPE.finditer(text):
+        out += text[end : match.start()].encode()
+        out.append(int(match[1], 16))
+        end = match.end()
+    return bytes(out + text[end:].encode())

@@ -11,7 +11,7 @@ from support.values import binary
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import decode_batch, encode_batch
 from liftlog.records.encode import encode_single
-from liftlog.records.subjects import escape_subject, unescape_subject
+from liftlog.records.format import escape_subject, unescape_subject
 
 BASE_NS = 1_700_000_000_000_000_000
 

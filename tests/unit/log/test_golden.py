@@ -24,7 +24,7 @@ from liftlog.log.index import SparseIndex
 from liftlog.log.manifest import COPY_NAME, read_manifest
 from liftlog.log.slot import AckedSlot
 from liftlog.records import decode_batch, encode_batch, iter_batches
-from liftlog.records.subjects import unescape_subject
+from liftlog.records.format import unescape_subject
 
 CASES = from_json(json.loads((GOLDEN / "batches.json").read_text()))
 

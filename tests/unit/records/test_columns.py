@@ -15,8 +15,8 @@ from liftlog.records.format import (
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
     TOMBSTONES,
+    unescape_subject,
 )
-from liftlog.records.subjects import unescape_subject
 
 BASE_NS = 1_700_000_000_000_000_000
 COUNT = 5
