@@ -14,7 +14,8 @@ from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull, frame
 
 from liftlog.protocol.limits import MIB
-from liftlog.server.pull import PullLimits, send_queue
+from liftlog.server.pull import PullLimits
+from liftlog.server.pull.send_queue import make_resident as read_pages
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -188,7 +189,7 @@ async def test_cold_pages_are_read_by_a_thread_first(
     def make_resident(fd: int, position: int, length: int) -> list[range]:
         loop.call_soon_threadsafe(started.set)
         asyncio.run_coroutine_threadsafe(proceed.wait(), loop).result(10)
-        holes = send_queue.make_resident(fd, position, length)
+        holes = read_pages(fd, position, length)
         warmed.append((position, length))
         return holes
 
