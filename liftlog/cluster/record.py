@@ -59,6 +59,8 @@ class StreamRecord:
     """The leader epoch that the last unclean recovery began; 0 if there was none. A log without a
     record of that epoch or a later one may have to give up offsets below its high watermark."""
     deleted: bool = False
+    former: tuple[str, ...] = ()
+    """Incarnations of deleted streams of this name: nodes may still have copies of those."""
     system: bool = False
     version: int = 1
     """One higher with every change."""
@@ -201,6 +203,7 @@ _FORMS = {
     "version": _is_count,
     "incarnation": _is_name,
     "deleted": _is_flag,
+    "former": _are_names,
     "system": _is_flag,
     "settings": _are_settings,
     "log_start": _is_count,

@@ -24,6 +24,8 @@ from typing import Any
 from liftlog.cluster.record import StreamRecord, default_min_isr
 from liftlog.errors import Conflict, InvalidArgument
 
+_MAX_FORMER = 100
+
 
 def create(
     name: str,
@@ -304,6 +306,22 @@ def delete(record: StreamRecord) -> StreamRecord | None:
         record,
         replace(record, deleted=True, leader=None, leader_epoch=record.leader_epoch + 1),
     )
+
+
+def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
+    """The first record of a stream that follows a deleted one of its name. A node that was away
+    learns from it which copy it may remove."""
+    left = (deleted.incarnation,) if deleted.starts else ()
+    return replace(record, former=(deleted.former + left)[-_MAX_FORMER:])
+
+
+def removed(record: StreamRecord, node: str) -> StreamRecord | None:
+    """`node` has deleted its copy of a stream that was deleted. Without starts the record is of no
+    use any more: no copy is left."""
+    if not record.deleted or node not in record.starts:
+        return None
+    starts = {name: start for name, start in record.starts.items() if name != node}
+    return replace(record, starts=starts, version=record.version + 1)
 
 
 # --- parts -------------------------------------------------------------------------

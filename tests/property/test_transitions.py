@@ -78,6 +78,11 @@ class RecordChanges(RuleBasedStateMachine):
             self.acked = min(self.acked, self.stored[node])
 
     @rule(node=ONE)
+    def remove(self, node: str) -> None:
+        had = node in self.record.starts
+        assert self.change(t.removed, node) == (self.record.deleted and had)
+
+    @rule(node=ONE)
     def register_again(self, node: str) -> None:
         self.change(t.register, node, self.present[node], clean=True)
 

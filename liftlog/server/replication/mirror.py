@@ -10,9 +10,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from liftlog.cluster import transitions
 from liftlog.cluster.leading import Change
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, StoreUnavailable
+from liftlog.cluster.store import (
+    CasLost,
+    CasUnknown,
+    Entry,
+    MetaStore,
+    MetaStoreError,
+    StoreUnavailable,
+)
 from liftlog.errors import CorruptMetadata, LiftlogError, MetadataUnavailable
 from liftlog.server.replication.membership import Directory
 
@@ -75,6 +83,8 @@ class Mirror:
                 self._on_nodes()
             elif key.startswith(STREAM_PREFIX) and entry is not None:
                 self._note_record(record_of(key, entry), entry.revision)
+            elif key.startswith(STREAM_PREFIX):
+                self._note_purged(key.removeprefix(STREAM_PREFIX))
         except LiftlogError as error:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
@@ -90,20 +100,30 @@ class Mirror:
         self._revisions[record.name] = revision
         self._on_record(record)
 
+    def _note_purged(self, name: str) -> None:
+        """The store has no such record any more. One of a stream that was not deleted counts on:
+        only who loses the metadata removes that."""
+        known = self.records.get(name)
+        if known is not None and known.deleted:
+            del self.records[name], self._revisions[name]
+        elif known is not None:
+            logger.error("record-missing stream=%s", name)
+
     # --- changes ---
 
     async def create(self, record: StreamRecord) -> StreamRecord:
         """Store the first record of a stream, in the place of a deleted one; returns the record
         that is there then. Raises MetadataUnavailable."""
         for _ in range(_ATTEMPTS):
-            entry = await self._get(record.name)
+            entry, first = await self._get(record.name), record
             if entry is not None:
                 present = record_of(STREAM_PREFIX + record.name, entry)
                 if not present.deleted:
                     self._note_record(present, entry.revision)
                     return present
-            if await self._cas(record, 0 if entry is None else entry.revision):
-                return record
+                first = transitions.in_place_of(record, present)
+            if await self._cas(first, 0 if entry is None else entry.revision):
+                return first
         raise _busy(record.name)
 
     async def change(
@@ -123,6 +143,22 @@ class Mirror:
             if await self._cas(after, entry.revision):
                 return after
         raise _busy(name)
+
+    async def purge(self, name: str) -> None:
+        """Remove the record of a deleted stream that no node has a copy of. When it has changed
+        meanwhile, or the store does not answer, it stays. Raises CorruptMetadata."""
+        try:
+            entry = await self._store.get(STREAM_PREFIX + name)
+            if entry is None:
+                self._note_purged(name)
+                return
+            record = record_of(STREAM_PREFIX + name, entry)
+            if record.deleted and not record.starts:
+                await self._store.delete(STREAM_PREFIX + name, entry.revision)
+                self._note_purged(name)
+                logger.info("record-purged stream=%s", name)
+        except MetaStoreError as error:
+            logger.info("record-not-purged stream=%s reason=%s", name, error)
 
     async def commit(self, change: Change) -> None:
         """Try a leader's change of the in-sync set once. A newer record tells what came of it, or

@@ -12,6 +12,7 @@ retention        asks `compaction.retention` what to delete, holds back what is 
 housekeeping     retention, rolling and recovery points, a few streams at a time
 replicated       the streams that have records in a cluster: changed, served to other nodes
 replica          one of them: has the role on this node that its record says
+copies           its directory: opened, created, removed
 placing          which nodes hold a new one
 cluster_view     what clients are told of the cluster, and who else can answer them
 clustered        this daemon as a node: joins, and reaches the others

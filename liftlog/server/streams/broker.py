@@ -341,7 +341,7 @@ class Broker:
                     f"stream {name} comes from the configuration file",
                     hint="remove it there and restart the daemon, then delete it",
                 )
-            if self.replicated is not None:
+            if self.replicated is not None and self.replicated.knows(name):
                 await self.replicated.delete(name)
                 return
             try:

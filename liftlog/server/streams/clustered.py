@@ -29,6 +29,7 @@ logger = logging.getLogger("liftlog.server.replication")
 _RECORDS_NAME = "records"
 _JOIN_PAUSE_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
+_PURGE_SECONDS = 3600.0
 _REQUEST_SECONDS = 30.0
 _MAX_TOKEN_BYTES = 4096
 
@@ -77,6 +78,7 @@ class ClusterNode:
         broker.replicated = streams
         self._spawn(streams.mirror.run())
         self._spawn(streams.keep_in_sync())
+        self._spawn(streams.purge_deleted(_PURGE_SECONDS))
         self._spawn(streams.hearing.run())
         self._spawn(
             streams.let_tombstones_go(

@@ -21,14 +21,14 @@ from liftlog.cluster.roles import Follow, Lead, Leave, Register, role_of
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import DataDir, Log
 from liftlog.server.cleaning.compaction import compaction_of
-from liftlog.server.commits.configs import log_config
-from liftlog.server.commits.host import StreamHost, new_metadata
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.serving import CatchUpPace, ServedStream
+from liftlog.server.streams import copies
 from liftlog.server.streams.settings import origin_of, settings_of
 from liftlog.settings import StreamSettings
 
@@ -146,7 +146,7 @@ class Replica:
             record, self._me, self._node.member.start, resigned_epoch=self._resigned_epoch
         )
         if isinstance(role, Leave):
-            await self._leave_node()
+            await self._leave_node(record)
             return True
         if isinstance(role, Register):
             await self._register(record)
@@ -205,43 +205,17 @@ class Replica:
 
     async def _open(self, record: StreamRecord) -> tuple[Log, bool]:
         """The log, opened or created; and whether it can have all that this node confirmed."""
+        if self._log is not None and self._log.incarnation != record.incarnation:
+            log, self._log = self._log, None
+            await asyncio.to_thread(log.close)
         if self._log is not None:
             return self._log, self._is_whole
-        log, self._is_whole = await self._open_or_create(record)
-        self._log = log
-        return log, self._is_whole
-
-    async def _open_or_create(self, record: StreamRecord) -> tuple[Log, bool]:
-        data_dir, name = self._node.data_dir, self.name
-        settings = settings_of(record)
-        config = log_config(settings, replicated=True)
-        if await asyncio.to_thread(data_dir.stream_path(name).exists):
-            log, report = await asyncio.to_thread(data_dir.open_log, name, config)
-            if log.incarnation == record.incarnation:
-                logger.info(
-                    "replica-opened stream=%s clean=%s log_end=%d high_watermark=%d incomplete=%s",
-                    name,
-                    report.clean,
-                    log.log_end_offset,
-                    log.high_watermark,
-                    log.incomplete or "no",
-                )
-                return log, self._node.member.is_same
-            await asyncio.to_thread(log.close)
-            await asyncio.to_thread(data_dir.delete_log, name)
-        log = await asyncio.to_thread(
-            partial(
-                data_dir.create_log,
-                name,
-                config,
-                initial_offset=settings.initial_offset,
-                metadata=new_metadata(settings, origin_of(record)),
-                incarnation=record.incarnation,
-            )
-        )
-        is_new = record.starts.get(self._me) == self._node.member.start
-        logger.info("replica-created stream=%s", name)
-        return log, is_new
+        log, is_new = await asyncio.to_thread(copies.open_copy, self._node.data_dir, record)
+        member = self._node.member
+        # A new log has all if the stream is as new: it was created in this start of the node.
+        whole = record.starts.get(self._me) == member.start if is_new else member.is_same
+        self._log, self._is_whole = log, whole
+        return log, whole
 
     # --- roles ---
 
@@ -341,15 +315,16 @@ class Replica:
             self.followed.close()
         self.led = self.followed = None
 
-    async def _leave_node(self) -> None:
+    async def _leave_node(self, record: StreamRecord) -> None:
         """The stream was deleted, or its copy has moved to another node."""
         await self._end_role()
         if self._log is not None:
             log, self._log = self._log, None
             await asyncio.to_thread(log.close)
-        if await asyncio.to_thread(self._node.data_dir.stream_path(self.name).exists):
-            await asyncio.to_thread(self._node.data_dir.delete_log, self.name)
-        logger.info("replica-removed stream=%s", self.name)
+        await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
+        await self._node.mirror.change(
+            self.name, lambda present: transitions.removed(present, self._me)
+        )
 
     # --- the in-sync set ---
 

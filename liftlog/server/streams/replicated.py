@@ -22,7 +22,7 @@ from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
-from liftlog.server.streams import cluster_view, placing
+from liftlog.server.streams import cluster_view, copies, placing
 from liftlog.server.streams.replica import LocalNode, Replica, StreamHosts
 from liftlog.server.streams.settings import origin_of, record_settings
 from liftlog.settings import StreamSettings
@@ -75,7 +75,9 @@ class ReplicatedStreams:
         """There is a newer record of a stream."""
         replica = self._streams.get(record.name)
         if replica is None:
-            if self._is_stopping or record.deleted or self.member.name not in record.members:
+            # This node may have been away when the stream was deleted.
+            has_copy = record.starts if record.deleted else record.members
+            if self._is_stopping or self.member.name not in has_copy:
                 return
             replica = self._streams[record.name] = Replica(record.name, self._node)
             self._spawn(self._follow(replica))
@@ -85,7 +87,9 @@ class ReplicatedStreams:
         if await replica.run():
             del self._streams[replica.name]
             # Meanwhile the stream may have been created again.
-            self.record_changed(self.mirror.records[replica.name])
+            record = self.mirror.records.get(replica.name)
+            if record is not None:
+                self.record_changed(record)
 
     def nodes_changed(self) -> None:
         """A node came or went: a stream may wait for that. All nodes are connected with each
@@ -114,6 +118,20 @@ class ReplicatedStreams:
             for replica in list(self._streams.values()):
                 await replica.propose()
 
+    async def purge_deleted(self, after_seconds: float) -> None:
+        """Remove records of deleted streams, some time after the last node has removed its copy,
+        until cancelled. Meanwhile notices may come late."""
+        since: dict[tuple[str, str], float] = {}
+        while True:
+            now = asyncio.get_running_loop().time()
+            gone = [one for one in self.mirror.records.values() if one.deleted and not one.starts]
+            names = [(one.name, one.incarnation) for one in gone]
+            since = {name: since.get(name, now) for name in names}
+            for (name, _), at in since.items():
+                if now - at >= after_seconds:
+                    await self.mirror.purge(name)
+            await asyncio.sleep(after_seconds / 10)
+
     async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
         """Tell compaction, now and then until cancelled, which tombstones every replica has, except
         those that were not heard of for `forget_after_seconds`."""
@@ -127,6 +145,10 @@ class ReplicatedStreams:
     async def open_streams(self) -> None:
         """Read the records, and open the streams that this node has a copy of."""
         await self.mirror.load()
+        unknown = await asyncio.to_thread(
+            copies.unknown_streams, self._node.data_dir, self.mirror.records, self.member.name
+        )
+        self._node.hosts.broken.update(unknown)
         opening = [one.opened for one in self._streams.values()]
         await asyncio.gather(*(one.wait() for one in opening))
 

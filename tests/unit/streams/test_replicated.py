@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import StoreUnavailable
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member
+from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.replicated import ReplicatedStreams
 
@@ -120,4 +122,127 @@ async def test_a_record_that_cannot_be_read_leaves_other_streams_in_sync(
     assert not keeping.done(), keeping
     assert set(streams.mirror.records["garbage"].isr) == {"a", "b", "c"}
     keeping.cancel()
+    await node.close()
+
+
+# --- copies of streams that were deleted ---
+
+
+def copy_of(directory: Path, name: str = "s") -> Path:
+    return directory / "streams" / name
+
+
+async def with_copy(directory: Path, store: Store) -> None:
+    """The node has a copy of the stream s, and is stopped."""
+    node = Node(directory, store, start=1)
+    await node.streams.mirror.create(new_record("s", leader="b"))
+    await wait(lambda: node.streams.followed)
+    await node.close()
+
+
+async def change(store: Store, step: Callable[[StreamRecord], StreamRecord | None]) -> StreamRecord:
+    """By another node."""
+    mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    record = await mirror.change("s", step)
+    assert record is not None
+    return record
+
+
+async def started(directory: Path, store: Store) -> Node:
+    node = Node(directory, store, start=2)
+    await node.streams.open_streams()
+    return node
+
+
+async def test_a_node_that_was_away_removes_the_copy_of_a_deleted_stream(
+    tmp_path: Path, store: Store
+) -> None:
+    await with_copy(tmp_path / "a", store)
+    assert copy_of(tmp_path / "a").exists()
+    await change(store, transitions.delete)
+    node = await started(tmp_path / "a", store)
+    await wait(lambda: "a" not in node.streams.mirror.records["s"].starts)
+    assert not copy_of(tmp_path / "a").exists()
+    assert set(node.streams.mirror.records["s"].starts) == {"b", "c"}, "the others have not"
+    assert node.running.broker.broken == {}
+    await node.close()
+
+
+async def test_a_stream_that_was_created_again_meanwhile_replaces_the_copy(
+    tmp_path: Path, store: Store
+) -> None:
+    await with_copy(tmp_path / "a", store)
+    await change(store, transitions.delete)
+    again = replace(new_record("s", leader="b"), incarnation="s-2")
+    mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    assert (await mirror.create(again)).former == ("s-1",)
+    node = await started(tmp_path / "a", store)
+    await wait(lambda: node.streams.followed)
+    assert node.running.broker.hosts["s"].log.incarnation == "s-2"
+    await node.close()
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+async def test_a_copy_that_no_record_accounts_for_is_neither_adopted_nor_removed(
+    tmp_path: Path, store: Store, is_created_again: bool
+) -> None:
+    """As after the metadata were set back: it may be the only copy."""
+    await with_copy(tmp_path / "a", store)
+    entry = await store.get("stream.s")
+    assert entry is not None
+    await store.delete("stream.s", entry.revision)
+    if is_created_again:
+        again = replace(new_record("s", leader="b"), incarnation="s-2")
+        mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+        await mirror.create(again)
+    node = await started(tmp_path / "a", store)
+    broker = node.running.broker
+    await wait(lambda: "s" in broker.broken)
+    assert "set back" in broker.broken["s"]
+    assert copy_of(tmp_path / "a").exists()
+    assert broker.hosts == {}
+    if not is_created_again:
+        await broker.delete_stream("s")
+        assert not copy_of(tmp_path / "a").exists()
+        assert broker.broken == {}
+    await node.close()
+
+
+async def test_a_stream_of_a_daemon_on_its_own_is_never_replaced(
+    tmp_path: Path, store: Store
+) -> None:
+    alone = Running(tmp_path / "a")
+    await alone.broker.create_stream("s", {"subject": "s.>"})
+    await alone.broker.close()
+    alone.data_dir.close(None)
+    mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    await mirror.create(new_record("s", leader="b"))
+    for _ in range(2):
+        node = await started(tmp_path / "a", store)
+        broker = node.running.broker
+        await wait(lambda broker=broker: "belonged to no cluster" in broker.broken.get("s", ""))
+        await node.close()
+        await change(store, transitions.delete)
+    assert copy_of(tmp_path / "a").exists()
+
+
+async def test_the_record_of_a_deleted_stream_is_purged_when_no_copy_is_left(
+    tmp_path: Path, store: Store
+) -> None:
+    await with_copy(tmp_path / "a", store)
+    node = await started(tmp_path / "a", store)
+    purging = asyncio.create_task(node.streams.purge_deleted(0.05))
+    watching = asyncio.create_task(node.streams.mirror.run())
+    await change(store, transitions.delete)
+    await change(store, lambda record: transitions.removed(record, "b"))
+    await wait(lambda: not copy_of(tmp_path / "a").exists())
+    await asyncio.sleep(0.2)  # several rounds
+    assert await store.get("stream.s") is not None, "c may have a copy"
+    await change(store, lambda record: transitions.removed(record, "c"))
+    await wait(lambda: "s" not in node.streams.mirror.records)
+    assert await store.get("stream.s") is None
+    assert (await node.streams.mirror.create(new_record("s", leader="b"))).former == ()
+    for task in (purging, watching):
+        task.cancel()
+    await asyncio.gather(purging, watching, return_exceptions=True)
     await node.close()
