@@ -99,11 +99,24 @@ class Replica:
         """Whether the log, as it was opened, can have all that this node confirmed."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
-        """Set once its log was opened, or could not be."""
+        """Set once the log of the newest stream of the name was opened, or could not be."""
+        self._newest = self._looked_at = ""  # incarnations
         self._is_leaving = False
 
-    def wake(self) -> None:
+    def record_changed(self, record: StreamRecord) -> None:
+        """There is a newer record, perhaps of another stream of the name."""
+        if record.incarnation != self._newest:
+            self._newest = record.incarnation
+            self.opened.clear()
         self._wake.set()
+
+    def wake(self) -> None:
+        """Something that the stream may have waited for has happened."""
+        self._wake.set()
+
+    def _note_opened(self) -> None:
+        if self._looked_at == self._newest:
+            self.opened.set()
 
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node; False when the node
@@ -113,12 +126,11 @@ class Replica:
             self._wake.clear()
             try:
                 if await self._follow_record():
-                    self.opened.set()
                     return True
                 pause = _FIRST_PAUSE_SECONDS
             except LiftlogError as error:
                 logger.error("role-not-taken stream=%s error=%s", self.name, error)  # noqa: TRY400
-                self.opened.set()
+                self._note_opened()
                 if not isinstance(error, MetadataUnavailable):
                     self._node.hosts.broken[self.name] = str(error)
                 with contextlib.suppress(TimeoutError):
@@ -129,16 +141,17 @@ class Replica:
             except Exception as error:  # a supervisor: the other streams continue
                 logger.exception("role-failed stream=%s", self.name)
                 self._node.hosts.broken[self.name] = f"internal error: {error!r}"
-                self.opened.set()
+                self._note_opened()
                 return False
             if self.led is not None or self.followed is not None:
-                self.opened.set()
+                self._note_opened()
             await self._wake.wait()
         return False
 
     async def _follow_record(self) -> bool:
         """One look at the record; True when the stream has left this node."""
         record = self._node.mirror.records[self.name]
+        self._looked_at = record.incarnation
         host = self._node.hosts.hosts.get(self.name)
         if host is not None and host.log.incarnation != record.incarnation:
             await self._end_role()  # deleted and created again

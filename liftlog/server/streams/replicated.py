@@ -81,7 +81,7 @@ class ReplicatedStreams:
                 return
             replica = self._streams[record.name] = Replica(record.name, self._node)
             self._spawn(self._follow(replica))
-        replica.wake()
+        replica.record_changed(record)
 
     async def _follow(self, replica: Replica) -> None:
         if await replica.run():
@@ -90,6 +90,7 @@ class ReplicatedStreams:
             record = self.mirror.records.get(replica.name)
             if record is not None:
                 self.record_changed(record)
+            replica.opened.set()
 
     def nodes_changed(self) -> None:
         """A node came or went: a stream may wait for that. All nodes are connected with each
@@ -156,8 +157,12 @@ class ReplicatedStreams:
         """Return when the copy of a stream was opened, or could not be; at once if there is none
         here."""
         replica = self._streams.get(name)
-        if replica is not None:
+        while replica is not None:
             await replica.opened.wait()
+            # It may have left, and there is another one of a stream created again.
+            before, replica = replica, self._streams.get(name)
+            if replica is before:
+                return
 
     # --- changes ---
 

@@ -246,3 +246,22 @@ async def test_the_record_of_a_deleted_stream_is_purged_when_no_copy_is_left(
         task.cancel()
     await asyncio.gather(purging, watching, return_exceptions=True)
     await node.close()
+
+
+async def test_a_stream_that_is_created_again_at_once_is_opened_when_that_returns(
+    tmp_path: Path, store: Store
+) -> None:
+    """The copy of the deleted one is still being removed, or that has not begun."""
+    node = await started(tmp_path / "a", store)
+    streams, hosts = node.streams, node.running.broker.hosts
+    for number in range(1, 7):
+        record = replace(new_record("s", leader="b"), incarnation=f"s-{number}")
+        record = replace(record, starts={"a": 2, "b": 1, "c": 1})
+        await streams.mirror.create(record)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await streams.opened("s")
+        assert hosts["s"].log.incarnation == f"s-{number}"
+        await streams.delete("s")
+        for _ in range(number * number):
+            await asyncio.sleep(0.001)
+    await node.close()
