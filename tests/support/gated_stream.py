@@ -85,7 +85,7 @@ class LaggingGate:
         """Followers may have fetched what is below it."""
         self.lead_ended = ""
 
-    def written(self) -> None:
+    def written(self, batches: Sequence[EncodedBatch]) -> None:
         assert not self.lead_ended
         self.seen_end = self.log_end()
 

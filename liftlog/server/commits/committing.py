@@ -115,7 +115,7 @@ class GroupCommits:
             try:
                 self._writer.write(self._writer.encode(group))
                 if self._has_followers:
-                    self._gate.written()
+                    self._gate.written(self._writer.written)
                 # Before the sync, so that after it nothing is left but to send them.
                 self._sequencer.prepare_answers(group)
                 if self._writer.must_sync(self._unsynced + len(group)):
@@ -153,7 +153,7 @@ class GroupCommits:
 
     def _appended(self) -> None:
         if self._sequencer.oldest_out is not None:  # or the lead has ended meanwhile
-            self._gate.written()
+            self._gate.written(self._writer.written)
 
     def _written(self, group: CommitGroup, error: Exception | None) -> None:
         self._observe_sync()

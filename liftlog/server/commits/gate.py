@@ -3,8 +3,10 @@ the others have it too."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from liftlog.log import EncodedBatch
 from liftlog.stream.refusals import RefusalReason
 
 
@@ -33,8 +35,8 @@ class CommitGate(Protocol):
         """Called once, before anything else."""
         ...
 
-    def written(self) -> None:
-        """Groups were appended; they are about to be synced. Followers may fetch them."""
+    def written(self, batches: Sequence[EncodedBatch]) -> None:
+        """These were appended; they are about to be synced. Followers may fetch them."""
         ...
 
     def local(self, end: int) -> int:
@@ -57,7 +59,7 @@ class LocalGate:
     def bind(self, stream: LedStream) -> None:
         """There is nothing to tell it."""
 
-    def written(self) -> None:
+    def written(self, batches: Sequence[EncodedBatch]) -> None:
         """No one waits for it."""
 
     def local(self, end: int) -> int:

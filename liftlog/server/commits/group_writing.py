@@ -30,6 +30,8 @@ class GroupWriter:
         self._log = log
         self._settings = settings
         self._acks_early = settings.durability != "fsync"
+        self.written: list[EncodedBatch] = []
+        """What the last `write` appended."""
 
     def encode(self, group: CommitGroup) -> list[EncodedBatch]:
         batch = self._settings.batch
@@ -58,3 +60,4 @@ class GroupWriter:
             # The acks of this group may leave before it is durable; the manifest must say so first.
             self._log.admit_early_acks()
         self._log.append(batches)
+        self.written = batches

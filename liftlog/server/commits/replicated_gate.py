@@ -4,15 +4,17 @@ module tells it what happens here, and tells the stream and the followers what c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from liftlog.cluster.leading import FetchRequest, Leader, Verdict
 from liftlog.cluster.record import StreamRecord
+from liftlog.log import EncodedBatch
 from liftlog.server.commits.gate import LedStream
 from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
-"""A high watermark that no record carries to the followers is told to them after this time."""
+"""A high watermark that no record carries to the followers within this time is told to them by
+itself."""
 
 
 class ReplicatedGate:
@@ -29,22 +31,25 @@ class ReplicatedGate:
         leader: Leader,
         *,
         log_end: Callable[[], int],
+        keep: Callable[[Sequence[EncodedBatch]], None] = lambda batches: None,
         now: Callable[[], float],
         wake: Callable[[list[str]], None],
         ended: Callable[[str], None],
     ) -> None:
         """`wake` gets the followers whose parked requests are to be answered now; inside the event
         loop it is called between a write and its sync, so that what it sends leaves before the
-        sync. `ended` gets the reason why this epoch is over here, once. Neither blocks or raises.
-        `now` is monotonic, in seconds.
+        sync. Before it, `keep` gets what was appended. `ended` gets the reason why this epoch is
+        over here, once. None of them blocks or raises. `now` is monotonic, in seconds.
         """
         self.leader = leader
         self._log_end = log_end
+        self._keep = keep
         self._now = now
         self._wake = wake
         self._ended = ended
         self._stream: LedStream | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._was_told_at = 0.0
         self._is_over = False
 
     def bind(self, stream: LedStream) -> None:
@@ -56,7 +61,9 @@ class ReplicatedGate:
 
     # --- what happens here ---
 
-    def written(self) -> None:
+    def written(self, batches: Sequence[EncodedBatch]) -> None:
+        self._keep(batches)
+        self._was_told_at = self._now()
         self._wake_all(self.leader.written(self._log_end(), self._now()))
 
     def local(self, end: int) -> int:
@@ -118,6 +125,9 @@ class ReplicatedGate:
 
     def _tell(self) -> None:
         self._telling = None
+        if self._now() - self._was_told_at < _TELL_SECONDS:
+            self._tell_soon()  # records carry it, as long as they come so often
+            return
         self._wake_all(self.leader.untold(self._now()))
 
     def _wake_all(self, followers: list[str]) -> None:

@@ -100,15 +100,19 @@ class Answers:
                 self._queue.put_slice(body)
         self._counters.fetch(header)
 
-    def replicated(self, request_id: int, header: Replica, body: LogSlice | None) -> None:
+    def replicated(self, request_id: int, header: Replica, body: LogSlice | bytes | None) -> None:
         """Answer a follower, at once. Takes over `body`, open or not."""
         if not self.is_open:
-            if body is not None:
+            if body is not None and not isinstance(body, bytes):
                 body.release()
             return
-        self._queue.put(self._protocol.answer(request_id, header))
-        if body is not None:
-            self._queue.put_slice(body)
+        frame = self._protocol.answer(request_id, header)
+        if isinstance(body, bytes):
+            self._queue.put(frame + body)
+        else:
+            self._queue.put(frame)
+            if body is not None:
+                self._queue.put_slice(body)
         self._queue.flush()
 
     def flush(self) -> None:

@@ -79,7 +79,7 @@ class _Reply:
         self._answers = answers
         self._request_id = request_id
 
-    def replica(self, header: Replica, body: LogSlice | None) -> None:
+    def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
         self._answers.replicated(self._request_id, header, body)
 
     def refuse(self, error: Exception) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
 from liftlog.cluster.record import StreamRecord
@@ -24,7 +25,7 @@ from liftlog.errors import (
     StaleIncarnation,
     UnknownEpoch,
 )
-from liftlog.log import Log, LogSlice
+from liftlog.log import EncodedBatch, Log, LogSlice
 from liftlog.log.reading import Gap
 from liftlog.protocol.replication import MAX_PARKED_MS, Replica, Replicate
 from liftlog.server.commits.replicated_gate import ReplicatedGate
@@ -33,12 +34,15 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_KEPT_BYTES = 64 * 1024
+"""Of each stream, so much stays in memory. Larger answers go from the files to the socket
+uncopied."""
 
 
 class Reply(Protocol):
     """Where the answer to one request goes. Exactly one of the two is called, once."""
 
-    def replica(self, header: Replica, body: LogSlice | None) -> None:
+    def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
         """Send the answer at once; takes over `body`."""
         ...
 
@@ -60,6 +64,49 @@ class CatchUpPace:
     def sent(self, size_bytes: int, now: float) -> None:
         """An answer of this size leaves now."""
         self._free_at = max(self._free_at, now) + size_bytes / self._rate
+
+
+class _Newest:
+    """What was appended last, as bytes: a follower that keeps up gets it without a look at the
+    files, and in one piece with the answer's header."""
+
+    def __init__(self) -> None:
+        self._groups: deque[_Group] = deque()
+        self._size_bytes = 0
+
+    def add(self, batches: Sequence[EncodedBatch], high_watermark: int) -> None:
+        """These were appended. What is committed is not kept: those in sync have it."""
+        if not batches:
+            return
+        groups = self._groups
+        while groups and groups[0].next_offset <= high_watermark:
+            self._size_bytes -= groups.popleft().size_bytes
+        data = [batch.data for batch in batches]
+        group = _Group(batches[0].base_offset, batches[-1].next_offset, data, sum(map(len, data)))
+        if groups and groups[-1].next_offset != group.base_offset:
+            groups.clear()
+            self._size_bytes = 0
+        groups.append(group)
+        self._size_bytes += group.size_bytes
+        while self._size_bytes > MAX_KEPT_BYTES:
+            self._size_bytes -= groups.popleft().size_bytes
+
+    def read(self, offset: int, max_bytes: int) -> bytes | None:
+        """The groups from `offset` on, if one of them begins there and all fit."""
+        found: list[bytes | bytearray | memoryview] = []
+        for group in reversed(self._groups):
+            found[:0] = group.data
+            if group.base_offset <= offset:
+                body = b"".join(found)
+                return body if group.base_offset == offset and len(body) <= max_bytes else None
+        return None
+
+
+class _Group(NamedTuple):
+    base_offset: int
+    next_offset: int
+    data: Sequence[bytes | bytearray | memoryview]
+    size_bytes: int
 
 
 @dataclass(slots=True)
@@ -85,11 +132,13 @@ class ServedStream:
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._parked: dict[str, _Parked] = {}
+        self._newest = _Newest()
         self._looking: set[asyncio.Future[None]] = set()
         self._confirming: list[tuple[int, asyncio.Future[None]]] = []
         self.gate = ReplicatedGate(
             leader,
             log_end=lambda: log.log_end_offset,
+            keep=lambda batches: self._newest.add(batches, leader.high_watermark),
             now=self._loop.time,
             wake=self._answer,
             ended=self._over,
@@ -116,7 +165,7 @@ class ServedStream:
         self._drop_parked(node)
         if self._log.log_end_offset > self.leader.log_end:
             # A thread has written, and the loop is yet to be told. What is read below is the log.
-            self.gate.written()
+            self.gate.written(())
         verdict = self.gate.fetched(asked)
         if self._confirming:
             self._tell_confirmed()
@@ -235,6 +284,11 @@ class ServedStream:
         self, request: Replicate, reply: Reply, *, looked: bool = False, is_paced: bool = False
     ) -> None:
         max_bytes = max(1, min(request.max_bytes, _MAX_BODY_BYTES))
+        body = self._newest.read(request.offset, max_bytes)
+        if body:
+            self._note_sent(len(body), is_paced=is_paced)
+            reply.replica(self._header(request, body_length=len(body)), body)
+            return
         try:
             found = self._log.read_replica(request.offset, max_bytes)
         except CorruptRange as damage:
@@ -262,9 +316,12 @@ class ServedStream:
             }
             reply.replica(self._header(request, gap=gap), None)
         else:
-            if is_paced:
-                self._pace.sent(found.length, self._loop.time())
+            self._note_sent(found.length, is_paced=is_paced)
             reply.replica(self._header(request, body_length=found.length), found)
+
+    def _note_sent(self, size_bytes: int, *, is_paced: bool) -> None:
+        if is_paced:
+            self._pace.sent(size_bytes, self._loop.time())
 
     def _look(self, request: Replicate, reply: Reply, damage: CorruptRange) -> None:
         """Damage that is met for the first time: a thread finds out how much it is."""

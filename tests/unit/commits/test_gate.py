@@ -214,7 +214,7 @@ async def test_followers_are_woken_on_the_loop_before_a_sync_in_a_thread(
 
     monkeypatch.setattr(stream.log, "sync", sync)
     written = stream.gate.written
-    monkeypatch.setattr(stream.gate, "written", lambda: (written(), woken.set()))
+    monkeypatch.setattr(stream.gate, "written", lambda batches: (written(batches), woken.set()))
     published(stream, b"1")
     await asyncio.wait_for(woken.wait(), 5)
     while stream.host.turns.is_taken:

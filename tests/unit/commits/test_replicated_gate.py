@@ -93,6 +93,9 @@ async def test_followers_hear_of_a_high_watermark_that_no_record_carries(led: Le
         led.ask(node, 2)
     led.woken.clear()
     await asyncio.sleep(0.05)
+    assert led.woken == [], "a record was written just now, and the next one may follow as soon"
+    led.now += 1.0
+    await asyncio.sleep(0.05)
     assert led.woken == [["b", "c"]]
     led.ask("c", 2)
     await asyncio.sleep(0.05)

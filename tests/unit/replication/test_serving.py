@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.logs import SMALL, Promises, append, create
+from support.logs import SMALL, Promises, append, create, encode
 from support.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Leader
-from liftlog.log import Log, LogSlice
+from liftlog.log import EncodedBatch, Log, LogSlice
 from liftlog.protocol.replication import Replica, Replicate
-from liftlog.server.replication.serving import CatchUpPace, ServedStream
+from liftlog.server.replication.serving import MAX_KEPT_BYTES, CatchUpPace, ServedStream
 
 EPOCH, START = 1, 1
 PACE = 1000.0
@@ -25,11 +25,16 @@ class Replies:
 
     def __init__(self) -> None:
         self.replicas: list[Replica] = []
+        self.bodies: list[bytes] = []
+        """Those that did not come from a file."""
         self.refusals: list[Exception] = []
 
-    def replica(self, header: Replica, body: LogSlice | None) -> None:
+    def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
         self.replicas.append(header)
-        if body is not None:
+        if isinstance(body, bytes):
+            assert header.body_length == len(body)
+            self.bodies.append(body)
+        elif body is not None:
             with body:
                 assert header.body_length == body.length
 
@@ -72,7 +77,7 @@ async def test_a_follower_may_be_ahead_of_what_the_leader_was_told(
     """A thread has written a group, and the event loop has not heard of it yet. A follower that got
     the group with an answer, and is quick, does not diverge: it has what is in the log."""
     append(log, Promises(), 2)
-    led.gate.written()
+    led.gate.written(())
     append(log, Promises(), 2)
     log.sync()
     [answer] = ask(led, log, "b", 1).replicas
@@ -86,7 +91,7 @@ async def test_a_follower_may_be_ahead_of_what_the_leader_was_told(
 
 async def test_a_follower_beyond_the_log_diverges(led: ServedStream, log: Log) -> None:
     append(log, Promises(), 2)
-    led.gate.written()
+    led.gate.written(())
     end = log.log_end_offset
     [answer] = ask(led, log, "b", end + 1).replicas
     assert answer.diverging == [EPOCH, end]
@@ -98,7 +103,7 @@ async def test_a_replica_that_is_not_in_sync_gets_a_bounded_rate(
     """And no one else waits for it."""
     for _ in range(4):
         append(log, Promises(), 2)
-    led.gate.written()
+    led.gate.written(())
     left = transitions.fence(led.leader.record, {"c"})
     assert left is not None
     led.adopt(left)
@@ -116,3 +121,65 @@ async def test_a_replica_that_is_not_in_sync_gets_a_bounded_rate(
     assert len(waiting.refusals) == 1, "it has asked again"
     led.close()
     assert len(again.refusals) == 1
+
+
+def write(led: ServedStream, log: Log, *sizes: int) -> list[EncodedBatch]:
+    """One group, as the commit path appends it."""
+    promises, offset = Promises(), log.log_end_offset
+    batches = []
+    for size in sizes:
+        values = [promises.value(offset + i) for i in range(size)]
+        batches.append(encode(log, values, first=offset))
+        offset += size
+    log.append(batches)
+    led.gate.written(batches)
+    return batches
+
+
+def in_files(log: Log, offset: int) -> bytes:
+    found = log.read_replica(offset, 1 << 20)
+    assert isinstance(found, LogSlice)
+    with found:
+        return found.pread()
+
+
+async def test_what_was_just_written_is_sent_as_it_is_in_the_files(
+    led: ServedStream, log: Log
+) -> None:
+    first = log.log_end_offset
+    groups = [write(led, log, *sizes) for sizes in ((2,), (1, 3), (2, 2))]
+    for group in groups:
+        [body] = ask(led, log, "b", group[0].base_offset).bodies
+        assert body == in_files(log, group[0].base_offset)
+    inside = groups[1][1].base_offset
+    assert ask(led, log, "b", inside).bodies == [], "in the middle of a group: from the file"
+    end = log.log_end_offset
+    log.sync()
+    led.gate.local(end)
+    for node in "bc":
+        ask(led, log, node, end)
+    assert led.leader.high_watermark == end
+    [waiting] = (write(led, log, 1),)
+    assert ask(led, log, "c", first).bodies == [], "it is committed, and no longer kept"
+    assert ask(led, log, "c", waiting[0].base_offset).bodies
+
+
+async def test_a_group_that_was_not_seen_is_read_from_the_files(
+    led: ServedStream, log: Log
+) -> None:
+    before = write(led, log, 2)[0].base_offset
+    append(log, Promises(), 2)
+    after = write(led, log, 2)[0].base_offset
+    answers = ask(led, log, "b", before)
+    assert answers.bodies == []
+    assert answers.replicas[0].body_length == len(in_files(log, before))
+    assert ask(led, log, "b", after).bodies == [in_files(log, after)]
+
+
+async def test_what_is_kept_in_memory_is_bounded(led: ServedStream, log: Log) -> None:
+    first = log.log_end_offset
+    sizes = [len(write(led, log, 200)[0].data) for _ in range(20)]
+    assert sum(sizes) > 2 * MAX_KEPT_BYTES > 2 * sizes[0]
+    assert ask(led, log, "b", first).bodies == []
+    kept = ask(led, log, "b", log.log_end_offset - 200 * (MAX_KEPT_BYTES // sizes[0]))
+    assert MAX_KEPT_BYTES / 2 < len(kept.bodies[0]) <= MAX_KEPT_BYTES
