@@ -405,6 +405,27 @@ def test_charts_are_read_with_pointer_and_keys(
     expect(page.get_by_label(re.compile(r"^fsync: "))).to_be_visible(timeout=30_000)
 
 
+def test_a_consumer_is_moved(daemon: Daemon, window: NewWindow) -> None:
+    with connect_sync(daemon.pull_address) as client:
+        client.commit_checkpoint("mover", "orders", 5)
+        page = window(daemon).page
+        page.goto("/ui/streams/orders")
+        page.get_by_role("link", name="Move… mover").click()
+        page.get_by_label("New position").fill("nonsense")
+        page.get_by_role("button", name="Preview").click()
+        expect(page.get_by_text("expected start, end, an offset, a time")).to_be_visible()
+        check_accessible(page)
+        page.get_by_label("New position").fill("2")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("It reads 3 offsets again.")).to_be_visible()
+        check_accessible(page)
+        page.get_by_role("button", name="Move", exact=True).click()
+        expect(page.get_by_role("status").first).to_contain_text("The checkpoint is stored.")
+        found = client.fetch_checkpoint("mover", "orders")
+        assert found is not None
+        assert found.offset == 2
+
+
 def test_the_script_writes_numbers_as_the_daemon_does(daemon: Daemon, window: NewWindow) -> None:
     from liftlog.server.web import formats
     from liftlog.server.web.formats import spark_points

@@ -18,6 +18,7 @@ from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
 from liftlog.server.web.pages.charts import daemon_charts, stream_charts
 from liftlog.server.web.pages.consumers import consumers
+from liftlog.server.web.pages.moving import move, moving
 from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.record import record, value
 from liftlog.server.web.pages.records import records
@@ -49,6 +50,7 @@ PAGES = (
     Page("/ui/health", "health.html", health, is_live=True),
     # Before the stream's own page: routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
+    Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
     Page(f"{_STREAM}/charts", "charts.html", stream_charts, is_live=True),
     Page(f"{_STREAM}/records", "records.html", records),
     *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),
@@ -75,6 +77,7 @@ class WebSite:
             web.post("/ui/logout", self._logout),
             web.get("/ui/static/{file}", self._static),
             web.get(f"{_STREAM}/records/{{offset}}/value", self._guarded(value)),
+            web.post(f"{_STREAM}/consumers/{{consumer}}", self._guarded(move)),
         ]
         for page in PAGES:
             if page.view is not actions.confirm:

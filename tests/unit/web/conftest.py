@@ -19,6 +19,7 @@ from acl.tokens import hash_token
 from liftlog.protocol.described import DaemonInfo
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.pull import PullServer
+from liftlog.server.web import browsing
 
 
 def secret_of(principal: str) -> str:
@@ -121,6 +122,12 @@ def broker(tmp_path: Path) -> Any:
     broker = WebBroker(tmp_path)
     yield broker
     broker.close()
+
+
+@pytest.fixture(autouse=True)
+def long_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a busy machine does not cut a search of a few records short."""
+    monkeypatch.setattr(browsing, "_SEARCH_SECONDS", 30.0)
 
 
 @pytest.fixture

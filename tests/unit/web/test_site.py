@@ -330,4 +330,5 @@ def test_every_page_is_in_the_documentation() -> None:
     for page in web_site.PAGES:
         if page.template != "confirm.html":
             shown = page.path.replace("{stream}", "NAME").replace("{offset}", "OFFSET")
+            shown = shown.replace("{consumer}", "CONSUMER")
             assert f"| `{shown}` |" in document

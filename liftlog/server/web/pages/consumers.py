@@ -69,7 +69,14 @@ async def _all(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
         )
         for one in some:
             wire = one.to_wire()
-            found.append({**wire, "id": f"{one.consumer}/{one.stream}", "lag_seconds": None})
+            found.append(
+                {
+                    **wire,
+                    "id": f"{one.consumer}/{one.stream}",
+                    "lag_seconds": None,
+                    "may_move": asked.may("commit", one.stream),
+                }
+            )
         if after is None or len(found) >= _MAX_CONSUMERS:
             return found, after is not None
         await asyncio.sleep(0)

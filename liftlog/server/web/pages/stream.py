@@ -44,6 +44,7 @@ async def stream(asked: Asked) -> Shown:
         "compaction_history": _history(asked, name),
         "consumers": consumers,
         "more_consumers": more_consumers,
+        "may_move": asked.may("commit", name),
         "leases": _leases(asked, name),
         "may_administer": asked.may("admin", name) and not name.startswith("_"),
         "problem": problem,
