@@ -113,7 +113,6 @@ class Elections:
         sight = self._sight(node)
         sight.heard = max(sight.heard, now)
         sight.lost = None
-        sight.answers.clear()
 
     def lost(self, node: str, now: float) -> None:
         """The connection to `node` has ended; no earlier end is forgotten by this."""
@@ -167,6 +166,11 @@ class Elections:
         """Whether no other node can have seen the own session end."""
         return now < self._deadline
 
+    def in_doubt(self, nodes: Iterable[str], now: float) -> set[str]:
+        """Of these nodes, those that this one does not hear, or that have no session: only about
+        streams that one of them leads is anything to be asked or decided."""
+        return {node for node in nodes if node not in self._live or self.suspects(node, now)}
+
     def questions(self, records: Iterable[StreamRecord], now: float) -> list[Question]:
         """What to ask whom: of each suspected leader of a stream with a copy here, the other nodes
         that have one."""
@@ -192,10 +196,8 @@ class Elections:
         The same answer comes again, until the record has changed.
         """
         dead = self._dead(record, now)
-        if not self._may_stand(record) or not self.has_session(now) or self.node in dead:
-            self._due.pop(record.name, None)
-            return None
-        if transitions.failover(record, dead, self.node) is None:
+        stands = self._may_stand(record) and self.has_session(now)
+        if not stands or transitions.failover(record, dead, self.node) is None:
             self._due.pop(record.name, None)
             return None
         epoch, since = self._due.get(record.name, (-1, now))

@@ -56,6 +56,15 @@ class Replicate(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect(Message):
+    """Asks a node whether it, too, takes `node` for dead."""
+
+    KIND: ClassVar[str] = "suspect"
+    REPEATABLE: ClassVar[bool] = True
+    node: str = key("n", NAME)
+
+
+@dataclass(frozen=True, slots=True)
 class DescribeCluster(Message):
     """Asks for the nodes and streams of the cluster, as this node sees them."""
 
@@ -154,6 +163,18 @@ class Replica(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectAnswer(Message):
+    """Answer to suspect: whether the node does, for how long it has not heard the other one, and
+    where its copies of the streams end that the other one leads: last epoch and log end, by name.
+    """
+
+    KIND: ClassVar[str] = "opinion"
+    suspects: bool = key("s", BOOL)
+    silent_ms: int = key("t", uint())
+    logs: dict[str, Any] = key("d", MAP, default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterAnswer(Message):
     """Answer to cluster."""
 
@@ -165,5 +186,5 @@ class ClusterAnswer(Message):
         return ClusterInfo.from_wire(self.cluster)
 
 
-REQUESTS: tuple[type[Message], ...] = (Peer, Replicate, DescribeCluster)
-ANSWERS: tuple[type[Message], ...] = (PeerAnswer, Replica, ClusterAnswer)
+REQUESTS: tuple[type[Message], ...] = (Peer, Replicate, Suspect, DescribeCluster)
+ANSWERS: tuple[type[Message], ...] = (PeerAnswer, Replica, SuspectAnswer, ClusterAnswer)

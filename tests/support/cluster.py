@@ -22,7 +22,7 @@ from support.command_line import COMMAND
 from support.daemon import Daemon
 from support.history import History, Reading, Stored
 from support.ingesting import AckedPublisher, number_of
-from support.raw_nats import RawMessage
+from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
@@ -305,6 +305,61 @@ class TimedPublisher(AckedPublisher):
         """Most seconds between two acks in a row, of those that came after `since`."""
         times = sorted(at for at in self.acked_at.copy().values() if at >= since)
         return max((later - one for one, later in itertools.pairwise(times)), default=0.0)
+
+
+class RetryingPublisher(TimedPublisher):
+    """Publishes each message, with its `Nats-Msg-Id`, until it is acked: as clients are told to.
+
+    `rate` bounds the messages per second, so that what waits after a pause stays little.
+    """
+
+    RETRY_SECONDS = 0.25
+
+    def __init__(self, port: int, subject: str, *, rate: float = 500.0, **more: Any) -> None:
+        super().__init__(port, subject, **more)
+        self._rate = rate
+
+    def _publish(self, client: RawNats) -> None:
+        inbox = client.new_reply().rpartition(b".")[0]
+        waiting: set[int] = set()
+        tried_at: dict[int, float] = {}
+        began = time.monotonic()
+        while not self._stop_asked.is_set() or waiting:
+            now = time.monotonic()
+            due = [one for one in waiting if now - tried_at[one] >= self.RETRY_SECONDS]
+            may_send = min(self._in_flight - len(waiting), int(self._rate * (now - began)) + 1)
+            if not self._stop_asked.is_set() and may_send > 0:
+                due += range(self.published, self.published + may_send)
+                self.published += may_send
+                began = now
+            for number in due:
+                waiting.add(number)
+                tried_at[number] = now
+            client.send(b"".join(self._frame(one, inbox + b".%d" % one) for one in due))
+            try:
+                self._take(client.next_message(0.02), waiting)
+                while client._messages:
+                    self._take(client.next_message(), waiting)
+            except TimeoutError:
+                pass
+
+    def _frame(self, number: int, reply: bytes) -> bytes:
+        if number not in self.sent_at:
+            self.sent_at[number] = time.monotonic()
+        block = header_block({"Nats-Msg-Id": f"{self.subject}/{number}"})
+        return hpub_frame(self.subject, block, self._value_of(number), reply=reply)
+
+    def _take(self, message: RawMessage, waiting: set[int]) -> None:
+        """An empty answer says that no one subscribes, an error that it is refused for now."""
+        answer = json.loads(message.payload) if message.payload else {}
+        if "seq" not in answer:
+            self.unheard += 1
+            return
+        number = int(message.subject.rpartition(b".")[2])
+        offset = self.acked.setdefault(number, answer["seq"])
+        assert offset == answer["seq"], f"{number} was acked at {offset}, now at {answer['seq']}"
+        self.acked_at.setdefault(number, time.monotonic())
+        waiting.discard(number)
 
 
 def assert_kept(

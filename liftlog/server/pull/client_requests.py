@@ -10,7 +10,7 @@ from functools import partial
 import liftlog.server.pull.handlers  # noqa: F401
 from liftlog.errors import LiftlogError
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
-from liftlog.protocol.replication import Peer, Replicate
+from liftlog.protocol.replication import Peer, Replicate, Suspect
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
@@ -43,17 +43,19 @@ class ClientRequests:
             self._answers.answer(request_id, Pong())
         elif (starter := STARTERS.get(type(message))) is not None:
             self._start(request_id, message, starter)
-        elif isinstance(message, Peer | Replicate):
+        elif isinstance(message, Peer | Replicate | Suspect):
             self._begin_for_peer(request_id, message)
         else:
             self._services.spawn(self._serve(request_id, message))
 
-    def _begin_for_peer(self, request_id: int, message: Peer | Replicate) -> None:
+    def _begin_for_peer(self, request_id: int, message: Peer | Replicate | Suspect) -> None:
         if self._peer is None:
             self._peer = PeerRequests(self._caller, self._answers)
         try:
             if isinstance(message, Peer):
                 self._peer.introduce(request_id, message)
+            elif isinstance(message, Suspect):
+                self._peer.suspect(request_id, message)
             else:
                 self._peer.replicate(request_id, message)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal

@@ -10,6 +10,7 @@ from liftlog.protocol.replication import (
     PeerAnswer,
     Replica,
     Replicate,
+    Suspect,
 )
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.requests import Caller
@@ -60,6 +61,16 @@ class PeerRequests:
         """It has sent a ping."""
         if self._peer is not None:
             self._streams().hearing.heard(self._peer.node)
+
+    def suspect(self, request_id: int, request: Suspect) -> None:
+        """Tell whether this node hears another one. Raises Forbidden."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
+        if self._peer is None:
+            raise BadRequest("suspect comes after peer")
+        streams = self._streams()
+        streams.hearing.heard(self._peer.node)
+        self._answers.answer(request_id, streams.opinion(request.node))
 
     def close(self) -> None:
         """The connection has ended."""

@@ -12,6 +12,7 @@ records       the records of a daemon on its own, which follow the manifests of 
 membership    who this node is, in which of its starts; who the other nodes are
 mirror        the records as this node knows them, and how it changes them
 hearing       which other nodes are heard, and who wants to know of those that are not
+succession    this node's part in the election of leaders
 peer_link     the connection to another node
 serving       a stream that this node leads: its followers, and what they commit
 fetching      a stream that this node follows

@@ -80,6 +80,7 @@ class ClusterNode:
         self._spawn(streams.keep_in_sync())
         self._spawn(streams.purge_deleted(_PURGE_SECONDS))
         self._spawn(streams.hearing.run())
+        streams.stand(self._session, cluster.session_seconds)
         self._spawn(
             streams.let_tombstones_go(
                 self._settings.cleaner.interval_seconds, cluster.forget_after_seconds

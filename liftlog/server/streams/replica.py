@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from liftlog.cluster import side_state, transitions
+from liftlog.cluster.election import LogEnd
+from liftlog.cluster.epochs import last_epoch
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.roles import Follow, Lead, Leave, Register, role_of
+from liftlog.cluster.roles import Lead, Leave, Register, role_of
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import DataDir, Log
 from liftlog.server.cleaning.compaction import compaction_of
@@ -118,6 +120,23 @@ class Replica:
         if self._looked_at == self._newest:
             self.opened.set()
 
+    @property
+    def log_end(self) -> LogEnd | None:
+        """Where the copy ends; None when it cannot be served."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is not None and host.failure:
+            return None
+        log = self._log if host is None else host.log
+        if log is None:
+            return None
+        return LogEnd(last_epoch(log.epochs, log.log_end_offset), log.log_end_offset)
+
+    def stop_leading(self, reason: str) -> None:
+        """Take no more messages in this epoch, whatever the record says."""
+        host = self._node.hosts.hosts.get(self.name)
+        if self.led is not None and host is not None:
+            host.step_down(reason)
+
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node; False when the node
         leaves its streams, or after a defect, which `hosts.broken` tells."""
@@ -172,8 +191,6 @@ class Replica:
             self.followed.assigned(record)
         else:
             await self._follow(record)
-        if not isinstance(role, Follow | Lead) and record.leader is None:
-            await self._stand_for_leader(record)
         await self._adopt_settings(record)
         return False
 
@@ -191,15 +208,6 @@ class Replica:
         start = min(record.log_start, host.log.high_watermark)
         if self.led is not None and start > host.log.log_start_offset:
             await host.exclusively(lambda: host.log.truncate_prefix(start))
-
-    async def _stand_for_leader(self, record: StreamRecord) -> None:
-        """The first live member of the in-sync set leads; of those eligible when it is empty."""
-        live = self._node.mirror.directory.live
-        candidates = [node for node in record.isr or record.eligible if node in live]
-        if candidates[:1] == [self._me] and record.starts.get(self._me) == self._node.member.start:
-            await self._node.mirror.change(
-                self.name, lambda present: transitions.failover(present, (), self._me)
-            )
 
     # --- the log ---
 
@@ -270,17 +278,25 @@ class Replica:
         self.wake()
 
     async def _resign(self, epoch: int) -> None:
-        """Tell the others, who may lead in another epoch."""
+        """Tell the others, who may lead in another epoch; until the record says that one does."""
 
         def step(present: StreamRecord) -> StreamRecord | None:
             if present.leader_epoch != epoch:
                 return None
             return transitions.resign(present, self._me)
 
-        try:
-            await self._node.mirror.change(self.name, step)
-        except (MetadataUnavailable, Conflict) as error:
-            logger.warning("not-resigned stream=%s error=%s", self.name, error)
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                await self._node.mirror.change(self.name, step)
+            except MetadataUnavailable as error:
+                logger.warning("not-resigned stream=%s error=%s", self.name, error)
+            except Conflict:  # deleted
+                return
+            else:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _follow(self, record: StreamRecord) -> None:
         await self._end_role()

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from liftlog.cluster import transitions
+from liftlog.cluster.election import Elections, LogEnd, Patience
+from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.store import MetaStore
+from liftlog.cluster.store import MetaStore, NodeSession
 from liftlog.errors import LiftlogError, NotEnoughReplicas, StreamNotFound
 from liftlog.log import DataDir
-from liftlog.protocol.replication import ClusterInfo, Peer, Replicate
+from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
+from liftlog.server.replication.succession import Succession
 from liftlog.server.streams import cluster_view, copies, placing
 from liftlog.server.streams.replica import LocalNode, Replica, StreamHosts
 from liftlog.server.streams.settings import origin_of, record_settings
@@ -63,6 +66,7 @@ class ReplicatedStreams:
             lag_max_seconds,
             self._spawn,
         )
+        self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
         self._peers: dict[str, int] = {}
         """Connections of each node that are open now."""
@@ -140,6 +144,50 @@ class ReplicatedStreams:
             await asyncio.sleep(interval_seconds)
             for replica in list(self._streams.values()):
                 await replica.let_tombstones_go(forget_after_seconds)
+
+    # --- elections ---
+
+    def stand(self, session: NodeSession, session_seconds: float) -> None:
+        """From now on this node takes over streams that have lost their leader, and gives its own
+        up when it has lost its `session`."""
+        elections = Elections(
+            self.member.name,
+            self.member.start,
+            now=asyncio.get_running_loop().time(),
+            patience=Patience(session=session_seconds),
+        )
+        self._succession = Succession(
+            elections,
+            self.mirror,
+            self.hearing,
+            session,
+            self,
+            link_to=self._node.link_to,
+            spawn=self._spawn,
+        )
+        self._spawn(self._succession.run())
+
+    def opinion(self, node: str) -> SuspectAnswer:
+        """What this node says when another one suspects `node`."""
+        if self._succession is None:
+            return SuspectAnswer(suspects=False, silent_ms=0)
+        return self._succession.opinion(node)
+
+    def names(self) -> Collection[str]:
+        """See `Copies`."""
+        return self._streams.keys()
+
+    def log_end(self, name: str) -> LogEnd | None:
+        """See `Copies`."""
+        return self._streams[name].log_end
+
+    def leading(self) -> Iterable[tuple[str, Leader]]:
+        """See `Copies`."""
+        return [(name, led.leader) for name, led in self.led.items()]
+
+    def stop_leading(self, name: str, reason: str) -> None:
+        """See `Copies`."""
+        self._streams[name].stop_leading(reason)
 
     # --- the start ---
 

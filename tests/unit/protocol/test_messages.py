@@ -57,6 +57,8 @@ EXAMPLES: list[Message] = [
     r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True),
     r.DescribeCluster(),
     r.PeerAnswer("a", 4, ["x"]),
+    r.Suspect("c"),
+    r.SuspectAnswer(True, 1500, {"s": [3, 40]}),
     r.Replica(7, 100, 6, 90, 120, 1, body_length=8),
     r.Replica(7, 100, 6, 90, 120, 1, [5, 80]),
     r.Replica(7, 1, 0, 90, 120, 1, None, {"next": 4}, 3, 2, 5, 6, {"version": 1}),

@@ -33,6 +33,7 @@ GUARDED_ELSEWHERE = {
     "fetch": "the connection asks the gate itself",
     "peer": "likewise",
     "replicate": "likewise",
+    "suspect": "likewise",
 }
 SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "cluster"}
 OPEN_ROUTES = {

@@ -9,11 +9,12 @@ import pytest
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
-from liftlog.protocol.replication import Peer, PeerAnswer
+from liftlog.protocol.replication import Peer, PeerAnswer, SuspectAnswer
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
 
 PEER = {"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"}
+SUSPECT = {"k": "suspect", "i": 3, "n": "c"}
 REPLICATE = {"k": "replicate", "i": 2, "s": "s", "x": "x", "e": 1, "o": 1, "l": 0, "m": 100}
 
 
@@ -36,6 +37,9 @@ class Streams:
     def replicate(self, peer: Peer, request: Any, reply: Any) -> None:
         self.asked.append((peer, request))
         reply.refuse(ValueError("a defect"))
+
+    def opinion(self, node: str) -> SuspectAnswer:
+        return SuspectAnswer(node == "c", 1500, {"s": [2, 40]})
 
 
 class Node(LogBroker):
@@ -76,6 +80,21 @@ async def test_a_node_introduces_itself_once(tmp_path: Path) -> None:
             assert (await peer.receive())["n"] == "INTERNAL"
             assert streams.asked[0][0].node == "b"
     assert streams.there == []
+
+
+async def test_only_a_node_asks_whether_another_one_is_heard(tmp_path: Path) -> None:
+    broker = Node(tmp_path)
+    broker.streams = Streams()
+    async with pull_server(broker) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(SUSPECT)
+            assert (await peer.receive())["n"] == "BAD_REQUEST"
+            peer.send(PEER)
+            await peer.receive()
+            peer.send(SUSPECT)
+            answer = await peer.receive()
+            assert answer["k"] == SuspectAnswer.KIND
+            assert (answer["s"], answer["t"], answer["d"]) == (True, 1500, {"s": [2, 40]})
 
 
 @pytest.mark.parametrize("key", ["x", "e", "o", "l", "m"])

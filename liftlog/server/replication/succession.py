@@ -1,0 +1,182 @@
+"""Who leads next: this node's part in the elections of the streams that it has a copy of.
+
+`liftlog.cluster.election` decides. Here it is told what this node hears and what the store says,
+and what it decides is done: other nodes are asked, a change of the record is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, Protocol
+
+from liftlog.cluster import transitions
+from liftlog.cluster.election import Elect, Elections, LogEnd, Opinion, Question
+from liftlog.cluster.leading import Change, Leader
+from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.store import NodeSession
+from liftlog.errors import LiftlogError
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.replication import Suspect, SuspectAnswer
+from liftlog.server.replication.hearing import Hearing
+from liftlog.server.replication.mirror import Mirror
+from liftlog.server.replication.peer_link import PeerLink
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_LOOK_SECONDS = 0.1
+_MAX_UNDER_WAY = 64
+_MAX_TOLD = 10_000
+"""An answer tells of no more copies than this."""
+
+
+class Copies(Protocol):
+    """The copies of replicated streams on this node."""
+
+    def names(self) -> Collection[str]: ...
+
+    def log_end(self, name: str) -> LogEnd | None:
+        """Where it ends; None when it cannot be served."""
+        ...
+
+    def leading(self) -> Iterable[tuple[str, Leader]]:
+        """Those that this node leads."""
+        ...
+
+    def stop_leading(self, name: str, reason: str) -> None:
+        """Take no more messages in this epoch."""
+        ...
+
+
+class Succession:
+    """Belongs to one event loop; `run` looks until it is cancelled."""
+
+    def __init__(
+        self,
+        elections: Elections,
+        mirror: Mirror,
+        hearing: Hearing,
+        session: NodeSession,
+        copies: Copies,
+        *,
+        link_to: Callable[[str], PeerLink],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._elections = elections
+        self._mirror = mirror
+        self._hearing = hearing
+        self._session = session
+        self._copies = copies
+        self._link_to = link_to
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._under_way: set[str] = set()
+        self.elected = 0
+        """Elections that this node has won."""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Stop, ask and elect, as far as it is due."""
+        now = self._loop.time()
+        self._see(now)
+        self._stop_leading(now)
+        records = self._in_question(now)
+        if not records:
+            return
+        for question in self._elections.questions(records, now):
+            self._ask(question)
+        for record in records:
+            log = self._copies.log_end(record.name)
+            if log is None or record.name in self._under_way:
+                continue
+            claim = self._elections.decide(record, log, now)
+            if claim is not None and len(self._under_way) < _MAX_UNDER_WAY:
+                self._under_way.add(record.name)
+                self._spawn(self._elect(record, claim))
+
+    def opinion(self, node: str) -> SuspectAnswer:
+        """What this node says of another one."""
+        now = self._loop.time()
+        self._see(now)
+        logs: dict[str, list[int]] = {}
+        for name in self._copies.names():
+            if self._mirror.records[name].leader == node and len(logs) < _MAX_TOLD:
+                log = self._copies.log_end(name)
+                if log is not None:
+                    logs[name] = list(log)
+        silent_ms = round(1000 * self._hearing.silent_seconds(node))
+        return SuspectAnswer(self._elections.suspects(node, now), silent_ms, logs)
+
+    # --- parts -----------------------------------------------------------------------
+
+    def _see(self, now: float) -> None:
+        elections, directory = self._elections, self._mirror.directory
+        elections.renewed(self._session.deadline, now)
+        elections.sessions(directory.live)
+        for node in directory.nodes:
+            elections.heard(node, now - self._hearing.silent_seconds(node))
+            gone = self._hearing.gone_seconds(node)
+            if gone:
+                elections.lost(node, now - gone)
+        elections.look(now)
+
+    def _in_question(self, now: float) -> list[StreamRecord]:
+        """The streams whose leader may have to be replaced; in good times there is none."""
+        doubtful = self._elections.in_doubt(self._mirror.directory.nodes, now) | {None}
+        records = self._mirror.records
+        return [records[name] for name in self._copies.names() if records[name].leader in doubtful]
+
+    def _stop_leading(self, now: float) -> None:
+        if self._elections.has_session(now):
+            return
+        for name, leader in list(self._copies.leading()):
+            if self._elections.stops(leader, now):
+                self._copies.stop_leading(
+                    name, "this node could not renew its session, and most replicas do not ask"
+                )
+
+    def _ask(self, question: Question) -> None:
+        def answered(exchange: Exchange) -> None:
+            answer = exchange.answer
+            if isinstance(answer, SuspectAnswer):
+                opinion = Opinion(answer.suspects, _logs_from(answer.logs))
+                now = self._loop.time()
+                self._elections.told(question.peer, question.about, opinion, now)
+
+        exchange = Exchange(on_done=answered)
+        self._link_to(question.peer).request(Suspect(question.about), exchange)
+
+    async def _elect(self, record: StreamRecord, claim: Elect) -> None:
+        """Try it once; a record that has changed meanwhile is looked at again."""
+        try:
+            after = transitions.failover(record, claim.dead, self._elections.node)
+            if after is None:
+                return
+            await self._mirror.commit(Change(record, after))
+            if self._mirror.records[record.name] == after:
+                self.elected += 1
+                logger.warning(
+                    "elected stream=%s epoch=%d instead_of=%s dead=%s",
+                    record.name,
+                    after.leader_epoch,
+                    record.leader or "none",
+                    ",".join(sorted(claim.dead)) or "none",
+                )
+        except LiftlogError as error:
+            logger.warning("not-elected stream=%s error=%s", record.name, error)
+        finally:
+            self._under_way.discard(record.name)
+
+
+def _logs_from(logs: dict[str, Any]) -> dict[str, LogEnd]:
+    """What another node sends may be anything."""
+    return {
+        name: LogEnd(*pair)
+        for name, pair in logs.items()
+        if isinstance(pair, list) and len(pair) == 2 and all(type(one) is int for one in pair)
+    }
