@@ -174,7 +174,7 @@ class Bucket:
                 int(state["messages"]),
                 self.problem(config),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _strange(payload) from error
 
     def keys(self, payload: bytes) -> tuple[list[str], int]:
@@ -194,7 +194,7 @@ class Bucket:
             if json.loads(payload)["stream"] != self.stream:
                 return None
             return int(_answer(payload)["seq"])
-        except (StoreUnavailable, KeyError, TypeError, ValueError):
+        except (StoreUnavailable, KeyError, TypeError, ValueError, RecursionError):
             return None
 
     def notice(self, subject: bytes, headers: bytes, payload: bytes) -> Notice | None:
@@ -241,7 +241,7 @@ def _answer(payload: bytes) -> dict[str, Any]:
     """Raises Refused, StoreUnavailable."""
     try:
         answer = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _strange(payload) from error
     if not isinstance(answer, dict):
         raise _strange(payload)
