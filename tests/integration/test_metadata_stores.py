@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -12,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+from support.store_campaign import eventually
 
 from liftlog.cluster.store import MAX_VALUE_BYTES, CasLost, Entry, MetaStore, StoreUnavailable
-from liftlog.errors import InvalidArgument
+from liftlog.errors import ConfigError, InvalidArgument
+from liftlog.server.replication import kv_store
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.kv_store import NatsKvMetaStore
+from liftlog.server.replication.kv_bucket import Bucket, check_created
+from liftlog.server.replication.kv_link import KvLink
+from liftlog.server.replication.kv_store import BucketMissing, NatsKvMetaStore, make_store
 from liftlog.settings import NatsSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -54,11 +62,7 @@ async def opened_file(path: Path) -> AsyncIterator[FileMetaStore]:
 
 
 async def make_bucket(server: NatsServer, cluster: str) -> bool:
-    store = NatsKvMetaStore(NatsSettings(), [server.url], cluster, "init")
-    try:
-        return await store.create(1)
-    finally:
-        await store.close()
+    return await make_store(NatsSettings(servers=[server.url]), cluster, 1)
 
 
 @pytest.fixture(params=["file", "nats"])
@@ -256,3 +260,202 @@ async def test_a_session_whose_key_is_taken_over_stops(opened: Opened) -> None:
         assert entry is not None
         assert entry.value == b'{"start":2}'
         await new.close()
+
+
+# --- only in JetStream ---
+
+
+async def opening_fails(settings: NatsSettings, match: str) -> ConfigError:
+    store = NatsKvMetaStore(settings, settings.servers, "prod", "a")
+    try:
+        with pytest.raises(ConfigError, match=match) as raised:
+            async with asyncio.timeout(PATIENCE):
+                await store.open()
+        return raised.value
+    finally:
+        await store.close()
+
+
+async def ask(server: NatsServer, subject: str, question: bytes = b"") -> None:
+    """Ask JetStream what no part of liftlog asks."""
+    link = KvLink(NatsSettings(), [server.url], "unused")
+    link.start()
+    await link.wait_connected(PATIENCE)
+    assert await link.ask(subject, question, check_created, seconds=PATIENCE)
+    await link.close()
+
+
+async def test_a_start_without_a_bucket_says_how_to_make_it(jetstream: NatsServer) -> None:
+    error = await opening_fails(NatsSettings(servers=[jetstream.url]), "no bucket liftlog_prod")
+    assert "liftlog cluster init" in error.hint
+    settings = NatsSettings(servers=[jetstream.url])
+    with pytest.raises(ConfigError, match="cannot keep the bucket on 3 servers") as raised:
+        await make_store(settings, "prod", 3)
+    assert "--replicas 1" in raised.value.hint
+
+
+async def test_a_start_without_jetstream_says_so(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_store, "_NO_SERVICE_SECONDS", 0.3)
+    error = await opening_fails(NatsSettings(servers=[server.url]), "do not run JetStream")
+    assert "sync_interval" in error.hint
+
+
+async def test_a_bucket_that_others_made_differently_is_refused(jetstream: NatsServer) -> None:
+    config = Bucket("prod").configuration(1) | {"allow_direct": True}
+    await ask(jetstream, "$JS.API.STREAM.CREATE.KV_liftlog_prod", json.dumps(config).encode())
+    settings = NatsSettings(servers=[jetstream.url])
+    error = await opening_fails(settings, "allow_direct is on")
+    assert "nats stream edit" in error.hint
+    with pytest.raises(ConfigError, match="allow_direct is on"):
+        await make_store(settings, "prod", 1)
+    await ask(jetstream, "$JS.API.STREAM.DELETE.KV_liftlog_prod")
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["$JS.API.STREAM.INFO.KV_liftlog_prod", "$KV.liftlog_prod.>", "liftlog.prod.meta.>"],
+)
+async def test_a_permission_that_lacks_is_named(missing: str) -> None:
+    every = {
+        "publish": [
+            "$KV.liftlog_prod.>",
+            "$JS.API.STREAM.INFO.KV_liftlog_prod",
+            "$JS.API.STREAM.MSG.GET.KV_liftlog_prod",
+        ],
+        "subscribe": ["liftlog.prod.meta.>", "_INBOX.>"],
+    }
+    fewer = {what: [one for one in all_ if one != missing] for what, all_ in every.items()}
+    users = [
+        {"user": name, "password": name, "permissions": permissions}
+        for name, permissions in (("init", {}), ("every", every), ("fewer", fewer))
+    ]
+    with NatsServer(jetstream=True, authorization={"users": users}) as server:
+
+        def login(name: str) -> NatsSettings:
+            return NatsSettings(servers=[server.url], user=name, password=SecretStr(name))
+
+        assert await make_store(login("init"), "prod", 1)
+        store = NatsKvMetaStore(login("every"), [server.url], "prod", "a")
+        await store.open()
+        await store.cas("stream.a", b"{}", 0)
+        assert len(await store.scan("stream.")) == 1
+        await store.close()
+        error = await opening_fails(login("fewer"), "the NATS user may not")
+        assert all(one in error.hint for one in every["publish"] + every["subscribe"])
+
+
+async def test_what_others_write_into_the_bucket_is_handed_on_or_left(
+    jetstream: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await make_bucket(jetstream, "junk")
+    subject = "$KV.liftlog_junk."
+    async with opened_bucket(jetstream, "junk") as store:
+        await store.cas("stream.a", b"{}", 0)
+        for junk in ("stream.b", "stream.c.d", "stream.e", "not?a#key"):
+            await ask(jetstream, subject + junk, b"\x00" * (1000 if junk == "stream.e" else 1))
+        found = await store.scan("")
+        assert {"stream.a", "stream.b", "stream.c.d", "stream.e"} <= set(found)
+        assert found["stream.e"].value == bytes(1000)
+        assert "metadata-key-ignored" in caplog.text
+        entry = found["stream.b"]
+        assert await store.cas("stream.b", b"{}", entry.revision) > entry.revision
+
+
+async def test_notices_that_others_forge_change_nothing_for_long(jetstream: NatsServer) -> None:
+    assert await make_bucket(jetstream, "forged")
+    seen: dict[str, Entry | None] = {}
+    async with opened_bucket(jetstream, "forged") as store, asyncio.timeout(PATIENCE):
+        watch = asyncio.ensure_future(store.watch("stream.", seen.__setitem__))
+        revision = await store.cas("stream.a", b"{}", 0)
+        truth = Entry(revision, b"{}")
+        while seen.get("stream.a") != truth:
+            await asyncio.sleep(0.01)
+        with RawNats(jetstream.port) as client:
+            for block in (b"", b"Nats-Sequence: x\r\n", b"Nats-Sequence: 10000000000\r\n"):
+                head = b"NATS/1.0\r\nNats-Stream: KV_liftlog_forged\r\n"
+                head += b"Nats-Subject: $KV.liftlog_forged.stream.a\r\n" + block + b"\r\n"
+                sizes = b"%d %d" % (len(head), len(head) + 4)
+                client.send(b"HPUB liftlog.forged.meta.stream.a " + sizes + b"\r\n")
+                client.send(head + b"junk\r\n")
+            client.ping()
+        while seen["stream.a"] == truth:
+            await asyncio.sleep(0.01)
+        revision = await store.cas("stream.a", b"[]", revision)  # it tells that this was a lie
+        while seen["stream.a"] != Entry(revision, b"[]"):
+            await asyncio.sleep(0.01)
+        watch.cancel()
+        await asyncio.wait({watch})
+
+
+async def test_a_bucket_that_is_deleted_is_missed_and_a_new_one_is_another(
+    jetstream: NatsServer,
+) -> None:
+    assert await make_bucket(jetstream, "lost")
+    seen: dict[str, Entry | None] = {}
+    async with opened_bucket(jetstream, "lost") as store, asyncio.timeout(PATIENCE):
+        watch = asyncio.ensure_future(store.watch("", seen.__setitem__))
+        for number in range(20):
+            await store.cas(f"stream.s{number}", b"{}", 0)
+        session = await store.session("live.a", b'{"start":1}', 2)
+        was = await store.get("cluster")
+        while len(seen) < 22:
+            await asyncio.sleep(0.01)
+        await ask(jetstream, "$JS.API.STREAM.DELETE.KV_liftlog_lost")
+        with pytest.raises(BucketMissing):
+            await store.get("stream.s1")
+        with pytest.raises(BucketMissing):
+            await store.scan("")
+        with pytest.raises(StoreUnavailable):
+            await store.get_newest("stream.s1")
+        with pytest.raises(StoreUnavailable):
+            await store.cas("stream.s1", b"{}", 2)
+        assert await make_bucket(jetstream, "lost")
+        assert (await store.get("cluster")) != was
+        while seen["stream.s1"] is not None or seen.get("live.a") is None:
+            await asyncio.sleep(0.01)
+        assert store.times_set_back == 1
+        assert await store.get_newest("stream.s1") is None
+        while session.deadline < time.monotonic() + 1:
+            await asyncio.sleep(0.01)
+        watch.cancel()
+        await asyncio.wait({watch})
+        await session.close()
+
+
+async def test_an_older_copy_of_the_bucket_is_believed_once_a_write_shows_it(
+    tmp_path: Path,
+) -> None:
+    server = NatsServer(tmp_path / "nats", jetstream=True)
+    copy = tmp_path / "copy"
+    seen: dict[str, Entry | None] = {}
+    with server:
+        assert await make_bucket(server, "back")
+        async with opened_bucket(server, "back") as store, asyncio.timeout(PATIENCE):
+            old = await store.cas("stream.a", b"old", 0)
+            await asyncio.to_thread(server.stop)
+            shutil.copytree(server.directory / "jetstream", copy)
+            await asyncio.to_thread(server.start)
+            watch = asyncio.ensure_future(store.watch("stream.", seen.__setitem__))
+            new = await eventually(lambda: store.cas("stream.a", b"new", old))
+            for _ in range(20):
+                new = await store.cas("stream.a", b"new", new)
+            await store.cas("stream.b", b"new", 0)
+            while seen.get("stream.a") != Entry(new, b"new") or "stream.b" not in seen:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(server.kill)
+            shutil.rmtree(server.directory / "jetstream")
+            shutil.copytree(copy, server.directory / "jetstream")
+            await asyncio.to_thread(server.start)
+            assert await eventually(lambda: store.get_newest("stream.a")) == Entry(old, b"old")
+            while seen != {"stream.a": Entry(old, b"old"), "stream.b": None}:
+                await asyncio.sleep(0.01)
+            assert store.times_set_back == 1
+            with pytest.raises(CasLost):
+                await store.cas("stream.a", b"x", new)
+            revision = await store.cas("stream.a", b"again", old)
+            while seen["stream.a"] != Entry(revision, b"again"):
+                await asyncio.sleep(0.01)
+            watch.cancel()
+            await asyncio.wait({watch})

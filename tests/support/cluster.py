@@ -1,7 +1,8 @@
-"""Three real daemons on one machine that replicate to each other, beside one core nats-server."""
+"""Three real daemons on one machine that replicate to each other, beside real nats-servers."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -28,6 +29,8 @@ from support.repository import REPOSITORY
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange
 from liftlog.records.decode import Record
+from liftlog.server.replication.kv_store import make_store
+from liftlog.settings import NatsSettings
 
 if TYPE_CHECKING:
     from liftlog.client import ClusterStream
@@ -39,7 +42,8 @@ PATIENCE = 60.0
 
 class Cluster:
     """Use as a context manager. Each node has a directory, an address that stays, and the same
-    `streams`; the metadata are files that all of them share.
+    `streams`; the metadata are files that all of them share, or a bucket in JetStream if `cluster`
+    has `store: nats`.
 
         with Cluster(server.url, {"orders": {"subject": "orders.>", "replicas": 3}}) as cluster:
             cluster.kill("b", "c")
@@ -47,7 +51,7 @@ class Cluster:
 
     def __init__(
         self,
-        nats_url: str,
+        nats: str | Sequence[str],
         streams: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         settings: Mapping[str, Any] | None = None,
@@ -57,8 +61,9 @@ class Cluster:
         store: Path | None = None,
         wrapper: Sequence[str] = (),
     ) -> None:
-        """`cluster` are more settings of that section; `disks` are places for the data of some
-        nodes, by their names, and `store` is one for the metadata; `wrapper` as for `Daemon`."""
+        """`nats` is the URL of a server, or of each of some; `cluster` are more settings of that
+        section; `disks` are places for the data of some nodes, by their names, and `store` is one
+        for the metadata; `wrapper` as for `Daemon`."""
         self._stack = ExitStack()
         if directory is None:
             made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
@@ -67,6 +72,7 @@ class Cluster:
         self.store = (store or directory / "meta").absolute()
         self.nodes: dict[str, Daemon] = {}
         self._paused: set[str] = set()
+        servers = [nats] if isinstance(nats, str) else list(nats)
         for name, port in zip(NODES, lasting_ports(len(NODES)), strict=True):
             address = f"tcp://127.0.0.1:{port}"
             member = {
@@ -76,8 +82,9 @@ class Cluster:
                 "store": self.store.as_uri(),
             }
             self.nodes[name] = Daemon(
-                nats_url,
+                None,
                 {
+                    "nats": {"servers": servers},
                     **(settings or {}),
                     "pull": {"listen": [address]},
                     "cluster": {**member, **(cluster or {})},
@@ -93,6 +100,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
+            self._make_bucket()
             self.start()
         except BaseException:
             self._end()
@@ -113,6 +121,14 @@ class Cluster:
                     sys.stderr.write(f"--- node {name}, {daemon.log_path}\n{daemon.log_tail()}\n")
         finally:
             self._end()
+
+    def _make_bucket(self) -> None:
+        """As `liftlog cluster init` does."""
+        written = self.nodes["a"].settings
+        if written["cluster"]["store"] == "nats":
+            settings = NatsSettings(**written["nats"])
+            replicas = min(3, len(settings.servers))
+            asyncio.run(make_store(settings, written["cluster"]["name"], replicas))
 
     def _end(self) -> None:
         self.kill()

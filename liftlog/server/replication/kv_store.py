@@ -431,13 +431,14 @@ class NatsKvMetaStore:
 
     async def _look(self) -> None:
         """See to it that the view has all that was written until now. Raises StoreUnavailable."""
+        state = await self._state()
+        is_complete = state.messages == self._view.messages
         try:
             barrier = await self._write(self._barrier, b"{}", [(_TTL, str(MARKER_SECONDS))])
         except CasUnknown as error:
             raise StoreUnavailable(str(error)) from error
-        state = await self._state()
         is_due = self._scans_due or time.monotonic() - self._scanned_at > _FULL_SCAN_SECONDS
-        if not is_due and state.messages == self._view.messages and await self._has_come(barrier):
+        if not is_due and is_complete and await self._has_come(barrier):
             return
         found, state = await self._scan("")
         self._scans_due = max(0, self._scans_due - 1)

@@ -15,6 +15,7 @@ logger = logging.getLogger("liftlog.server.replication")
 _RENEWALS_PER_TTL = 5
 _RETRIES_PER_TTL = 30
 _SAFE_PART_OF_TTL = 0.8
+_TOLD_AGAIN_SECONDS = 60.0
 
 
 class ExpiringKeys(Protocol):
@@ -87,6 +88,7 @@ class RenewedKey:
         pause = self._ttl_seconds / _RENEWALS_PER_TTL
         soon = self._ttl_seconds / _RETRIES_PER_TTL
         wait = pause
+        told_at = -_TOLD_AGAIN_SECONDS
         while True:
             await asyncio.sleep(wait)
             wait = soon
@@ -98,9 +100,11 @@ class RenewedKey:
                     return
             except (CasUnknown, StoreUnavailable) as error:
                 # If the renewal was made, or is made later, the next one is lost, and looks.
-                logger.warning("session-not-renewed key=%s error=%s", self._key, error)
+                if time.monotonic() - told_at >= _TOLD_AGAIN_SECONDS:
+                    told_at = time.monotonic()
+                    logger.warning("session-not-renewed key=%s error=%s", self._key, error)
             else:
-                wait = pause
+                wait, told_at = pause, -_TOLD_AGAIN_SECONDS
 
     async def _is_found_again(self) -> bool:
         """After a renewal that was lost: whether the next one may be made, which it may not once
