@@ -56,6 +56,7 @@ _RETRY_SECONDS = 0.5
 _SCANS_IN_DOUBT = 2
 """So many scans after notices may have been missed: the first may come from such a server."""
 _FULL_SCAN_SECONDS = 300.0
+_LAG_SECONDS = 0.1
 _READS_AT_ONCE = 64
 _ATTEMPTS = 10
 _NO_SERVICE_SECONDS = 10.0
@@ -239,7 +240,8 @@ class NatsKvMetaStore:
             ]
             try:
                 await self._write(self._barrier, b"{}", headers)
-            except CasLost:
+            except CasLost:  # it has changed, or the server that answered the read lags
+                await asyncio.sleep(_LAG_SECONDS)
                 continue
             except CasUnknown as error:
                 raise StoreUnavailable(f"{key} was read and not confirmed: {error}") from error
@@ -414,7 +416,10 @@ class NatsKvMetaStore:
         for prefix, on_change in list(self._watchers.values()):
             for key, entry in changes.items():
                 if key.startswith(prefix):
-                    on_change(key, entry)
+                    try:
+                        on_change(key, entry)
+                    except Exception:  # the connection, and other watchers, go on
+                        logger.exception("watch-failed key=%s", key)
 
     async def _keep_looking(self) -> None:
         while True:
@@ -424,6 +429,9 @@ class NatsKvMetaStore:
             except StoreUnavailable as error:
                 self._warn("metadata-store-unavailable error=%s", error)
                 pause = _RETRY_SECONDS
+            except Exception:  # a supervisor
+                logger.exception("metadata-look-failed")
+                pause = _LOOK_SECONDS
             else:
                 pause = _LOOK_SECONDS
             with contextlib.suppress(TimeoutError):

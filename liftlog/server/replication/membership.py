@@ -114,19 +114,22 @@ class Directory:
     nodes: dict[str, NodeInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
 
-    def note(self, key: str, entry: Entry | None) -> None:
-        """What the store reports of a key that begins with `node.` or `live.`."""
+    def note(self, key: str, entry: Entry | None) -> bool:
+        """What the store reports of a key that begins with `node.` or `live.`. Returns whether
+        anything is different; a renewed session is the same. Raises CorruptMetadata."""
         kind, _, name = key.partition(".")
-        if kind == "node":
-            if entry is None:
-                self.nodes.pop(name, None)
-            else:
-                self.nodes[name] = NodeInfo.from_value(name, value_of(entry))
-        elif kind == "live":
-            if entry is None:
-                self.live.discard(name)
-            else:
-                self.live.add(name)
+        if kind == "live":
+            was_live = name in self.live
+            (self.live.discard if entry is None else self.live.add)(name)
+            return was_live != (name in self.live)
+        if kind != "node":
+            return False
+        known = self.nodes.get(name)
+        if entry is not None:
+            self.nodes[name] = NodeInfo.from_value(name, value_of(entry))
+        elif known is not None:
+            del self.nodes[name]
+        return known != self.nodes.get(name)
 
 
 @dataclass(frozen=True, slots=True)

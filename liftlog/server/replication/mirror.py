@@ -79,8 +79,8 @@ class Mirror:
     def _note(self, key: str, entry: Entry | None) -> None:
         try:
             if key.startswith(("node.", "live.")):
-                self.directory.note(key, entry)
-                self._on_nodes()
+                if self.directory.note(key, entry):
+                    self._on_nodes()
             elif key.startswith(STREAM_PREFIX) and entry is not None:
                 self._note_record(record_of(key, entry), entry.revision)
             elif key.startswith(STREAM_PREFIX):

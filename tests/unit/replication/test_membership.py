@@ -146,6 +146,13 @@ async def test_who_is_there() -> None:
     assert directory.nodes["a"].start == member.start
     assert directory.nodes["a"].address == ADDRESS
     assert directory.live == set()
+    assert directory.note("live.a", Entry(1, b"{}"))
+    assert not directory.note("live.a", Entry(2, b"{}"))
+    assert directory.live == {"a"}
+    assert not directory.note("barrier.a", Entry(3, b"{}"))
+    with pytest.raises(CorruptMetadata):
+        directory.note("node.a", Entry(4, b"{}"))
+    assert directory.nodes["a"].start == member.start
     directory.note("node.a", None)
     directory.note("live.a", None)
     assert directory.nodes == {}
