@@ -115,6 +115,7 @@ class ManyBatches:
         self._counts = self._at.counts
         stops = np.cumsum(self._counts)
         self._firsts = stops - self._counts
+        self._lasts = stops - 1
         self._total = int(stops[-1])
         self._all = int(np.bitwise_and.reduce(self._at.attributes))
         self._some = int(np.bitwise_or.reduce(self._at.attributes))
@@ -134,7 +135,7 @@ class ManyBatches:
         np.add(np.repeat(self._at.base_offsets, self._counts), deltas, out=offsets, where=given)
         ascends = offsets[1:] > offsets[:-1]
         ascends[self._firsts[1:] - 1] = True  # that is another batch
-        lasts = offsets[self._firsts + self._counts - 1] - self._at.base_offsets
+        lasts = offsets[self._lasts] - self._at.base_offsets
         if (lasts > self._at.last_deltas).any() or not ascends.all():
             raise CorruptBatch("the offset deltas do not ascend inside the batch")
         return offsets
@@ -239,17 +240,15 @@ class ManyBatches:
         """The items of a binary column, `counts[i]` in each batch; empty where it is lacking."""
         # The first offset of each batch, 0, is where the previous one ended, so the ends suffice.
         stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
-        following = np.cumsum(counts)
-        ends = np.empty(int(following[-1]) + 1, np.int32)
+        lasts = self._lasts if counts is self._counts else np.cumsum(counts) - 1
+        ends = np.empty(int(lasts[-1]) + 2, np.int32)
         ends[0] = 0
         if present is None:
             ends[1:] = stops
-            sizes = stops[following - 1].astype(np.int64)
         else:
             ends[1:] = 0
             ends[1:][np.repeat(present, counts)] = stops
-            sizes = np.zeros(len(counts), np.int64)
-            sizes[present] = stops[np.cumsum(counts[present]) - 1]
+        sizes = ends[1:][lasts].astype(np.int64)
         if len(counts) > 1:
             before = np.cumsum(sizes) - sizes
             ends[1:] += np.repeat(before.astype(np.int32), counts)

@@ -125,7 +125,8 @@ class _Apart:
 
 
 def _positions_one_by_one(batches: Sequence[RecordBatch]) -> Positions:
-    rows = [_row_of(batch.header, batch._layout) for batch in batches]
+    layouts = [batch._layout for batch in batches]
+    rows = [_row_of(batch.header, layout) for batch, layout in zip(batches, layouts, strict=True)]
     try:
         columns = np.array(rows, np.int64).T
     except OverflowError as error:
@@ -139,8 +140,8 @@ def _positions_one_by_one(batches: Sequence[RecordBatch]) -> Positions:
         entries,
         dictionary,
         ids,
-        keys if keys.data.any() else None,
-        headers if headers.data.any() else None,
+        keys if any(one.keys for one in layouts) else None,
+        headers if any(one.headers for one in layouts) else None,
         values,
     )
     return Positions(attributes, counts, base_offsets, last_deltas, base_ns, layout)
