@@ -66,12 +66,6 @@ def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
             f"{stream.min_isr}: expected at most replicas ({stream.replicas})",
             involved=((*at, "replicas"),),
         )
-    if stream.replicas > 1 and stream.subject_sequences is not None:
-        yield Finding(
-            (*at, "subject_sequences"),
-            f"expected null with replicas: {stream.replicas}: followers do not keep them yet",
-            involved=((*at, "replicas"),),
-        )
     if stream.replicas > 1 and stream.durability != "fsync":
         # A crash of all nodes is harmless only because each of them syncs before it confirms.
         yield Finding(

@@ -59,11 +59,13 @@ class Cluster:
         directory: Path | None = None,
         disks: Mapping[str, Path] | None = None,
         store: Path | None = None,
+        advertised: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
     ) -> None:
         """`nats` is the URL of a server, or of each of some; `cluster` are more settings of that
         section; `disks` are places for the data of some nodes, by their names, and `store` is one
-        for the metadata; `wrapper` as for `Daemon`."""
+        for the metadata; `advertised` are addresses at which the others reach a node, if not at its
+        own; `wrapper` as for `Daemon`."""
         self._stack = ExitStack()
         if directory is None:
             made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
@@ -78,7 +80,7 @@ class Cluster:
             member = {
                 "name": NAME,
                 "node": name,
-                "advertise": address,
+                "advertise": (advertised or {}).get(name, address),
                 "store": self.store.as_uri(),
             }
             self.nodes[name] = Daemon(

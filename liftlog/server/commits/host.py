@@ -105,7 +105,7 @@ class StreamHost:
         self._shared = committers
         self._refuse_with = _standing_refusal(settings) if is_leading else NOT_LEADING
         self._waiters = WatermarkWaiters()
-        self.subjects = SubjectUpkeep(log, sequencer, self._waiters)
+        self.subjects = SubjectUpkeep(log, sequencer, self._waiters, is_leading=is_leading)
         self._own_records = OwnRecords(name)
         self._gate: CommitGate = gate or LocalGate()
         self.is_leading = is_leading

@@ -51,8 +51,9 @@ def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSeq
 
 
 def restore_subjects(log: Log, table: SubjectSequences) -> None:
-    """Fill the table of a log that is being opened, unless it takes too long. Blocking."""
-    if restore_subject_snapshot(log, table):
+    """Fill the table of a log that is being opened, unless it takes too long, or a new leader has
+    to commit the end of the log first. Blocking."""
+    if log.high_watermark < log.log_end_offset or restore_subject_snapshot(log, table):
         return
     if sum(segment.size_bytes for segment in log.segments) <= _AT_ONCE_BYTES:
         table.adopt(scan_subjects(log, table.new_scan()))
@@ -128,9 +129,16 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
 
 
 class SubjectUpkeep:
-    """Scans one stream, one scan at a time. Belongs to the event loop."""
+    """Scans one stream, one scan at a time. Belongs to the event loop.
 
-    def __init__(self, log: Log, sequencer: Sequencer, waiters: WatermarkWaiters) -> None:
+    A follower judges no messages and has no table. When it becomes the leader, the table is made
+    from the log as after a start, so all replicas would answer the same.
+    """
+
+    def __init__(
+        self, log: Log, sequencer: Sequencer, waiters: WatermarkWaiters, *, is_leading: bool
+    ) -> None:
+        self._is_leading = is_leading
         self._log = log
         self._sequencer = sequencer
         self._waiters = waiters
@@ -143,6 +151,8 @@ class SubjectUpkeep:
     def adopt(self, settings: StreamSettings) -> None:
         """Keep a table, resize it or drop it, as these settings say. They hold from the next
         message on."""
+        if not self._is_leading:
+            return
         sequencer, wanted = self._sequencer, settings.subject_sequences
         table = sequencer.subjects
         if table is not None and wanted is not None:
@@ -218,6 +228,8 @@ class SubjectUpkeep:
         """Write a snapshot for the next start, if the table agrees with the log. Call it when the
         stream is closed. Blocking. Raises OSError."""
         table, log = self._sequencer.subjects, self._log
+        if log.high_watermark < log.log_end_offset:
+            return  # what is not committed is not in the table
         if table is not None and self._is_current and self._damage_seen == log.quarantined:
             write_subject_snapshot(log, table)
 

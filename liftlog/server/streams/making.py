@@ -233,7 +233,13 @@ class StreamMaker:
     ) -> StreamHost:
         """Serve an open log from now on."""
         sequencer = await asyncio.to_thread(
-            make_sequencer, name, settings, log, self._neighbours.ack_subjects, self._now_ns()
+            make_sequencer,
+            name,
+            settings,
+            log,
+            self._neighbours.ack_subjects,
+            self._now_ns(),
+            is_leading=is_leading,
         )
         host = StreamHost(
             name,
@@ -304,9 +310,16 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
 
 
 def make_sequencer(
-    name: str, settings: StreamSettings, log: Log, ack_subjects: AckSubjects, now_ns: int
+    name: str,
+    settings: StreamSettings,
+    log: Log,
+    ack_subjects: AckSubjects,
+    now_ns: int,
+    *,
+    is_leading: bool = True,
 ) -> Sequencer:
-    """A sequencer that continues where the log ends. Reads the log when there is no snapshot."""
+    """A sequencer that continues where the log ends. Reads the log when there is no snapshot. That
+    of a follower judges nothing."""
     dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
     restore_dedupe(log, dedupe, now_ns)
     sequencer = Sequencer(
@@ -318,7 +331,8 @@ def make_sequencer(
         last_message_id=last_message_id(log),
         commit_clock=log.environment.clock.now_ns,
     )
-    sequencer.subjects = new_table(settings, log, log.log_end_offset)
+    if is_leading:
+        sequencer.subjects = new_table(settings, log, log.log_end_offset)
     if sequencer.subjects is not None:
         restore_subjects(log, sequencer.subjects)
     return sequencer

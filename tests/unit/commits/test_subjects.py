@@ -13,12 +13,17 @@ import pytest
 from support.local_broker import Running
 from support.local_cleaning import Cleaning
 
+from liftlog.cluster import transitions
+from liftlog.cluster.leading import FetchRequest, Leader
 from liftlog.errors import CorruptRange, StorageError, SyncFailed
 from liftlog.log import LogSlice, OsFileSystem
 from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.records import parse_header
 from liftlog.server.commits import subjects as subjects_module
-from liftlog.server.commits.host import StreamHost
+from liftlog.server.commits.configs import log_config
+from liftlog.server.commits.host import StreamHost, new_metadata
+from liftlog.server.replication.serving import CatchUpPace, ServedStream
+from liftlog.settings import parse_stream_settings
 from liftlog.stream import MessageRun
 from liftlog.stream.subject_sequences import SubjectSequences
 
@@ -422,3 +427,90 @@ async def test_a_misplaced_batch_is_quarantined(running: Running) -> None:
     await until(lambda: known(host, [b"in.a"]) == [1])
     assert known(host, [b"in.b", b"in.c", b"in.d"]) == [2, 4, 5]
     assert [(bad.first_offset, bad.next_offset) for bad in host.log.quarantined] == [(3, 4)]
+
+
+# --- replicas ---
+
+
+class Replica:
+    """Node a's copy of the stream s, which it leads or follows; b is the other replica."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self.settings = parse_stream_settings({**SETTINGS, "replicas": 2, "min_isr": 2})
+        config = log_config(self.settings, replicated=True)
+        metadata = new_metadata(self.settings, "api")
+        self.log = running.data_dir.create_log("s", config, initial_offset=1, metadata=metadata)
+        self.led: ServedStream | None = None
+
+    async def lead(self, epoch: int) -> StreamHost:
+        log, starts = self.log, {"a": 1, "b": 1}
+        record = transitions.create(
+            "s", log.incarnation, {"min_isr": 2}, "ab", starts=starts, leader_epoch=epoch
+        )
+        log.begin_epoch(epoch)
+        leader = Leader(
+            record,
+            "a",
+            log.epochs,
+            log_end=log.log_end_offset,
+            durable_end=log.durable_end_offset,
+            high_watermark=log.high_watermark,
+            now=0.0,
+        )
+        self.led = ServedStream(leader, log, pace=CatchUpPace(1e9), ended=lambda reason: None)
+        return await self._host(self.led)
+
+    async def follow(self) -> StreamHost:
+        return await self._host(None)
+
+    async def _host(self, led: ServedStream | None) -> StreamHost:
+        return await self._running.broker.host_replica(
+            "s", self.settings, self.log, origin="api", led=led
+        )
+
+    def confirm(self) -> None:
+        """The other replica has all of it."""
+        assert self.led is not None
+        epoch, end = self.led.leader.epoch, self.log.log_end_offset
+        last = self.log.epochs[-1][0] if self.log.epochs else 0
+        self.led.gate.fetched(FetchRequest("b", 1, epoch, end, last))
+
+    async def end(self, host: StreamHost) -> None:
+        """The role ends; another one can begin."""
+        host.step_down("on purpose")
+        await self._running.broker.end_replica(host, seconds=0.01)
+        config = log_config(self.settings, replicated=True)
+        self.log, _ = self._running.data_dir.open_log("s", config)
+
+
+async def test_a_new_leader_knows_subjects_when_it_has_committed_all_that_it_has(
+    running: Running,
+) -> None:
+    replica = Replica(running)
+    host = await replica.lead(1)
+    host.receive(MessageRun([b"in.a", b"in.b"], [b""] * 2, [b"x"] * 2, has_cookie=False))
+    host.kick()
+    await until(lambda: replica.log.durable_end_offset == 3)
+    replica.confirm()
+    await until(lambda: replica.log.high_watermark == 3)
+    host.receive(MessageRun([b"in.a"], [b""], [b"x"], has_cookie=False))
+    host.kick()
+    await until(lambda: replica.log.durable_end_offset == 4)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [3, 2, 0]
+    await replica.end(host)
+
+    host = await replica.follow()
+    assert host.sequencer.subjects is None, "a follower judges nothing"
+    host.adopt(host.settings)
+    assert host.sequencer.subjects is None
+    await replica.end(host)
+
+    host = await replica.lead(2)
+    assert replica.log.high_watermark < replica.log.log_end_offset
+    assert known(host, [b"in.a", b"in.c"]) == [None, None], "the last record may be of any subject"
+    replica.confirm()
+    await until(lambda: table_of(host).is_complete)
+    assert known(host, [b"in.a", b"in.b", b"in.c"]) == [3, 2, 0]
+    await replica.end(host)
+    replica.log.close()

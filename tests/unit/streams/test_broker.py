@@ -162,7 +162,7 @@ async def test_a_long_list_lets_others_have_the_event_loop(
 async def test_a_creation_that_fails_leaves_nothing(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, **more: Any) -> None:
         raise DiskFull("full")
 
     with monkeypatch.context() as patch:
@@ -194,10 +194,10 @@ async def test_a_stream_that_cannot_be_served_does_not_keep_the_daemon_from_star
     await running.broker.close()
     original = making.make_sequencer
 
-    def fail_for_a(name: str, *arguments: Any) -> Any:
+    def fail_for_a(name: str, *arguments: Any, **more: Any) -> Any:
         if name == "a":
             raise KeyError("bug")
-        return original(name, *arguments)
+        return original(name, *arguments, **more)
 
     again = Running(running.data_dir.path)
     with monkeypatch.context() as patch:
