@@ -85,6 +85,12 @@ class ClusterSettings(SettingsModel):
         alias="lag_max",
         description="A follower that has not caught up for so long leaves the in-sync set.",
     )
+    suspect_after_seconds: PositiveDuration = Field(
+        default=2.0,
+        alias="suspect_after",
+        description="A leader that most replicas have not heard for so long, though it is "
+        "connected, is replaced. One whose process has ended is replaced sooner.",
+    )
     catch_up_rate_bytes: Size = Field(
         default=64 * 2**20,
         alias="catch_up_rate",

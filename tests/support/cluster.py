@@ -370,7 +370,7 @@ class RetryingPublisher(TimedPublisher):
     def _take(self, message: RawMessage, waiting: set[int]) -> None:
         """An empty answer says that no one subscribes, an error that it is refused for now."""
         answer = json.loads(message.payload) if message.payload else {}
-        if "seq" not in answer:
+        if not answer or "error" in answer:
             self.unheard += 1
             return
         number = int(message.subject.rpartition(b".")[2])

@@ -169,6 +169,10 @@ class Broker:
         self._attachments.want(host)
         return host
 
+    def note_possible_loss(self, host: StreamHost, reason: str) -> None:
+        """See `StreamHosts`."""
+        self._losses.note(host, reason)
+
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
         """See `StreamHosts`."""
         async with self.changes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.client.target import Address, Target
+from liftlog.cluster.election import Patience
 from liftlog.cluster.store import MetaStore, MetaStoreError, NodeSession
 from liftlog.errors import ConfigError
 from liftlog.log import DataDir
@@ -80,7 +81,10 @@ class ClusterNode:
         self._spawn(streams.keep_in_sync())
         self._spawn(streams.purge_deleted(_PURGE_SECONDS))
         self._spawn(streams.hearing.run())
-        streams.stand(self._session, cluster.session_seconds)
+        streams.stand(
+            self._session,
+            Patience(session=cluster.session_seconds, silence=cluster.suspect_after_seconds),
+        )
         self._spawn(
             streams.let_tombstones_go(
                 self._settings.cleaner.interval_seconds, cluster.forget_after_seconds

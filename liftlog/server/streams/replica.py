@@ -63,6 +63,10 @@ class StreamHosts(Protocol):
         """Settings of a stream have changed."""
         ...
 
+    def note_possible_loss(self, host: StreamHost, reason: str) -> None:
+        """Messages may have come while no node recorded them."""
+        ...
+
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
         """Stop serving: detach it, wait for what is under way, close its log."""
         ...
@@ -266,6 +270,10 @@ class Replica:
             if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
                 led.lost(other)
         host.commit_up_to(leader.local(log.durable_end_offset))
+        if epoch > 1:
+            self._node.hosts.note_possible_loss(
+                host, f"the stream had no leader before this node took over in epoch {epoch}"
+            )
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, epoch: int, reason: str) -> None:

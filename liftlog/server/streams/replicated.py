@@ -147,14 +147,14 @@ class ReplicatedStreams:
 
     # --- elections ---
 
-    def stand(self, session: NodeSession, session_seconds: float) -> None:
+    def stand(self, session: NodeSession, patience: Patience) -> None:
         """From now on this node takes over streams that have lost their leader, and gives its own
         up when it has lost its `session`."""
         elections = Elections(
             self.member.name,
             self.member.start,
             now=asyncio.get_running_loop().time(),
-            patience=Patience(session=session_seconds),
+            patience=patience,
         )
         self._succession = Succession(
             elections,
