@@ -87,6 +87,7 @@ class PullConnection:
         self._answers = Answers(services, self._protocol, self._queue, self.peer, self.settle)
         self._requests: ClientRequests | None = None  # until the client has logged in
         self._reading = False
+        self._has_more = False  # requests have arrived that are not taken yet
         self._closed = False
         self._last_words = False  # only what is in the queue will still be sent
         self._lingering_bytes_left = LINGERING_CLOSE_BYTES
@@ -154,6 +155,9 @@ class PullConnection:
                 self._stop_reading()
             else:
                 self._start_reading()
+        self._count_memory()
+
+    def _count_memory(self) -> None:
         memory = self._services.memory
         held_bytes = self._protocol.held_bytes
         memory.used_bytes += held_bytes - self._counted_bytes
@@ -180,10 +184,12 @@ class PullConnection:
         return self._queue.memory_bytes + self._counted_bytes
 
     def _take_requests(self) -> None:
+        self._has_more = True
         try:
             while not self._held_back and self._answers.is_open:
                 event = self._protocol.next_event()
                 if event is None:
+                    self._has_more = self._protocol.saturated
                     if not self._request_since and self._protocol.mid_frame:
                         self._request_since = self._loop.time()
                     return
@@ -208,7 +214,10 @@ class PullConnection:
         if self._answers.may_produce:
             if self._requests is not None:
                 self._requests.pump()
-            self.settle()
+            if self._has_more:
+                self.settle()
+            else:
+                self._count_memory()
 
     def _on_send_failure(self, error: Exception) -> None:
         self._close(f"sending failed: {error}", unexpected=not isinstance(error, OSError))

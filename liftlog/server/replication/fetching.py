@@ -257,8 +257,8 @@ class FollowedStream:
         if error is None:
             side = log.leases.side_state.version
             effect = self.follower.stored(log.log_end_offset, log.epochs, side)
+            self._do(effect)  # first: acks wait for what this request confirms
             self.host.commit_up_to(self.follower.high_watermark)
-            self._do(effect)
         elif isinstance(error, CorruptBatch):
             # Nothing was appended. The leader's bytes are bad, or came over badly.
             logger.warning("replica-answer-damaged stream=%s error=%s", self.host.name, error)
