@@ -78,6 +78,7 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 kv-torture: setup ## Kill and stop the NATS servers under clients of the metadata store (MINUTES=n SEED=n)
 	KV_TORTURE_MINUTES=$(or $(MINUTES),60) KV_TORTURE_SEED=$(or $(SEED),1) \
 	  $(BIN)/python -m pytest -s tests/crash/test_metadata_store.py $(ARGS)
+	TORTURE_ROUNDS=1 $(BIN)/python -m pytest tests/integration/test_cluster.py -k nats
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 from support.cluster import NODES, Cluster, TimedPublisher, assert_kept
 from support.ingesting import publish, until
+from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, pub_frame
+from support.rounds import modes
 
 from liftlog.client import connect_sync
 
@@ -25,9 +28,35 @@ QUICK = {"session": "3s", "lag_max": "60s"}
 HUNG = 3.0
 
 
+@pytest.fixture(scope="module", params=modes("file", "nats"))
+def store(request: pytest.FixtureRequest) -> str:
+    """Where the nodes keep their metadata. In JetStream only under `make kv-torture`: another
+    module has what every run of the tests looks at."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(store: str) -> Iterator[NatsServer]:
+    """The nodes and the publishers connect to it."""
+    if store == "nats":
+        with NatsCluster(3, jetstream=True, sync_always=True) as cluster:
+            yield cluster.servers[0]
+    else:
+        with NatsServer() as server:
+            yield server
+
+
 @pytest.fixture
-def cluster(server: NatsServer) -> Iterator[Cluster]:
-    with Cluster(server.url, STREAMS, cluster=QUICK) as cluster:
+def quick(store: str) -> dict[str, str]:
+    """Settings of the cluster."""
+    if store == "nats":
+        return {**QUICK, "store": "nats", "name": f"c{secrets.token_hex(4)}"}
+    return QUICK
+
+
+@pytest.fixture
+def cluster(server: NatsServer, quick: dict[str, str]) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS, cluster=quick) as cluster:
         for stream in STREAMS:
             cluster.leader(stream)
         cluster.wait_isr("all")
@@ -177,11 +206,13 @@ def test_a_stopped_follower_delays_acks_until_it_leaves(
     assert_kept([publisher], cluster.read_all("all"))
 
 
-def test_a_slow_follower_costs_refusals_and_no_memory(server: NatsServer) -> None:
+def test_a_slow_follower_costs_refusals_and_no_memory(
+    server: NatsServer, quick: dict[str, str]
+) -> None:
     bound = 8 << 20
     settings = {"ingest": {"max_pending_bytes": bound}}
     with Cluster(
-        server.url, STREAMS, settings=settings, cluster={"session": "15s", "lag_max": "8s"}
+        server.url, STREAMS, settings=settings, cluster={**quick, "session": "15s", "lag_max": "8s"}
     ) as cluster:
         cluster.wait_isr("all")
         leader = cluster.nodes[cluster.leader("all")]

@@ -129,8 +129,7 @@ class Cluster:
         written = self.nodes["a"].settings
         if written["cluster"]["store"] == "nats":
             settings = NatsSettings(**written["nats"])
-            replicas = min(3, len(settings.servers))
-            asyncio.run(make_store(settings, written["cluster"]["name"], replicas))
+            asyncio.run(make_store(settings, written["cluster"]["name"], 3))
 
     def _end(self) -> None:
         self.kill()
