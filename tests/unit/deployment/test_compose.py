@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from support.repository import REPOSITORY
 
+from liftlog.server.life.embedded import find_nats_server
+from liftlog.settings.addresses import parse_listen
 from liftlog.settings.load import load_settings
 
 COMPOSE = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
@@ -117,6 +122,50 @@ def test_the_daemon_takes_its_settings() -> None:
     settings = load_settings(None, SERVICES["liftlog"]["environment"])
     assert set(settings.streams) == {"orders"}
     assert settings.nats.servers == ["nats://nats:4222"]
+
+
+def test_the_cluster_profile() -> None:
+    """Three servers, three nodes with a directory each, and who makes their metadata first."""
+    members = {name: one for name, one in SERVICES.items() if "cluster" in one.get("profiles", [])}
+    servers = {f"nats-{number}" for number in (1, 2, 3)}
+    nodes = {f"node-{name}" for name in "abc"}
+    assert set(members) == servers | nodes | {"cluster-init"}
+    settings = {name: load_settings(None, members[name]["environment"]) for name in nodes}
+    found = []
+    for name, one in settings.items():
+        assert one.cluster is not None
+        assert (one.cluster.store, one.cluster.name) == ("nats", "compose")
+        assert f"node-{one.cluster.node}" == name
+        address = parse_listen(one.cluster.advertise)
+        assert address.host == name
+        assert [parse_listen(url).port for url in one.pull.listen] == [address.port]
+        assert f"127.0.0.1:{address.port}:{address.port}" in members[name]["ports"]
+        assert {urlsplit(url).hostname for url in one.nats.servers} == servers
+        assert one.streams["orders"].replicas == 3
+        assert list(members[name]["depends_on"]) == ["cluster-init"]
+        found += members[name]["volumes"]
+    assert len(set(found)) == 3
+    init = members["cluster-init"]
+    assert load_settings(None, init["environment"]).cluster is not None
+    assert set(init["depends_on"]) == servers
+    for name in servers:
+        assert members[name]["environment"] == {"SERVER_NAME": name}
+        assert f"{name}:/data" in members[name]["volumes"]
+
+
+def test_nats_takes_the_configuration_of_its_cluster(tmp_path: Path) -> None:
+    config = (REPOSITORY / "config/nats/cluster.conf").read_text()
+    assert "sync_interval: always" in config
+    assert all(f"nats://nats-{number}:6222" in config for number in (1, 2, 3))
+    file = tmp_path / "cluster.conf"
+    file.write_text(config.replace("/data", str(tmp_path)))
+    checked = subprocess.run(
+        [find_nats_server(), "-t", "-c", str(file)],
+        env={"SERVER_NAME": "nats-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_the_spark_profile() -> None:
