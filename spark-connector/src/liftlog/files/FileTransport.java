@@ -1,0 +1,298 @@
+package liftlog.files;
+
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
+import liftlog.records.BatchHeader;
+import liftlog.records.Failure;
+import liftlog.records.RecordBatch;
+import liftlog.scan.BatchSource;
+import liftlog.scan.Extent;
+import liftlog.scan.Losses;
+import liftlog.scan.ScanRange;
+import liftlog.scan.StreamState;
+import liftlog.scan.Transport;
+
+/**
+ * Batches from segment files: a stream's directory, or a copy of it. No daemon is involved.
+ *
+ * <p>Only sealed segments are read. Each step loads the manifest again, so it finds the files that
+ * replaced others during retention or compaction.
+ */
+public final class FileTransport implements Transport {
+    private final FileStore store;
+    private final String directory;
+    private final String stream;
+    private final long notBeforeNs;
+    private final long notAfterNs;
+
+    /** Batches with no record of [notBeforeNs, notAfterNs] are left out. */
+    public FileTransport(
+            FileStore store, String path, String stream, long notBeforeNs, long notAfterNs) {
+        this.store = store;
+        this.stream = stream;
+        this.notBeforeNs = notBeforeNs;
+        this.notAfterNs = notAfterNs;
+        this.directory = find(store, path, stream);
+    }
+
+    @Override
+    public StreamState state() {
+        Manifest manifest = manifest();
+        List<Manifest.Segment> sealed = manifest.committed();
+        long end = sealed.isEmpty()
+                ? manifest.segments().get(0).baseOffset()
+                : sealed.get(sealed.size() - 1).nextOffset();
+        List<Extent> extents = new ArrayList<>();
+        for (Manifest.Segment one : sealed) {
+            extents.add(new Extent(one.baseOffset(), one.nextOffset(), one.sizeBytes()));
+        }
+        return new StreamState(stream, manifest.lineage(), manifest.leaderEpoch(),
+                Math.min(manifest.logStartOffset(), end), end, extents);
+    }
+
+    @Override
+    public long offsetAt(long timestampNs) {
+        Manifest manifest = manifest();
+        Losses skipped = new Losses(stream, false);
+        for (Manifest.Segment segment : manifest.committed()) {
+            if (segment.maxTimestampNs() < timestampNs) {
+                continue;
+            }
+            try (SegmentReader reader = new SegmentReader(store, directory, segment);
+                    RecordBatch batch = new RecordBatch()) {
+                long from = reader.index().floorTime(timestampNs).offset();
+                reader.seek(manifest, Math.max(from, manifest.logStartOffset()),
+                        segment.nextOffset(), skipped,
+                        header -> header.maxTimestampNs() >= timestampNs);
+                while (reader.next(batch)) {
+                    for (int row = batch.first(); row < batch.last(); row++) {
+                        // Columns are cut to microseconds; so is what Spark asks for.
+                        if (batch.timestampNs(row) >= timestampNs) {
+                            return batch.offset(row);
+                        }
+                    }
+                }
+            } catch (IOException error) {
+                throw failed(error);
+            }
+        }
+        return state().end();
+    }
+
+    @Override
+    public void checkHistory(long offset, long leaderEpoch) {
+        // The identity is the lineage, which changes when the end is lost.
+    }
+
+    /** Files cannot be protected. Fails if there are records, but none that files show. */
+    @Override
+    public StreamState hold(StreamState state, Long first) {
+        Manifest manifest = manifest();
+        if (!manifest.committed().isEmpty()) {
+            return state;
+        }
+        List<Manifest.Segment> segments = manifest.segments();
+        if (segments.size() > 1) {
+            throw Failure.invalid(directory + " is one of several replicas, and of none of its"
+                    + " segments it is known here that everything is committed",
+                    "use server=, or wait until the next segment is full or old enough");
+        }
+        long size = sizeOf(directory + "/" + segments.get(segments.size() - 1).file());
+        if (size > 0) {
+            throw Failure.invalid(directory + " has no sealed segment: its only one, of " + size
+                    + " bytes, is still being written, and is not read from files",
+                    "use server=, or wait until the segment is full or old enough (the setting"
+                    + " segment)");
+        }
+        return state;
+    }
+
+    @Override
+    public StreamState measure(StreamState state, long first, long end, long stepBytes) {
+        List<Manifest.Segment> segments = new ArrayList<>();
+        for (Manifest.Segment one : manifest().committed()) {
+            if (one.nextOffset() > first && one.baseOffset() < end) {
+                segments.add(one);
+            }
+        }
+        try {
+            return state.withExtents(Measuring.measure(store, directory, segments, stepBytes));
+        } catch (IOException error) {
+            throw failed(error);
+        }
+    }
+
+    /** Nothing keeps the files unchanged, so each task checks that they still are. */
+    @Override
+    public List<ScanRange> held(List<ScanRange> planned) {
+        Manifest manifest = manifest();
+        List<ScanRange> found = new ArrayList<>();
+        for (ScanRange one : planned) {
+            found.add(one.with(manifest.isCompacted()
+                    ? ScanRange.Guard.ofFiles(manifest.files(one.first(), one.end()))
+                    : ScanRange.Guard.cleanedBelow(manifest.cleanedBelow())));
+        }
+        return found;
+    }
+
+    @Override
+    public BatchSource batches(ScanRange range, Losses losses, boolean isLast) {
+        return new Source(range, losses);
+    }
+
+    @Override
+    public void close() {}
+
+    // --- one range ---
+
+    /** The batches of a range, segment after segment. */
+    private final class Source implements BatchSource {
+        private final ScanRange range;
+        private final Losses losses;
+        private SegmentReader open;
+        private long reached;
+        private String missing = "";
+        private byte[] window = SegmentWalk.newWindow();
+
+        Source(ScanRange range, Losses losses) {
+            this.range = range;
+            this.losses = losses;
+            this.reached = range.first();
+        }
+
+        @Override
+        public boolean next(RecordBatch into) {
+            try {
+                while (open != null || reached < range.end()) {
+                    if (open == null) {
+                        openNext();
+                    } else if (open.next(into)) {
+                        return true;
+                    } else {
+                        reached = open.segment().nextOffset();
+                        close();
+                    }
+                }
+                return false;
+            } catch (IOException error) {
+                throw failed(error);
+            }
+        }
+
+        private void openNext() throws IOException {
+            Manifest manifest = manifest();
+            checkSame(manifest, range);
+            long end = range.end();
+            if (reached < manifest.logStartOffset()) {
+                long following = Math.min(manifest.logStartOffset(), end);
+                losses.removed(reached, following);
+                reached = following;
+                return;
+            }
+            Manifest.Segment segment = segmentAt(manifest, reached);
+            if (segment == null || segment.baseOffset() >= end) {
+                SegmentReader.reportGap(manifest, reached, end, losses);
+                reached = end;
+                return;
+            }
+            try {
+                open = new SegmentReader(store, directory, segment, window);
+            } catch (FileNotFoundException error) {
+                // The file may have been replaced: read the manifest again, once per file.
+                if (missing.equals(segment.file())) {
+                    throw new Failure(Failure.STORAGE_ERROR,
+                            directory + " lacks " + missing + ", which its manifest lists",
+                            "copy the manifest first and the segments after it, or use server=",
+                            error);
+                }
+                missing = segment.file();
+                return;
+            }
+            SegmentReader.reportGap(manifest, reached, Math.min(segment.baseOffset(), end), losses);
+            open.seek(manifest, reached, end, losses, this::isWanted);
+        }
+
+        private boolean isWanted(BatchHeader header) {
+            return header.maxTimestampNs() >= notBeforeNs && header.baseTimestampNs() <= notAfterNs;
+        }
+
+        @Override
+        public void close() {
+            if (open != null) {
+                window = open.window();
+                open.close();
+                open = null;
+            }
+        }
+    }
+
+    private static Manifest.Segment segmentAt(Manifest manifest, long offset) {
+        for (Manifest.Segment one : manifest.committed()) {
+            if (one.nextOffset() > offset) {
+                return one;
+            }
+        }
+        return null;
+    }
+
+    private void checkSame(Manifest manifest, ScanRange range) {
+        if (!manifest.lineage().equals(range.identity())) {
+            throw new Failure(Failure.STALE_INCARNATION, "'" + stream
+                    + "' was created again or truncated since the read was planned", "read again");
+        }
+        ScanRange.Guard guard = range.guard();
+        boolean changed = guard.files() != null
+                && !guard.files().equals(manifest.files(range.first(), range.end()));
+        if (guard.cleanedBelow() >= 0) {
+            changed = manifest.cleanedBelow() > guard.cleanedBelow() || manifest.isCompacted();
+        }
+        if (changed) {
+            throw new Failure(Failure.SEGMENTS_CHANGED, "'" + stream + "' was compacted since the"
+                    + " read was planned: the newest value of a key may have moved beyond the end"
+                    + " of the read", "read again; read a copy of the directory; or use server=");
+        }
+    }
+
+    private Manifest manifest() {
+        return Manifest.read(store, directory);
+    }
+
+    private long sizeOf(String path) {
+        try (FileStore.Opened file = store.open(path)) {
+            return file.size();
+        } catch (FileNotFoundException error) {
+            return 0;
+        } catch (IOException error) {
+            throw failed(error);
+        }
+    }
+
+    private Failure failed(IOException error) {
+        return new Failure(Failure.STORAGE_ERROR,
+                "reading " + directory + ": " + error.getMessage(), "", error);
+    }
+
+    private static String find(FileStore store, String path, String stream) {
+        String root = path.length() > 1 && path.endsWith("/")
+                ? path.substring(0, path.length() - 1)
+                : path;
+        try {
+            for (String one : List.of(root, root + "/streams/" + stream, root + "/" + stream)) {
+                if (store.isFile(one + "/" + Manifest.NAME)) {
+                    return one;
+                }
+            }
+            String reason = store.isDirectory(root)
+                    ? "holds no stream"
+                    : "is not a directory on this host";
+            throw Failure.invalid("path='" + path + "' " + reason,
+                    "give a stream's directory, or a data directory and the option stream; "
+                    + "the driver's host and every executor need it");
+        } catch (IOException error) {
+            throw new Failure(Failure.STORAGE_ERROR,
+                    "reading " + path + ": " + error.getMessage(), "", error);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+package liftlog.files;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import liftlog.records.Bytes;
+import liftlog.records.Epochs;
+import liftlog.records.Failure;
+
+/**
+ * What a stream's directory consists of: the file {@code manifest}, or {@code manifest.copy} if
+ * that cannot be read.
+ */
+public record Manifest(
+        String lineage,
+        long leaderEpoch,
+        long logStartOffset,
+        long highWatermark,
+        long cleanedBelow,
+        boolean isReplicated,
+        boolean isCompacted,
+        List<Segment> segments,
+        List<Quarantined> quarantined,
+        Epochs epochs) {
+
+    public static final String NAME = "manifest";
+    private static final String COPY = "manifest.copy";
+    private static final String SKIPPED =
+            "offsets skipped after an unreadable tail that was not acked";
+    private static final Pattern FIRST_LINE =
+            Pattern.compile("liftlog manifest (\\d+) crc32c=([0-9a-f]{8})");
+    private static final ObjectMapper JSON = new ObjectMapper();
+
+    /** One listed segment file. */
+    public record Segment(
+            String file, long baseOffset, long nextOffset, long sizeBytes, long maxTimestampNs) {}
+
+    /** Offsets [first, next) that are gone, and where their bytes are, if there are any. */
+    public record Quarantined(
+            long first, long next, String segment, long position, long end, boolean isLoss) {}
+
+    /** Throws Failure CORRUPT_METADATA, UNSUPPORTED_FORMAT or STORAGE_ERROR. */
+    public static Manifest read(FileStore store, String directory) {
+        try {
+            Manifest found = read(store, directory, NAME);
+            if (found != null) {
+                return found;
+            }
+        } catch (Failure error) {
+            if (!error.is(Failure.CORRUPT_METADATA)) {
+                throw error;
+            }
+            Manifest copy = readCopy(store, directory);
+            if (copy == null) {
+                throw error;
+            }
+            return copy;
+        }
+        Manifest copy = readCopy(store, directory);
+        if (copy == null) {
+            throw new Failure(Failure.CORRUPT_METADATA, directory + " has no manifest",
+                    "copy a stream's directory as a whole");
+        }
+        return copy;
+    }
+
+    /** The sealed segments whose records are all known to be committed, oldest first. */
+    public List<Segment> committed() {
+        List<Segment> found = new ArrayList<>();
+        for (Segment one : segments.subList(0, segments.size() - 1)) {
+            if (!isReplicated || one.nextOffset() <= highWatermark) {
+                found.add(one);
+            }
+        }
+        return found;
+    }
+
+    /** The names of the committed files that hold records of [first, end). */
+    public List<String> files(long first, long end) {
+        List<String> names = new ArrayList<>();
+        for (Segment one : committed()) {
+            if (one.nextOffset() > first && one.baseOffset() < end) {
+                names.add(one.file());
+            }
+        }
+        return names;
+    }
+
+    private static Manifest readCopy(FileStore store, String directory) {
+        try {
+            return read(store, directory, COPY);
+        } catch (Failure error) {
+            return null;
+        }
+    }
+
+    private static Manifest read(FileStore store, String directory, String name) {
+        String path = directory + "/" + name;
+        byte[] raw;
+        try {
+            raw = store.readAll(path);
+        } catch (FileNotFoundException error) {
+            return null;
+        } catch (IOException error) {
+            throw new Failure(Failure.CORRUPT_METADATA,
+                    name + " cannot be read: " + error.getMessage(), "", error);
+        }
+        int line = 0;
+        while (line < raw.length && raw[line] != '\n') {
+            line++;
+        }
+        Matcher first =
+                FIRST_LINE.matcher(new String(raw, 0, line, StandardCharsets.ISO_8859_1));
+        if (line == raw.length || !first.matches()) {
+            throw new Failure(Failure.CORRUPT_METADATA, path + " is not a manifest");
+        }
+        if (!first.group(1).equals("1")) {
+            throw new Failure(Failure.UNSUPPORTED_FORMAT,
+                    path + " has version " + first.group(1) + ", which is not known");
+        }
+        int body = line + 1;
+        int crc = Bytes.crc32c(raw, body, raw.length - body);
+        if (crc != Integer.parseUnsignedInt(first.group(2), 16)) {
+            throw new Failure(Failure.CORRUPT_METADATA, "the checksum of " + path + " does not match");
+        }
+        try {
+            return parse(JSON.readTree(raw, body, raw.length - body));
+        } catch (IOException | NullPointerException error) {
+            throw new Failure(Failure.CORRUPT_METADATA, path + " lacks a field", "", error);
+        }
+    }
+
+    private static Manifest parse(JsonNode root) {
+        List<Segment> segments = new ArrayList<>();
+        for (JsonNode one : root.get("segments")) {
+            segments.add(new Segment(
+                    fileName(one.get("base_offset").asLong(), one.get("generation").asLong()),
+                    one.get("base_offset").asLong(),
+                    one.get("next_offset").asLong(),
+                    one.get("size_bytes").asLong(),
+                    one.get("max_timestamp_ns").asLong()));
+        }
+        List<Quarantined> quarantined = new ArrayList<>();
+        for (JsonNode one : root.get("quarantined")) {
+            quarantined.add(new Quarantined(
+                    one.get("first_offset").asLong(),
+                    one.get("next_offset").asLong(),
+                    one.get("segment").asText(),
+                    one.get("position").asLong(),
+                    one.get("end_position").asLong(),
+                    !one.get("reason").asText().equals(SKIPPED)));
+        }
+        List<long[]> epochs = new ArrayList<>();
+        for (JsonNode one : root.get("epochs")) {
+            epochs.add(new long[] {one.get(0).asLong(), one.get(1).asLong()});
+        }
+        String incarnation = root.get("incarnation").asText();
+        long generation = root.path("generation").asLong();
+        if (segments.isEmpty()) {
+            throw new Failure(Failure.CORRUPT_METADATA, "a manifest lists no segment");
+        }
+        return new Manifest(
+                generation == 0 ? incarnation : incarnation + ":" + generation,
+                root.get("leader_epoch").asLong(),
+                root.get("log_start_offset").asLong(),
+                root.get("high_watermark").asLong(),
+                root.path("cleaned_below").asLong(),
+                root.path("replicated").asBoolean(),
+                isCompacted(root.path("metadata").path("settings").path("compaction")),
+                segments,
+                quarantined,
+                new Epochs(epochs));
+    }
+
+    private static boolean isCompacted(JsonNode compaction) {
+        return compaction.isObject() && compaction.path("enabled").asBoolean(true);
+    }
+
+    private static String fileName(long baseOffset, long generation) {
+        String stem = String.format("%020d", baseOffset);
+        return generation == 0 ? stem + ".log" : stem + "." + generation + ".log";
+    }
+}

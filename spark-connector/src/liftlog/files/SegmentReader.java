@@ -1,0 +1,153 @@
+package liftlog.files;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
+import java.util.function.Predicate;
+import liftlog.records.BatchHeader;
+import liftlog.records.RecordBatch;
+import liftlog.scan.Losses;
+
+/**
+ * The batches of one segment in a range of offsets, and what is missing between them. Batches tile
+ * the offsets, so every gap is a loss: damaged bytes, or records that were lost before they were
+ * written. Bytes that the manifest lists as quarantined are not read.
+ */
+final class SegmentReader implements AutoCloseable {
+    private record Stretch(SegmentIndex.Entry start, SegmentIndex.Entry end) {}
+
+    private final Manifest.Segment segment;
+    private final FileStore.Opened file;
+    private final SegmentIndex index;
+    private final List<Stretch> stretches = new ArrayList<>();
+    private byte[] window;
+    private Manifest manifest;
+    private Losses losses;
+    private Predicate<BatchHeader> wanted;
+    private SegmentWalk walk;
+    private int following;
+    private long reached;
+    private long end;
+
+    /** Throws FileNotFoundException. */
+    SegmentReader(FileStore store, String directory, Manifest.Segment segment, byte[] window)
+            throws IOException {
+        this.segment = segment;
+        this.window = window;
+        String path = directory + "/" + segment.file();
+        file = store.open(path);
+        index = SegmentIndex.read(store, path, segment.baseOffset());
+    }
+
+    SegmentReader(FileStore store, String directory, Manifest.Segment segment)
+            throws IOException {
+        this(store, directory, segment, SegmentWalk.newWindow());
+    }
+
+    Manifest.Segment segment() {
+        return segment;
+    }
+
+    SegmentIndex index() {
+        return index;
+    }
+
+    byte[] window() {
+        return walk == null ? window : walk.window();
+    }
+
+    /** Begins at an offset. Batches that are not wanted are passed over, but are no gap. */
+    void seek(Manifest listed, long first, long stop, Losses about, Predicate<BatchHeader> keep) {
+        manifest = listed;
+        losses = about;
+        wanted = header -> header.nextOffset() > reached && keep.test(header);
+        reached = Math.max(first, segment.baseOffset());
+        end = stop;
+        SegmentIndex.Entry from = index.floor(reached);
+        List<Manifest.Quarantined> bad = new ArrayList<>();
+        for (Manifest.Quarantined one : listed.quarantined()) {
+            if (one.segment().equals(segment.file())
+                    && one.end() > Math.max(from.position(), one.position())) {
+                bad.add(one);
+            }
+        }
+        bad.sort(Comparator.comparingLong(Manifest.Quarantined::position));
+        for (Manifest.Quarantined one : bad) {
+            if (one.position() > from.position() && one.first() > from.offset()) {
+                stretches.add(new Stretch(from, new SegmentIndex.Entry(one.first(), one.position())));
+            }
+            from = new SegmentIndex.Entry(one.next(), one.end());
+        }
+        stretches.add(new Stretch(from,
+                new SegmentIndex.Entry(segment.nextOffset(), segment.sizeBytes())));
+    }
+
+    /** Shows the next batch with records in the range; false at its end. */
+    boolean next(RecordBatch into) throws IOException {
+        while (reached < Math.min(end, segment.nextOffset())) {
+            if (walk == null) {
+                if (following == stretches.size()) {
+                    long last = Math.min(end, segment.nextOffset());
+                    long before = reached;
+                    reached = last;
+                    reportGap(manifest, before, last, losses);
+                    return false;
+                }
+                Stretch stretch = stretches.get(following++);
+                walk = new SegmentWalk(
+                        file, index, stretch.start(), stretch.end(), manifest.epochs(), window);
+            }
+            BatchHeader header = walk.next(into, wanted);
+            if (header == null) {
+                window = walk.window();
+                walk = null;
+            } else if (header.nextOffset() > reached && isShown(into, header)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private boolean isShown(RecordBatch into, BatchHeader header) {
+        long before = reached;
+        boolean isWanted = wanted.test(header);
+        reached = Math.min(header.nextOffset(), end);
+        reportGap(manifest, before, Math.min(header.baseOffset(), end), losses);
+        if (!isWanted || header.baseOffset() >= end) {
+            return false;
+        }
+        into.trim(before, end);
+        return into.first() < into.last();
+    }
+
+    /** Reports [first, next) as lost, except offsets that held no acked record. */
+    static void reportGap(Manifest manifest, long first, long next, Losses losses) {
+        List<Manifest.Quarantined> skipped = new ArrayList<>();
+        for (Manifest.Quarantined one : manifest.quarantined()) {
+            if (!one.isLoss()) {
+                skipped.add(one);
+            }
+        }
+        skipped.sort(Comparator.comparingLong(Manifest.Quarantined::first));
+        long at = first;
+        for (Manifest.Quarantined one : skipped) {
+            if (at < Math.min(one.first(), next)) {
+                losses.damaged(at, Math.min(one.first(), next));
+            }
+            at = Math.max(at, one.next());
+        }
+        if (at < next) {
+            losses.damaged(at, next);
+        }
+    }
+
+    @Override
+    public void close() {
+        try {
+            file.close();
+        } catch (IOException error) {
+            throw new java.io.UncheckedIOException(error);
+        }
+    }
+}

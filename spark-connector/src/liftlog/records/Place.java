@@ -1,0 +1,52 @@
+package liftlog.records;
+
+/**
+ * Where the next batch of a walk belongs. Whole batches with correct checksums can be in the wrong
+ * place; only their headers show it: batches tile the offsets without gaps, and leader epochs never
+ * decrease.
+ */
+public final class Place {
+    private final long end;
+    private final Epochs epochs;
+    private long offset;
+    private long epoch;
+    private long epochEnd;
+
+    /** No batch may reach past {@code end}. */
+    public Place(long offset, long end, Epochs epochs) {
+        this.end = end;
+        this.epochs = epochs;
+        goOnAt(offset);
+    }
+
+    public long offset() {
+        return offset;
+    }
+
+    /** The epoch listed for the offset; without a list, that of the previous batch. */
+    public long sureEpoch() {
+        return epochs.entries().isEmpty() ? epoch : epochs.at(offset);
+    }
+
+    /** Continues after damage: the batches before it prove nothing any more. */
+    public void goOnAt(long following) {
+        offset = following;
+        epoch = epochs.at(following);
+        epochEnd = epochs.endOf(following);
+    }
+
+    public boolean holds(BatchHeader header) {
+        return header.baseOffset() == offset
+                && header.leaderEpoch() >= epoch
+                && header.nextOffset() <= end;
+    }
+
+    public void passBy(BatchHeader header) {
+        offset = header.nextOffset();
+        epoch = header.leaderEpoch();
+        if (offset >= epochEnd) {
+            epoch = Math.max(epoch, epochs.at(offset));
+            epochEnd = epochs.endOf(offset);
+        }
+    }
+}

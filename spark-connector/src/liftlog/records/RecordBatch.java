@@ -1,0 +1,278 @@
+package liftlog.records;
+
+import static liftlog.records.BatchHeader.ESCAPED_SUBJECTS;
+import static liftlog.records.BatchHeader.HEADERS;
+import static liftlog.records.BatchHeader.KEYS;
+import static liftlog.records.BatchHeader.OFFSET_DELTAS;
+import static liftlog.records.BatchHeader.SUBJECT_IDS;
+import static liftlog.records.BatchHeader.TIMESTAMP_DELTAS;
+import static liftlog.records.BatchHeader.TOMBSTONES;
+
+/**
+ * A view of one record batch at a time; a reader uses one object for all its batches.
+ *
+ * <p>A checksum does not prove that the writer was correct. So {@code load} compares every position
+ * with the end of the batch, and a column checks its offsets when it is first used.
+ */
+public final class RecordBatch implements AutoCloseable {
+    /** Where a binary column lies: count + 1 ends, perhaps a bitmap, the data. */
+    public static final class Binary {
+        int ends;
+        int bitmap;
+        int data;
+        int count;
+        boolean present;
+        boolean nullable;
+        boolean checked;
+
+        public boolean isPresent() {
+            return present;
+        }
+
+        public boolean isNullable() {
+            return nullable;
+        }
+    }
+
+    public final Binary subjects = new Binary();
+    public final Binary keys = new Binary();
+    public final Binary headers = new Binary();
+    public final Binary values = new Binary();
+
+    private final Codecs codecs = new Codecs();
+    private BatchHeader header;
+    private byte[] bytes;
+    private long end;
+    private int offsetDeltas;
+    private int timeDeltas;
+    private int subjectIds;
+    private int first;
+    private int last;
+
+    /**
+     * Shows the batch at {@code at}, whose header was read and whose body was checked. Its bytes
+     * must not change as long as it is shown. Throws CorruptBatch if the columns cannot be
+     * decompressed, and Failure if they contradict each other although their checksum is right.
+     */
+    public void load(byte[] stored, int at, BatchHeader of) throws CorruptBatch {
+        header = of;
+        int columns;
+        if (of.codec() == 0) {
+            bytes = stored;
+            columns = at + BatchHeader.SIZE;
+            end = at + (long) of.length();
+        } else {
+            bytes = codecs.inflate(stored, at, of);
+            columns = 0;
+            end = Codecs.length(stored, at);
+        }
+        locate(columns);
+        first = 0;
+        last = of.recordCount();
+    }
+
+    /** Hides the records below {@code from} and those at or above {@code to}. */
+    public void trim(long from, long to) {
+        if (from <= header.baseOffset() && to >= header.nextOffset()) {
+            return;
+        }
+        while (first < last && offset(first) < from) {
+            first++;
+        }
+        while (last > first && offset(last - 1) >= to) {
+            last--;
+        }
+    }
+
+    public BatchHeader header() {
+        return header;
+    }
+
+    public byte[] bytes() {
+        return bytes;
+    }
+
+    /** The first record that is not hidden; records are numbered from 0. */
+    public int first() {
+        return first;
+    }
+
+    /** After the last record that is not hidden. */
+    public int last() {
+        return last;
+    }
+
+    // --- columns ---
+
+    public long offset(int row) {
+        if (!header.has(OFFSET_DELTAS)) {
+            return header.baseOffset() + row;
+        }
+        return header.baseOffset() + Bytes.u32(bytes, offsetDeltas + 4 * row);
+    }
+
+    /** In whole microseconds since 1970. */
+    public long timestampUs(int row) {
+        return timestampNs(row) / 1000;
+    }
+
+    /** In nanoseconds since 1970. */
+    public long timestampNs(int row) {
+        long base = header.baseTimestampNs();
+        return header.has(TIMESTAMP_DELTAS)
+                ? base + 1000 * Bytes.u32(bytes, timeDeltas + 4 * row)
+                : base;
+    }
+
+    /** The entry of the subject dictionary for a record. */
+    public int subjectId(int row) {
+        return header.has(SUBJECT_IDS) ? Bytes.u16(bytes, subjectIds + 2 * row) : 0;
+    }
+
+    /** How many subjects the batch has. */
+    public int subjectCount() {
+        return subjects.count;
+    }
+
+    public boolean isNull(Binary column, int item) {
+        return column.nullable && (bytes[column.bitmap + (item >> 3)] >> (item & 7) & 1) == 0;
+    }
+
+    /** Where an item of a checked column begins in {@code bytes}. */
+    public int start(Binary column, int item) {
+        return column.data + Bytes.i32(bytes, column.ends + 4 * item);
+    }
+
+    /** How many bytes an item of a checked column has. */
+    public int size(Binary column, int item) {
+        int at = column.ends + 4 * item;
+        return Bytes.i32(bytes, at + 4) - Bytes.i32(bytes, at);
+    }
+
+    /** Checks the ends of a column once, before its items are used. */
+    public void check(Binary column) {
+        if (column.checked) {
+            return;
+        }
+        int before = 0;
+        boolean backwards = false;
+        for (int i = 0, at = column.ends; i <= column.count; i++, at += 4) {
+            int next = Bytes.i32(bytes, at);
+            backwards |= next < before;
+            before = next;
+        }
+        if (backwards) {
+            throw contradiction("the offsets of a column run backwards");
+        }
+        column.checked = true;
+    }
+
+    /** Checks that each record's subject is in the dictionary. */
+    public void checkSubjectIds() {
+        if (!header.has(SUBJECT_IDS)) {
+            return;
+        }
+        int largest = -1;
+        for (int i = 0; i < header.recordCount(); i++) {
+            largest = Math.max(largest, subjectId(i));
+        }
+        if (largest >= subjects.count) {
+            throw contradiction("a subject id points outside the dictionary");
+        }
+    }
+
+    @Override
+    public void close() {
+        codecs.close();
+    }
+
+    // --- layout ---
+
+    private void locate(int columns) {
+        int count = header.recordCount();
+        long at = columns;
+        offsetDeltas = (int) at;
+        if (header.has(OFFSET_DELTAS)) {
+            at += Bytes.padded(4L * count);
+        }
+        timeDeltas = (int) at;
+        if (header.has(TIMESTAMP_DELTAS)) {
+            at += Bytes.padded(4L * count);
+        }
+        int entries = word(at);
+        if (word(at + 4) != 0 || entries < 0 || entries == 0 != (count == 0)) {
+            throw contradiction("the subject dictionary does not fit the batch");
+        }
+        at = locate(subjects, at + 8, entries, header.has(ESCAPED_SUBJECTS));
+        subjects.nullable = false;
+        subjectIds = (int) at;
+        if (header.has(SUBJECT_IDS)) {
+            at += Bytes.padded(2L * count);
+        } else if (entries > 1) {
+            throw contradiction("several subjects, but no column says which record has which");
+        }
+        keys.present = header.has(KEYS);
+        if (keys.present) {
+            at = locate(keys, at, count, true);
+        }
+        headers.present = header.has(HEADERS);
+        if (headers.present) {
+            at = locate(headers, at, count, false);
+        }
+        values.present = true;
+        at = locate(values, at, count, header.has(TOMBSTONES));
+        if (at != end) {
+            throw contradiction("the columns end at " + (at - columns) + ", the batch at "
+                    + (end - columns));
+        }
+        checkOffsets(count);
+    }
+
+    private long locate(Binary column, long at, int count, boolean hasBitmap) {
+        long ends = at;
+        int size = word(ends + 4L * count);
+        if (word(ends) != 0 || size < 0) {
+            throw contradiction("a column reaches past the end of the batch");
+        }
+        long bitmap = ends + Bytes.padded(4L * count + 4);
+        long data = hasBitmap ? bitmap + Bytes.padded((count + 7) >> 3) : bitmap;
+        long following = data + Bytes.padded(size);
+        if (following > end) {
+            throw contradiction("a column reaches past the end of the batch");
+        }
+        column.ends = (int) ends;
+        column.bitmap = (int) bitmap;
+        column.data = (int) data;
+        column.count = count;
+        column.nullable = hasBitmap;
+        column.checked = false;
+        return following;
+    }
+
+    private int word(long at) {
+        if (at + 4 > end) {
+            throw contradiction("a column reaches past the end of the batch");
+        }
+        return Bytes.i32(bytes, (int) at);
+    }
+
+    private void checkOffsets(int count) {
+        if (!header.has(OFFSET_DELTAS) || count == 0) {
+            return;
+        }
+        long before = -1;
+        boolean ascend = true;
+        for (int i = 0; i < count; i++) {
+            long delta = Bytes.u32(bytes, offsetDeltas + 4 * i);
+            ascend &= delta > before;
+            before = delta;
+        }
+        if (!ascend || header.baseOffset() + before >= header.nextOffset()) {
+            throw contradiction("the offset deltas do not ascend inside the batch");
+        }
+    }
+
+    private static Failure contradiction(String message) {
+        return new Failure(Failure.CORRUPT_BATCH, message);
+    }
+}

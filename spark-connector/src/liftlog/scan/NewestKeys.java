@@ -1,0 +1,140 @@
+package liftlog.scan;
+
+import java.util.Arrays;
+import liftlog.records.Bytes;
+import liftlog.records.RecordBatch;
+
+/**
+ * The offset of the newest record of each key in a range, for the option {@code compact}. Keys are
+ * compared byte by byte. It takes the bytes of each key once, and about 40 bytes.
+ */
+public final class NewestKeys {
+    private static final int FREE = -1;
+
+    private int[] slots = new int[1 << 12]; // numbers of keys, by hash
+    private int[] hashes = new int[1 << 11];
+    private int[] starts = new int[1 << 11]; // of the bytes of a key, behind its chunk
+    private int[] chunks = new int[1 << 11];
+    private int[] sizes = new int[1 << 11];
+    private long[] offsets = new long[1 << 11];
+    private int count;
+    private byte[][] bytes = {new byte[1 << 16]};
+    private int lastChunk;
+    private int used;
+
+    public NewestKeys() {
+        Arrays.fill(slots, FREE);
+    }
+
+    /** Notes the records that become rows; the batches come in the order of their offsets. */
+    public void note(RecordBatch batch, Rows rows) {
+        if (!batch.keys.isPresent()) {
+            return;
+        }
+        batch.check(batch.keys);
+        for (int row = 0; row < rows.count(); row++) {
+            int record = rows.record(row);
+            if (!batch.isNull(batch.keys, record)) {
+                int at = batch.start(batch.keys, record);
+                int size = batch.size(batch.keys, record);
+                offsets[number(batch.bytes(), at, size)] = batch.offset(record);
+            }
+        }
+    }
+
+    /** Whether a record is the newest of its key; also true without a key. */
+    boolean holds(RecordBatch batch, int record) {
+        if (!batch.keys.isPresent() || batch.isNull(batch.keys, record)) {
+            return true;
+        }
+        int at = batch.start(batch.keys, record);
+        int size = batch.size(batch.keys, record);
+        int hash = hash(batch.bytes(), at, size);
+        int number = slots[slot(batch.bytes(), at, size, hash)];
+        return number == FREE || offsets[number] <= batch.offset(record);
+    }
+
+    private int number(byte[] from, int at, int size) {
+        int hash = hash(from, at, size);
+        int slot = slot(from, at, size, hash);
+        if (slots[slot] != FREE) {
+            return slots[slot];
+        }
+        if (2 * count >= slots.length) {
+            grow();
+            slot = slot(from, at, size, hash);
+        }
+        if (count == offsets.length) {
+            int more = count + (count >> 1);
+            hashes = Arrays.copyOf(hashes, more);
+            starts = Arrays.copyOf(starts, more);
+            chunks = Arrays.copyOf(chunks, more);
+            sizes = Arrays.copyOf(sizes, more);
+            offsets = Arrays.copyOf(offsets, more);
+        }
+        keep(from, at, size);
+        hashes[count] = hash;
+        sizes[count] = size;
+        slots[slot] = count;
+        return count++;
+    }
+
+    /** Where the key is, or the free slot where it belongs. */
+    private int slot(byte[] from, int at, int size, int hash) {
+        int mask = slots.length - 1;
+        int slot = hash & mask;
+        while (slots[slot] != FREE) {
+            int number = slots[slot];
+            if (hashes[number] == hash && sizes[number] == size
+                    && Arrays.equals(from, at, at + size,
+                            bytes[chunks[number]], starts[number], starts[number] + size)) {
+                return slot;
+            }
+            slot = slot + 1 & mask;
+        }
+        return slot;
+    }
+
+    private void keep(byte[] from, int at, int size) {
+        if (bytes[lastChunk].length - used < size) {
+            bytes = Arrays.copyOf(bytes, bytes.length + 1);
+            bytes[++lastChunk] = new byte[Math.max(size, 1 << 20)];
+            used = 0;
+        }
+        System.arraycopy(from, at, bytes[lastChunk], used, size);
+        chunks[count] = lastChunk;
+        starts[count] = used;
+        used += size;
+    }
+
+    private void grow() {
+        slots = new int[2 * slots.length];
+        Arrays.fill(slots, FREE);
+        int mask = slots.length - 1;
+        for (int number = 0; number < count; number++) {
+            int slot = hashes[number] & mask;
+            while (slots[slot] != FREE) {
+                slot = slot + 1 & mask;
+            }
+            slots[slot] = number;
+        }
+    }
+
+    private static int hash(byte[] from, int at, int size) {
+        long hash = size * 0x9E3779B97F4A7C15L;
+        int i = 0;
+        for (; i + 8 <= size; i += 8) {
+            hash = mixed(hash ^ Bytes.i64(from, at + i));
+        }
+        for (; i < size; i++) {
+            hash = (hash ^ from[at + i]) * 0x100000001B3L;
+        }
+        hash = mixed(hash);
+        return (int) (hash ^ hash >>> 32);
+    }
+
+    private static long mixed(long value) {
+        long hash = (value ^ value >>> 32) * 0xD6E8FEB86659FD93L;
+        return hash ^ hash >>> 29;
+    }
+}

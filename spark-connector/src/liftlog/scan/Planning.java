@@ -1,0 +1,90 @@
+package liftlog.scan;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.TreeSet;
+
+/** How the offsets of a read are divided among its tasks. Pure. */
+public final class Planning {
+    private static final int STEPS_PER_PART = 16;
+
+    private Planning() {}
+
+    /** [first, end) in ranges of about equal size, none much above {@code targetBytes}. */
+    public static List<ScanRange> split(StreamState state, long first, long end, long targetBytes) {
+        List<ScanRange> ranges = new ArrayList<>();
+        if (first >= end) {
+            return ranges;
+        }
+        List<Extent> parts = clip(state.extents(), first, end);
+        long total = sizeOf(parts);
+        long count = Math.min(Math.max(-Math.floorDiv(-total, targetBytes), 1), end - first);
+        TreeSet<Long> borders = new TreeSet<>(List.of(first, end));
+        for (long i = 1; i < count; i++) {
+            long cut = offsetAfter(parts, scaled(total, i, count));
+            if (cut > first && cut < end) {
+                borders.add(cut);
+            }
+        }
+        Long before = null;
+        for (Long border : borders) {
+            if (before != null) {
+                ranges.add(new ScanRange(state.stream(), state.identity(), state.leaderEpoch(),
+                        before, border, ScanRange.Guard.NONE));
+            }
+            before = border;
+        }
+        return ranges;
+    }
+
+    /** How finely to measure a stream that is divided into parts of that size. */
+    public static long stepOf(long targetBytes) {
+        return Math.max(1, targetBytes / STEPS_PER_PART);
+    }
+
+    /** The offset about {@code mostBytes} after {@code first}; at least one record further. */
+    public static long limitBytes(StreamState state, long first, long end, long mostBytes) {
+        List<Extent> parts = clip(state.extents(), first, end);
+        if (sizeOf(parts) <= mostBytes) {
+            return end;
+        }
+        return Math.min(Math.max(offsetAfter(parts, mostBytes), first + 1), end);
+    }
+
+    private static List<Extent> clip(List<Extent> extents, long first, long end) {
+        List<Extent> found = new ArrayList<>();
+        for (Extent extent : extents) {
+            long from = Math.max(extent.first(), first);
+            long to = Math.min(extent.next(), end);
+            if (from < to) {
+                long whole = extent.next() - extent.first();
+                found.add(new Extent(from, to, scaled(extent.sizeBytes(), to - from, whole)));
+            }
+        }
+        return found;
+    }
+
+    private static long sizeOf(List<Extent> parts) {
+        return parts.stream().mapToLong(Extent::sizeBytes).sum();
+    }
+
+    /** The offset that has about that many bytes before it. */
+    private static long offsetAfter(List<Extent> parts, long sizeBytes) {
+        long left = sizeBytes;
+        for (Extent part : parts) {
+            if (left < part.sizeBytes()) {
+                long width = part.next() - part.first();
+                return part.first() + Math.round((double) width * left / part.sizeBytes());
+            }
+            left -= part.sizeBytes();
+        }
+        return parts.isEmpty() ? 0 : parts.get(parts.size() - 1).next();
+    }
+
+    /** {@code number * part / whole} without an overflow. */
+    private static long scaled(long number, long part, long whole) {
+        return Math.multiplyHigh(number, part) == 0 && number * part >= 0
+                ? number * part / whole
+                : (long) ((double) number * part / whole);
+    }
+}

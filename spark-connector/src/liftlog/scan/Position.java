@@ -1,0 +1,75 @@
+package liftlog.scan;
+
+import java.io.Serializable;
+import java.time.Instant;
+import java.time.LocalDate;
+import java.time.LocalDateTime;
+import java.time.OffsetDateTime;
+import java.time.ZoneOffset;
+import java.time.format.DateTimeParseException;
+import java.time.temporal.ChronoUnit;
+import java.util.Locale;
+import liftlog.records.Failure;
+
+/**
+ * Where a read begins or ends: an end of the stream, an offset, or the first record stamped at or
+ * after a time.
+ */
+public record Position(Kind kind, long number) implements Serializable {
+    /** What {@code number} is: nothing, an offset, or microseconds since 1970. */
+    public enum Kind { EARLIEST, LATEST, OFFSET, TIME }
+
+    public static final Position EARLIEST = new Position(Kind.EARLIEST, 0);
+    public static final Position LATEST = new Position(Kind.LATEST, 0);
+
+    public boolean is(Kind one) {
+        return kind == one;
+    }
+
+    /** From an option such as {@code startingOffset}; {@code EARLIEST} only if that is the default. */
+    static Position parseOffset(String name, String given, Position fallback) {
+        String text = given.strip().toLowerCase(Locale.ROOT);
+        if (text.matches("[0-9]{1,19}")) {
+            try {
+                return new Position(Kind.OFFSET, Long.parseLong(text));
+            } catch (NumberFormatException error) {
+                return new Position(Kind.OFFSET, Long.MAX_VALUE);
+            }
+        }
+        if (text.equals("latest")) {
+            return LATEST;
+        }
+        if (text.equals("earliest") && fallback.is(Kind.EARLIEST)) {
+            return EARLIEST;
+        }
+        throw Failure.invalid(name + "='" + given + "' is not " + (fallback.is(Kind.EARLIEST)
+                ? "earliest, latest or an offset" : "latest or an offset"));
+    }
+
+    /** From ISO 8601, in UTC if it has no zone, or from milliseconds since 1970. */
+    static Position parseTime(String name, String given) {
+        String text = given.strip();
+        try {
+            if (text.matches("[0-9]{9,}")) {
+                return new Position(Kind.TIME, Math.multiplyExact(Long.parseLong(text), 1000L));
+            }
+            return new Position(Kind.TIME,
+                    ChronoUnit.MICROS.between(Instant.EPOCH, parse(text.replace(' ', 'T'))));
+        } catch (DateTimeParseException | ArithmeticException | NumberFormatException error) {
+            throw Failure.invalid(name + "='" + given + "' is not a time",
+                    "use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970");
+        }
+    }
+
+    // Driver and executors can be in different zones, so a time without a zone cannot be local.
+    private static Instant parse(String text) {
+        if (!text.contains("T")) {
+            return LocalDate.parse(text).atStartOfDay().toInstant(ZoneOffset.UTC);
+        }
+        String time = text.substring(text.indexOf('T'));
+        boolean hasZone = time.endsWith("Z") || time.contains("+") || time.contains("-");
+        return hasZone
+                ? OffsetDateTime.parse(text).toInstant()
+                : LocalDateTime.parse(text).toInstant(ZoneOffset.UTC);
+    }
+}

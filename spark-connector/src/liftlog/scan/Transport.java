@@ -1,0 +1,35 @@
+package liftlog.scan;
+
+import java.util.List;
+
+/** What plans and reads a stream. Methods throw Failure. */
+public interface Transport extends AutoCloseable {
+    StreamState state();
+
+    /** The offset of the first record stamped at or after that time; without one, the end. */
+    long offsetAt(long timestampNs);
+
+    /** Checks that the history before an offset in that epoch is unchanged. Throws DIVERGED. */
+    void checkHistory(long offset, long leaderEpoch);
+
+    /**
+     * Makes sure that a read from {@code first} on sees one state of the stream, although it is read
+     * in parts; null: from the first record that retention leaves. Returns the state to plan with.
+     */
+    StreamState hold(StreamState state, Long first);
+
+    /** The same state, with extents of about {@code stepBytes} each for [first, end). */
+    StreamState measure(StreamState state, long first, long end, long stepBytes);
+
+    /** The ranges, with what their tasks need to know of that protection. */
+    List<ScanRange> held(List<ScanRange> planned);
+
+    /**
+     * The batches with exactly the records of a range; {@code isLast} unless the caller will read
+     * the range again.
+     */
+    BatchSource batches(ScanRange range, Losses losses, boolean isLast);
+
+    @Override
+    void close();
+}

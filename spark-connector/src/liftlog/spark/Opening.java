@@ -1,0 +1,41 @@
+package liftlog.spark;
+
+import java.io.Serializable;
+import liftlog.files.FileStore;
+import liftlog.files.FileTransport;
+import liftlog.scan.ScanOptions;
+import liftlog.scan.Transport;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.util.SerializableConfiguration;
+
+/**
+ * How driver and tasks open what they read from. A path with the scheme of another file system
+ * needs the settings of Hadoop, which the tasks get from the driver.
+ */
+record Opening(SerializableConfiguration hadoop) implements Serializable {
+    static Opening of(ScanOptions options) {
+        boolean isRemote = options.path() != null && options.path().contains("://");
+        if (!isRemote) {
+            return new Opening(null);
+        }
+        return new Opening(new SerializableConfiguration(
+                SparkSession.active().sparkContext().hadoopConfiguration()));
+    }
+
+    Transport forPlanning(ScanOptions options) {
+        return open(options);
+    }
+
+    Transport forReading(ScanOptions options) {
+        return open(options);
+    }
+
+    private Transport open(ScanOptions options) {
+        String path = options.path();
+        Configuration settings = hadoop == null ? null : hadoop.value();
+        String place = path.startsWith("file:") ? path.substring("file:".length()) : path;
+        return new FileTransport(FileStore.of(place, settings), place, options.stream(),
+                options.narrowing().notBeforeNs(), options.narrowing().notAfterNs());
+    }
+}

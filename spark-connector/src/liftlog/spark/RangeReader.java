@@ -1,0 +1,85 @@
+package liftlog.spark;
+
+import liftlog.records.RecordBatch;
+import liftlog.scan.BatchSource;
+import liftlog.scan.Losses;
+import liftlog.scan.NewestKeys;
+import liftlog.scan.Rows;
+import liftlog.scan.ScanOptions;
+import liftlog.scan.ScanRange;
+import liftlog.scan.Transport;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.vectorized.ColumnVector;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+
+/**
+ * The rows of one range, one record batch at a time. With {@code compact} the range is read twice:
+ * the first pass finds the newest record of each key, so that only the keys are held in memory.
+ */
+final class RangeReader implements PartitionReader<ColumnarBatch> {
+    private final Transport transport;
+    private final RecordBatch batch = new RecordBatch();
+    private final Rows rows;
+    private final RecordColumn[] columns;
+    private final ColumnarBatch shown;
+    private BatchSource source;
+
+    RangeReader(ScanOptions options, StructType schema, Opening opening, ScanRange range) {
+        transport = opening.forReading(options);
+        rows = new Rows(options);
+        columns = RecordColumns.vectors(schema, range.stream(), rows);
+        ColumnVector[] vectors = columns.clone();
+        shown = new ColumnarBatch(vectors);
+        Losses losses = new Losses(range.stream(), options.failOnDataLoss());
+        try {
+            if (options.compact()) {
+                rows.only(newest(range, losses));
+            }
+            source = transport.batches(range, losses, true);
+        } catch (RuntimeException error) {
+            transport.close();
+            throw error;
+        }
+    }
+
+    private NewestKeys newest(ScanRange range, Losses losses) {
+        NewestKeys found = new NewestKeys();
+        try (BatchSource first = transport.batches(range, losses, false)) {
+            while (first.next(batch)) {
+                rows.select(batch);
+                found.note(batch, rows);
+            }
+        }
+        return found;
+    }
+
+    @Override
+    public boolean next() {
+        while (source.next(batch)) {
+            int count = rows.select(batch);
+            if (count > 0) {
+                for (RecordColumn column : columns) {
+                    column.show(batch);
+                }
+                shown.setNumRows(count);
+                return true;
+            }
+        }
+        return false;
+    }
+
+    @Override
+    public ColumnarBatch get() {
+        return shown;
+    }
+
+    @Override
+    public void close() {
+        if (source != null) {
+            source.close();
+        }
+        transport.close();
+        batch.close();
+    }
+}

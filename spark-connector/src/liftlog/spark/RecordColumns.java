@@ -1,0 +1,177 @@
+package liftlog.spark;
+
+import java.util.Arrays;
+import liftlog.records.Failure;
+import liftlog.records.RecordBatch;
+import liftlog.scan.Columns;
+import liftlog.scan.Rows;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** The columns of a read as Spark sees them: types, and vectors over a record batch. */
+final class RecordColumns {
+    private static final StructType HEADER = new StructType()
+            .add("key", DataTypes.StringType)
+            .add("value", DataTypes.BinaryType);
+
+    private RecordColumns() {}
+
+    /** Keys and values can be null, other columns cannot. */
+    static StructType schema(Iterable<String> names) {
+        StructType schema = new StructType();
+        for (String name : names) {
+            boolean nullable = name.equals(Columns.KEY) || name.equals(Columns.VALUE);
+            schema = schema.add(name, type(name), nullable);
+        }
+        return schema;
+    }
+
+    static RecordColumn[] vectors(StructType schema, String stream, Rows rows) {
+        StructField[] fields = schema.fields();
+        RecordColumn[] columns = new RecordColumn[fields.length];
+        for (int i = 0; i < fields.length; i++) {
+            columns[i] = switch (fields[i].name()) {
+                case Columns.OFFSET -> new Offsets(rows);
+                case Columns.TIMESTAMP -> new Timestamps(rows);
+                case Columns.SUBJECT -> new SubjectNames(rows);
+                case Columns.KEY -> new BinaryItems(rows, true);
+                case Columns.VALUE -> new BinaryItems(rows, false);
+                case Columns.HEADERS -> new HeaderLists(rows);
+                case Columns.STREAM -> new Constant(rows, stream);
+                default -> throw Failure.invalid("there is no column '" + fields[i].name() + "'");
+            };
+        }
+        return columns;
+    }
+
+    static DataType type(String name) {
+        return switch (name) {
+            case Columns.OFFSET -> DataTypes.LongType;
+            case Columns.TIMESTAMP -> DataTypes.TimestampType;
+            case Columns.SUBJECT, Columns.STREAM -> DataTypes.StringType;
+            case Columns.HEADERS -> DataTypes.createArrayType(HEADER);
+            default -> DataTypes.BinaryType;
+        };
+    }
+
+    private static final class Offsets extends RecordColumn {
+        Offsets(Rows rows) {
+            super(DataTypes.LongType, rows);
+        }
+
+        @Override
+        public long getLong(int row) {
+            return batch.offset(rows.record(row));
+        }
+    }
+
+    private static final class Timestamps extends RecordColumn {
+        Timestamps(Rows rows) {
+            super(DataTypes.TimestampType, rows);
+        }
+
+        @Override
+        public long getLong(int row) {
+            return batch.timestampUs(rows.record(row));
+        }
+    }
+
+    private static final class Constant extends RecordColumn {
+        private final UTF8String value;
+
+        Constant(Rows rows, String value) {
+            super(DataTypes.StringType, rows);
+            this.value = UTF8String.fromString(value);
+        }
+
+        @Override
+        public UTF8String getUTF8String(int row) {
+            return value;
+        }
+    }
+
+    /** One object per entry of the subject dictionary. */
+    private static final class SubjectNames extends RecordColumn {
+        private UTF8String[] names = new UTF8String[1];
+
+        SubjectNames(Rows rows) {
+            super(DataTypes.StringType, rows);
+        }
+
+        @Override
+        void show(RecordBatch shown) {
+            super.show(shown);
+            shown.check(shown.subjects);
+            shown.checkSubjectIds();
+            int count = shown.subjectCount();
+            if (names.length < count) {
+                names = new UTF8String[count];
+            }
+            for (int i = 0; i < count; i++) {
+                names[i] = UTF8String.fromBytes(shown.bytes(), shown.start(shown.subjects, i),
+                        shown.size(shown.subjects, i));
+                if (!names[i].isValid()) {
+                    throw new Failure(Failure.CORRUPT_BATCH,
+                            "a subject in the dictionary is not UTF-8");
+                }
+            }
+        }
+
+        @Override
+        public UTF8String getUTF8String(int row) {
+            return names[batch.subjectId(rows.record(row))];
+        }
+    }
+
+    /** Keys or values. */
+    private static final class BinaryItems extends RecordColumn {
+        private final boolean areKeys;
+        private RecordBatch.Binary column;
+
+        BinaryItems(Rows rows, boolean areKeys) {
+            super(DataTypes.BinaryType, rows);
+            this.areKeys = areKeys;
+        }
+
+        @Override
+        void show(RecordBatch shown) {
+            super.show(shown);
+            column = areKeys ? shown.keys : shown.values;
+            if (column.isPresent()) {
+                shown.check(column);
+            }
+        }
+
+        @Override
+        public boolean hasNull() {
+            return !column.isPresent() || column.isNullable();
+        }
+
+        @Override
+        public int numNulls() {
+            int count = 0;
+            for (int row = 0; row < rows.count(); row++) {
+                count += isNullAt(row) ? 1 : 0;
+            }
+            return count;
+        }
+
+        @Override
+        public boolean isNullAt(int row) {
+            return !column.isPresent() || batch.isNull(column, rows.record(row));
+        }
+
+        @Override
+        public byte[] getBinary(int row) {
+            int record = rows.record(row);
+            if (!column.isPresent() || batch.isNull(column, record)) {
+                return null;
+            }
+            int start = batch.start(column, record);
+            return Arrays.copyOfRange(batch.bytes(), start, start + batch.size(column, record));
+        }
+    }
+}

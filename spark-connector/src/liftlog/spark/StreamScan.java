@@ -1,0 +1,75 @@
+package liftlog.spark;
+
+import java.util.List;
+import java.util.Map;
+import liftlog.scan.Narrowing;
+import liftlog.scan.ScanOptions;
+import liftlog.scan.ScanRange;
+import liftlog.scan.Scans;
+import liftlog.scan.Transport;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.types.StructType;
+
+/** A planned read: as a batch, or as a streaming query. */
+final class StreamScan implements Scan, Batch {
+    private final StructType schema;
+    private final Map<String, String> given;
+    private final Narrowing narrowing;
+    private InputPartition[] planned;
+
+    StreamScan(StructType schema, Map<String, String> given, Narrowing narrowing) {
+        this.schema = schema;
+        this.given = given;
+        this.narrowing = narrowing;
+    }
+
+    @Override
+    public StructType readSchema() {
+        return schema;
+    }
+
+    @Override
+    public String description() {
+        String from = given.entrySet().stream()
+                .filter(one -> List.of("stream", "server", "path")
+                        .contains(one.getKey().toLowerCase(java.util.Locale.ROOT)))
+                .map(one -> one.getKey() + "=" + one.getValue())
+                .sorted()
+                .reduce((a, b) -> a + " " + b)
+                .orElse("");
+        return "liftlog " + from + " columns=" + String.join(",", schema.fieldNames());
+    }
+
+    @Override
+    public ColumnarSupportMode columnarSupportMode() {
+        return ColumnarSupportMode.SUPPORTED; // known without planning
+    }
+
+    @Override
+    public Batch toBatch() {
+        return this;
+    }
+
+    /** Spark calls it for each action, and may call it twice for one. */
+    @Override
+    public synchronized InputPartition[] planInputPartitions() {
+        if (planned == null) {
+            ScanOptions options = StreamScanBuilder.batchOptions(given, narrowing);
+            Opening opening = Opening.of(options);
+            try (Transport transport = opening.forPlanning(options)) {
+                List<ScanRange> ranges = Scans.plan(transport, options);
+                planned = ranges.stream().map(RangePartition::new).toArray(InputPartition[]::new);
+            }
+        }
+        return planned.clone();
+    }
+
+    @Override
+    public PartitionReaderFactory createReaderFactory() {
+        ScanOptions options = StreamScanBuilder.batchOptions(given, narrowing);
+        return new RangeReaderFactory(options, schema, Opening.of(options));
+    }
+}

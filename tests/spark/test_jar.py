@@ -1,0 +1,223 @@
+"""The connector of `spark-connector/` against the Python source: the same rows, the same errors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.repository import REPOSITORY
+from support.rewriting import (
+    DIRECTORY,
+    Row,
+    add,
+    compact_once,
+    keyed,
+    rebatch_file,
+)
+from support.simfs import SimFileSystem
+from support.spark_jar import ALL_COLUMNS, added_jar, jar_rows, python_rows
+from support.stored_logs import batch_positions, flip
+
+from liftlog.errors import InvalidArgument, LiftlogError
+from liftlog.spark.options import parse_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(400)
+
+NS = 1_700_000_000_000_000_000
+GOLDEN = REPOSITORY / "tests/golden/records"
+CODECS = ("none", "lz4", "zstd")
+
+
+@pytest.fixture(autouse=True)
+def jar(spark: SparkSession) -> Iterator[None]:
+    with added_jar(spark):
+        yield
+
+
+def random_row(rng: random.Random, stamp: int) -> Row:
+    subject = rng.choice(["orders.eu", "orders.us", "wages", "größe.ü", "a.b.c.d"])
+    key = rng.choice([None, b"", b"k%d" % rng.randrange(30), rng.randbytes(rng.randrange(40))])
+    value = rng.choice(
+        [
+            None if key is not None else b"x",
+            b"",
+            bytes(rng.randrange(200)),
+            rng.randbytes(rng.randrange(100)),
+            b"text " * rng.randrange(60),
+            b"\0" * rng.randrange(20_000) if rng.random() < 0.05 else b"1",
+        ]
+    )
+    headers = rng.choice(
+        [
+            b"",
+            b"",
+            b"NATS/1.0\r\n\r\n",
+            b"NATS/1.0\r\nTrace: 1\r\nTrace:\xff2 \r\nempty:\r\n: none\r\nno colon\r\n\r\n",
+            b"NATS/1.0 503\r\na\xff\xfeb:\t v:w \r\n\r\n",
+        ]
+    )
+    return Row(stamp, subject, key, value, headers)
+
+
+def random_log(rng: random.Random, target: Path) -> Path:
+    """A stream's directory with sealed segments of all kinds of batches; some were compacted or
+    batched again. Returns it."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    stamp = NS
+    for _ in range(rng.randrange(1, 5)):
+        for _ in range(rng.randrange(1, 6)):
+            rows = []
+            for _ in range(rng.choice([1, 1, 3, 17, 200])):
+                stamp += rng.choice([0, 0, 1000, 7_000, 3_600_000_000_000])
+                rows.append(random_row(rng, stamp - rng.choice([0, 0, 500_000])))
+            add(log, [rows], compression=rng.choice(CODECS))
+        log.roll()
+        if rng.random() < 0.4:
+            compact_once(log, fs, compression=rng.choice(CODECS))
+        elif rng.random() < 0.5:
+            rebatch_file(log, fs, 0, compression=rng.choice(CODECS))
+    target.mkdir(parents=True)
+    for name in fs.list_directory(DIRECTORY):
+        (target / name).write_bytes(fs.read(DIRECTORY / name))
+    return target
+
+
+def test_random_histories_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    seen = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        where = {"path": str(random_log(rng, tmp_path / f"s{seed}")), "columns": ALL_COLUMNS}
+        size = rng.choice(["1MiB", "64KiB", "2000"])
+        found = jar_rows(spark, **where, targetPartitionBytes=size)
+        assert found == python_rows(**where)
+        seen += len(found)
+    assert seen > 1500
+
+
+def test_the_golden_directory(spark: SparkSession) -> None:
+    where = {"path": str(GOLDEN / "data/streams/orders"), "columns": ALL_COLUMNS}
+    with pytest.raises(LiftlogError) as expected:
+        python_rows(**where)
+    with pytest.raises(Exception, match=expected.value.name) as raised:
+        jar_rows(spark, **where)
+    assert str(expected.value) in str(raised.value)
+    left = python_rows(**where, failOnDataLoss="false")
+    assert left
+    assert jar_rows(spark, **where, failOnDataLoss="false") == left
+
+
+def test_damage_is_told_or_skipped_as_by_python(spark: SparkSession, tmp_path: Path) -> None:
+    skipped = 0
+    for seed in range(12):
+        rng = random.Random(1000 + seed)
+        directory = random_log(rng, tmp_path / f"s{seed}")
+        where: dict[str, Any] = {"path": str(directory), "columns": "offset,key,value"}
+        whole = python_rows(**where)
+        for path in rng.sample(sorted(directory.glob("*.log")), 1):
+            places = batch_positions(path)
+            for position, header in rng.sample(places, min(2, len(places))):
+                flip(path, position + rng.choice([8, 20, 40, 64, header.length - 1]))
+        if rng.random() < 0.3:
+            for index in directory.glob("*.index"):
+                index.unlink()
+        left = python_rows(**where, failOnDataLoss="false")
+        assert jar_rows(spark, **where, failOnDataLoss="false") == left
+        if len(left) == len(whole):  # the active segment, or a batch without records
+            continue
+        skipped += 1
+        with pytest.raises(Exception, match="CORRUPT_RANGE") as raised:
+            jar_rows(spark, **where)
+        with pytest.raises(Exception, match=r"\[\d+, \d+\)") as expected:
+            python_rows(**where)
+        assert str(expected.value) in str(raised.value)
+    assert skipped > 4
+
+
+def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(11)
+    where: dict[str, Any] = {"path": str(random_log(rng, tmp_path / "orders"))}
+    everything = python_rows(**where)
+    assert len(everything) > 300
+    middle = everything[len(everything) // 2]["offset"]
+    stamp = everything[len(everything) // 2]["timestamp"]
+    micros = round(stamp.timestamp() * 1_000_000)
+    for condition, holds in (
+        (f"offset >= {middle} AND offset < {middle + 40}", lambda o: middle <= o < middle + 40),
+        (f"{middle} < offset", lambda o: o > middle),
+        (f"offset = {middle}", lambda o: o == middle),
+        (f"offset <= {middle} AND offset > 9223372036854775806", lambda o: False),
+    ):
+        expected = [row for row in everything if holds(row["offset"])]
+        assert jar_rows(spark, condition, **where) == expected
+    for condition, chosen in (
+        ("subject = 'wages'", [row for row in everything if row["subject"] == "wages"]),
+        ("subject = 'größe.ü'", [row for row in everything if row["subject"] == "größe.ü"]),
+        ("subject = 'orders.*'", []),
+        ("key = X'6B33'", [row for row in everything if row["key"] == b"k3"]),
+        ("key = X''", [row for row in everything if row["key"] == b""]),
+        (f"timestamp >= timestamp_micros({micros})", [r for r in everything if r["timestamp"] >= stamp]),
+        (f"timestamp < timestamp_micros({micros})", [r for r in everything if r["timestamp"] < stamp]),
+        (f"timestamp = timestamp_micros({micros})", [r for r in everything if r["timestamp"] == stamp]),
+    ):
+        assert jar_rows(spark, condition, **where) == chosen, condition
+    for options in (
+        {"subject": "orders.*"},
+        {"subject": "*.b.>", "columns": "offset,value"},
+        {"columns": "stream,offset"},
+        {"startingOffset": middle, "endingOffset": middle + 10},
+        {"startTimestamp": stamp.isoformat()},
+        {"compact": "true"},
+        {"compact": "true", "subject": "orders.eu"},
+    ):
+        assert jar_rows(spark, **where, **options) == python_rows(**where, **options), options
+    frame = spark.read.format("liftlog").options(**where).load()
+    assert frame.count() == len(everything)
+    assert frame.selectExpr("count(value)").collect()[0][0] == sum(
+        row["value"] is not None for row in everything
+    )
+
+
+def test_mistakes_are_told_as_by_python(spark: SparkSession, tmp_path: Path) -> None:
+    directory = str(random_log(random.Random(3), tmp_path / "orders"))
+    for options in (
+        {"startingOffsets": "1", "stream": "s"},
+        {"compact": "yes", "path": directory},
+        {"columns": "vlaue", "path": directory},
+        {"columns": "value,value", "path": directory},
+        {"path": directory, "server": "x:1"},
+        {},
+        {"stream": "a b"},
+        {"token": "secret", "stream": "s"},
+        {"path": directory, "startingOffset": "first"},
+        {"path": directory, "endingOffset": "earliest"},
+        {"path": directory, "startingOffset": "1", "startTimestamp": "2026-01-01"},
+        {"path": directory, "startTimestamp": "yesterday"},
+        {"path": directory, "subject": "a..b"},
+        {"path": directory, "subject": "a*"},
+        {"path": directory, "rowsPerBatch": "0"},
+        {"path": directory, "targetPartitionBytes": "many"},
+        {"path": directory, "leaseSeconds": "99999"},
+        {"path": directory, "compact": "true", "pushdown": "true"},
+        {"path": directory, "startingOffset": "999999"},
+        {"path": directory, "endingOffset": "999999"},
+        {"path": directory, "startingOffset": "5", "endingOffset": "2"},
+        {"path": directory + "/none"},
+        {"path": "/"},
+    ):
+        with pytest.raises(InvalidArgument) as expected:
+            parse_options(options)
+            python_rows(**options)
+        with pytest.raises(Exception, match="INVALID_ARGUMENT") as raised:
+            jar_rows(spark, **options)
+        said = str(raised.value)
+        assert expected.value.message.replace("pickled into", "part of") in said
+        assert expected.value.hint in said
+    with pytest.raises(Exception, match=r"\.schema\(\.\.\.\) cannot change it"):
+        spark.read.format("liftlog").schema("offset int").option("path", directory).load().count()
