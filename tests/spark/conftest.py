@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.served_logs import ServedLogs
 from support.spark import require_spark, start_spark
+from support.spark_jar import added_jar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +22,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = start_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def jar(spark: SparkSession) -> Iterator[None]:
+    """For the tests of a module, `format("liftlog")` is the connector in Java."""
+    with added_jar(spark):
+        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from support.rewriting import (
     rebatch_file,
 )
 from support.simfs import SimFileSystem
-from support.spark_jar import ALL_COLUMNS, added_jar, jar_rows, python_rows
+from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
 from support.stored_logs import batch_positions, flip
 
 from liftlog.errors import InvalidArgument, LiftlogError
@@ -27,17 +26,11 @@ from liftlog.spark.options import parse_options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("jar")]
 
 NS = 1_700_000_000_000_000_000
 GOLDEN = REPOSITORY / "tests/golden/records"
 CODECS = ("none", "lz4", "zstd")
-
-
-@pytest.fixture(autouse=True)
-def jar(spark: SparkSession) -> Iterator[None]:
-    with added_jar(spark):
-        yield
 
 
 def random_row(rng: random.Random, stamp: int) -> Row:
@@ -162,9 +155,18 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
         ("subject = 'orders.*'", []),
         ("key = X'6B33'", [row for row in everything if row["key"] == b"k3"]),
         ("key = X''", [row for row in everything if row["key"] == b""]),
-        (f"timestamp >= timestamp_micros({micros})", [r for r in everything if r["timestamp"] >= stamp]),
-        (f"timestamp < timestamp_micros({micros})", [r for r in everything if r["timestamp"] < stamp]),
-        (f"timestamp = timestamp_micros({micros})", [r for r in everything if r["timestamp"] == stamp]),
+        (
+            f"timestamp >= timestamp_micros({micros})",
+            [r for r in everything if r["timestamp"] >= stamp],
+        ),
+        (
+            f"timestamp < timestamp_micros({micros})",
+            [r for r in everything if r["timestamp"] < stamp],
+        ),
+        (
+            f"timestamp = timestamp_micros({micros})",
+            [r for r in everything if r["timestamp"] == stamp],
+        ),
     ):
         assert jar_rows(spark, condition, **where) == chosen, condition
     for options in (

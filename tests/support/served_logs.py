@@ -3,6 +3,7 @@ processes. No NATS: tests append to the logs themselves."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,13 @@ class ServedLogs:
     """Use in `with`; `address` is where clients connect."""
 
     def __init__(
-        self, directory: Path, *, segment_max_bytes: int = 1 << 20, policy: Policy | None = None
+        self,
+        directory: Path,
+        *,
+        segment_max_bytes: int = 1 << 20,
+        policy: Policy | None = None,
+        listen: str = "tcp://127.0.0.1:0",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.directory = directory
         self.broker = LogBroker(directory)
@@ -28,6 +35,8 @@ class ServedLogs:
         self.broker.config = LogConfig(segment_max_bytes=segment_max_bytes, segment_max_age_ns=None)
         self.address = ""
         self._policy = policy
+        self._listen = listen
+        self._tls = tls
         self._thread = LoopThread("served-logs", self._serving)
 
     @property
@@ -63,7 +72,10 @@ class ServedLogs:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[str]:
         try:
-            async with pull_server(self.broker, policy=self._policy) as (_, address):
+            served = pull_server(
+                self.broker, listen=self._listen, policy=self._policy, tls=self._tls
+            )
+            async with served as (_, address):
                 yield address
         finally:
             self.broker.close()

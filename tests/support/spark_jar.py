@@ -43,6 +43,19 @@ def added_jar(spark: SparkSession) -> Iterator[None]:
         thread.setContextClassLoader(before)
 
 
+@contextmanager
+def without_jar(spark: SparkSession) -> Iterator[None]:
+    """Inside `added_jar`: the Python source for a while."""
+    jvm: Any = spark._jvm
+    thread = jvm.java.lang.Thread.currentThread()
+    jar = thread.getContextClassLoader()
+    thread.setContextClassLoader(jar.getParent())
+    try:
+        yield
+    finally:
+        thread.setContextClassLoader(jar)
+
+
 def jar_rows(spark: SparkSession, condition: str = "", **options: Any) -> list[dict[str, Any]]:
     """What the jar reads, in order."""
     frame = spark.read.format("liftlog").options(**options).load()

@@ -5,6 +5,7 @@ import liftlog.files.FileStore;
 import liftlog.files.FileTransport;
 import liftlog.scan.ScanOptions;
 import liftlog.scan.Transport;
+import liftlog.wire.DaemonTransport;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.util.SerializableConfiguration;
@@ -24,15 +25,18 @@ record Opening(SerializableConfiguration hadoop) implements Serializable {
     }
 
     Transport forPlanning(ScanOptions options) {
-        return open(options);
+        return open(options, DaemonTransport.PLANNING_MS);
     }
 
     Transport forReading(ScanOptions options) {
-        return open(options);
+        return open(options, DaemonTransport.READING_MS);
     }
 
-    private Transport open(ScanOptions options) {
+    private Transport open(ScanOptions options, long patienceMs) {
         String path = options.path();
+        if (path == null) {
+            return new DaemonTransport(options, patienceMs);
+        }
         Configuration settings = hadoop == null ? null : hadoop.value();
         String place = path.startsWith("file:") ? path.substring("file:".length()) : path;
         return new FileTransport(FileStore.of(place, settings), place, options.stream(),

@@ -11,6 +11,7 @@ import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 
 /** A planned read: as a batch, or as a streaming query. */
@@ -51,6 +52,11 @@ final class StreamScan implements Scan, Batch {
     @Override
     public Batch toBatch() {
         return this;
+    }
+
+    @Override
+    public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
+        return new StreamQuery(ScanOptions.parse(given, true), schema);
     }
 
     /** Spark calls it for each action, and may call it twice for one. */

@@ -1,0 +1,269 @@
+package liftlog.wire;
+
+import static liftlog.wire.PullConnection.fields;
+
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import liftlog.records.Failure;
+import liftlog.records.RecordBatch;
+import liftlog.scan.BatchSource;
+import liftlog.scan.Extent;
+import liftlog.scan.Losses;
+import liftlog.scan.OutOfRange;
+import liftlog.scan.ScanOptions;
+import liftlog.scan.ScanRange;
+import liftlog.scan.StreamState;
+import liftlog.scan.Transport;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** Batches from a daemon's pull socket, over one connection. */
+public final class DaemonTransport implements Transport {
+    /** How long planning waits for a daemon that cannot be reached: the address may be wrong. */
+    public static final long PLANNING_MS = 10_000;
+
+    /** How long a task waits: the daemon was there when the job was planned. */
+    public static final long READING_MS = 60_000;
+
+    private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
+    private static final String HOLDER = "spark";
+
+    private final String stream;
+    private final int leaseSeconds;
+    private final Map<String, Object> filter = new LinkedHashMap<>();
+    private final PullClient client;
+    private Map<String, Object> lease; // until `held` gives it to the tasks
+    private boolean isCompacted;
+    private Map<String, Object> compaction = Map.of();
+
+    public DaemonTransport(ScanOptions options, long patienceMs) {
+        stream = options.stream();
+        leaseSeconds = options.leaseSeconds();
+        // With a filter the daemon has to read, select and encode; without one it sends the stored
+        // bytes. So it filters only where that saves much (one key), or where the job asks for it.
+        if (options.narrowing().key() != null) {
+            filter.put("fk", List.of(options.narrowing().key()));
+        }
+        if (options.filterInDaemon()) {
+            String subject = options.narrowing().subject() != null
+                    ? options.narrowing().subject()
+                    : options.subject();
+            if (subject != null) {
+                filter.put("fs", List.of(subject));
+            }
+        }
+        client = new PullClient(options, patienceMs);
+    }
+
+    @Override
+    public StreamState state() {
+        Map<String, Object> info = describe();
+        compaction = PullClient.map(info.get("compaction"));
+        Map<String, Object> settings =
+                PullClient.map(PullClient.map(info.get("settings")).get("compaction"));
+        isCompacted = PullClient.map(info.get("settings")).get("compaction") instanceof Map
+                && settings.get("enabled") != Boolean.FALSE;
+        long start = PullClient.number(info, "log_start_offset");
+        long end = PullClient.number(info, "log_end_offset");
+        return new StreamState(
+                stream,
+                (String) info.get("incarnation"),
+                PullClient.number(info, "leader_epoch"),
+                start,
+                PullClient.number(info, "high_watermark"),
+                end > start
+                        ? List.of(new Extent(start, end, PullClient.number(info, "size_bytes")))
+                        : List.of());
+    }
+
+    @Override
+    public long offsetAt(long timestampNs) {
+        return client.look(fields("s", stream, "t", timestampNs, "m", 1)).number("o");
+    }
+
+    @Override
+    public void checkHistory(long offset, long leaderEpoch) {
+        try {
+            client.look(fields("s", stream, "o", offset, "m", 1, "e", leaderEpoch));
+        } catch (Failure error) {
+            boolean isLoss = error.is(Failure.CORRUPT_RANGE) || error.is(Failure.OFFSET_OUT_OF_RANGE);
+            if (!isLoss) { // the tasks that read these records report losses
+                throw error;
+            }
+        }
+    }
+
+    @Override
+    public StreamState hold(StreamState state, Long first) {
+        try {
+            lease = PullClient.map(client.callOnce("lease", fields(
+                    "s", stream, "o", first == null ? "earliest" : first,
+                    "t", 1000L * leaseSeconds, "h", HOLDER, "x", state.identity()), "leased")
+                    .map().get("d"));
+        } catch (Failure error) {
+            boolean isRefused = error.is(Failure.DISK_FULL) || error.is(Failure.LIMIT_EXCEEDED);
+            if (isCompacted || !isRefused) {
+                throw error;
+            }
+            // The read fails with an error if retention removes its records meanwhile.
+            LOG.warn("read-without-lease stream={} error={}", stream, error.getMessage());
+            return state;
+        }
+        // For compaction, newer records up to the end of the lease supersede older ones: so the read
+        // has to include them.
+        long end = PullClient.number(lease, "high");
+        long low = first == null ? PullClient.number(lease, "low") : 0;
+        List<Extent> extents = new ArrayList<>(state.extents());
+        if (!extents.isEmpty()) {
+            Extent last = extents.remove(extents.size() - 1);
+            extents.add(new Extent(last.first(), Math.max(last.next(), end), last.sizeBytes()));
+        }
+        return new StreamState(stream, state.identity(), state.leaderEpoch(),
+                Math.max(state.logStart(), low), end, extents);
+    }
+
+    @Override
+    public StreamState measure(StreamState state, long first, long end, long stepBytes) {
+        if (first >= end) {
+            return state;
+        }
+        Map<String, Object> found;
+        try {
+            found = client.call("extents", fields("s", stream, "o", first, "z", stepBytes),
+                    "measured").map();
+        } catch (Failure error) {
+            if (error.is(Failure.UNKNOWN_REQUEST)) { // an older daemon
+                return state;
+            }
+            throw error;
+        }
+        List<?> offsets = PullClient.list(found.get("o"));
+        List<?> sizes = PullClient.list(found.get("z"));
+        List<Extent> extents = new ArrayList<>();
+        for (int i = 0; i + 1 < offsets.size() && i < sizes.size(); i++) {
+            extents.add(new Extent(
+                    (Long) offsets.get(i), (Long) offsets.get(i + 1), (Long) sizes.get(i)));
+        }
+        return state.withExtents(extents);
+    }
+
+    @Override
+    public List<ScanRange> held(List<ScanRange> planned) {
+        long cleanedBelow = isCompacted ? -1 : PullClient.number(compaction, "cleaned_below");
+        boolean isLeased = lease != null && !planned.isEmpty();
+        String id = isLeased ? (String) lease.get("lease_id") : null;
+        ScanRange.Mark mark = isLeased && isCompacted
+                ? new ScanRange.Mark(PullClient.number(lease, "high"),
+                        PullClient.number(compaction, "tombstones_removed_below"))
+                : null;
+        List<ScanRange> found = new ArrayList<>();
+        for (ScanRange one : planned) {
+            found.add(one.with(new ScanRange.Guard(
+                    null, id, found.size(), planned.size(), mark, cleanedBelow)));
+        }
+        if (isLeased) {
+            lease = null;
+        }
+        return found;
+    }
+
+    @Override
+    public BatchSource batches(ScanRange range, Losses losses, boolean isLast) {
+        BatchSource source = new FetchSource(client, range, losses, filter);
+        TaskLease share = range.guard().leaseId() == null
+                ? null
+                : new TaskLease(client, range, leaseSeconds, () -> mayGoOn(range.guard()));
+        return new Guarded(source, share, range.guard(), isLast);
+    }
+
+    /** Batches under a lease; after the last one it is clear whether compaction has interfered. */
+    private final class Guarded implements BatchSource {
+        private final BatchSource source;
+        private final TaskLease share;
+        private final ScanRange.Guard guard;
+        private final boolean isLast;
+        private boolean isOver;
+
+        Guarded(BatchSource source, TaskLease share, ScanRange.Guard guard, boolean isLast) {
+            this.source = source;
+            this.share = share;
+            this.guard = guard;
+            this.isLast = isLast;
+        }
+
+        @Override
+        public boolean next(RecordBatch into) {
+            if (share != null && !isOver) {
+                share.renewIfDue();
+            }
+            if (!isOver && source.next(into)) {
+                return true;
+            }
+            if (!isOver) {
+                isOver = true;
+                if (guard.cleanedBelow() >= 0) {
+                    checkNotCompacted(guard.cleanedBelow());
+                }
+                if (share != null) {
+                    share.renew(isLast);
+                }
+            }
+            return false;
+        }
+
+        @Override
+        public void close() {
+            source.close();
+        }
+    }
+
+    private void checkNotCompacted(long cleanedBelow) {
+        Map<String, Object> found = PullClient.map(describe().get("compaction"));
+        boolean isOff = found.getOrDefault("state", "off").equals("off");
+        if (!isOff || PullClient.number(found, "cleaned_below") > cleanedBelow) {
+            throw new Failure(Failure.SEGMENTS_CHANGED, "'" + stream + "' was compacted since the"
+                    + " read was planned: the newest value of a key may have moved beyond the end"
+                    + " of the read", "read again");
+        }
+    }
+
+    private boolean mayGoOn(ScanRange.Guard guard) {
+        if (guard.mark() == null) { // only retention matters, and the daemon reports that
+            return guard.cleanedBelow() >= 0;
+        }
+        Map<String, Object> found = PullClient.map(describe().get("compaction"));
+        return PullClient.number(found, "cleaned_below") <= guard.mark().end()
+                && PullClient.number(found, "tombstones_removed_below")
+                        == guard.mark().tombstonesRemovedBelow();
+    }
+
+    private Map<String, Object> describe() {
+        try {
+            return PullClient.map(
+                    client.call("describe", fields("s", stream), "stream").map().get("d"));
+        } catch (Failure error) {
+            if (!error.is(Failure.STREAM_NOT_FOUND)) {
+                throw error;
+            }
+            throw new Failure(Failure.STREAM_NOT_FOUND, client.address() + " has no stream '"
+                    + stream + "' that you may read", "`liftlog stream ls` lists the streams");
+        }
+    }
+
+    @Override
+    public void close() {
+        try {
+            if (lease != null) { // no task was planned under it
+                client.callOnce("release",
+                        fields("s", stream, "l", lease.get("lease_id")), "done");
+            }
+        } catch (Failure error) {
+            LOG.warn("lease-not-released stream={} error={}", stream, error.getMessage());
+        } finally {
+            lease = null;
+            client.close();
+        }
+    }
+}

@@ -1,0 +1,267 @@
+package liftlog.wire;
+
+import static liftlog.wire.PullConnection.fields;
+
+import java.util.Map;
+import liftlog.records.BatchHeader;
+import liftlog.records.CorruptBatch;
+import liftlog.records.CorruptRange;
+import liftlog.records.Epochs;
+import liftlog.records.Failure;
+import liftlog.records.Place;
+import liftlog.records.RecordBatch;
+import liftlog.scan.BatchSource;
+import liftlog.scan.Losses;
+import liftlog.scan.OutOfRange;
+import liftlog.scan.ScanRange;
+
+/**
+ * The batches of a range from a daemon. The next fetch leaves before the body of the last answer is
+ * read, so that the daemon works on it meanwhile. A lost connection interrupts a read: it continues
+ * after the last batch on a new one.
+ *
+ * <p>The batches of an answer tile the offsets that its head states. If the header of one is
+ * damaged, the daemon, which has an index, is asked for that offset again.
+ */
+final class FetchSource implements BatchSource {
+    private static final long FETCH_BYTES = 1 << 20;
+    private static final long FIRST_BYTES = FETCH_BYTES / 2;
+    private static final long WAIT_MS = 20_000;
+    private static final long NONE = -1;
+
+    private final PullClient client;
+    private final ScanRange range;
+    private final Losses losses;
+    private final Map<String, Object> filter;
+    private final Backoff backoff;
+    private long asked = NONE; // the offset of the next fetch
+    private long fetchId = NONE;
+    private long fetchBytes = FIRST_BYTES;
+    private long waitMs;
+    private String incarnation;
+    private long epoch;
+    private long suspect = NONE;
+    // The answer that is looked at:
+    private byte[] body = new byte[(int) FETCH_BYTES];
+    private int length;
+    private int position;
+    private Place place;
+    private long firstWanted;
+    private long answerEnd;
+
+    FetchSource(PullClient client, ScanRange range, Losses losses, Map<String, Object> filter) {
+        this.client = client;
+        this.range = range;
+        this.losses = losses;
+        this.filter = filter;
+        this.backoff = new Backoff(client.patienceMs());
+        this.asked = range.first();
+        this.incarnation = range.identity();
+        this.epoch = range.leaderEpoch();
+    }
+
+    @Override
+    public boolean next(RecordBatch into) {
+        while (true) {
+            if (place != null) {
+                if (nextOfAnswer(into)) {
+                    return true;
+                }
+                continue; // the answer is used up, or the read begins elsewhere
+            }
+            if (asked >= range.end()) {
+                return false;
+            }
+            takeAnswer();
+        }
+    }
+
+    @Override
+    public void close() {
+        if (fetchId != NONE) {
+            client.drop(); // its answer is not wanted
+            fetchId = NONE;
+        }
+    }
+
+    // --- answers ---
+
+    private void takeAnswer() {
+        try {
+            PullConnection connection = client.connection();
+            if (fetchId == NONE) {
+                ask(connection);
+            }
+            long id = fetchId;
+            fetchId = NONE;
+            PullConnection.Answer head = connection.expectData(id);
+            begin(head);
+            if (asked < range.end()) {
+                ask(connection);
+            }
+            connection.readBody(body, length);
+            backoff.reset();
+        } catch (CorruptRange error) {
+            if (error.next() <= error.first()) {
+                throw new Failure(Failure.PROTOCOL_VIOLATION,
+                        "the server sent a damaged range that ends where it begins");
+            }
+            losses.damaged(error);
+            beginAt(error.next());
+        } catch (OutOfRange error) {
+            if (error.logStart() <= asked) {
+                throw error;
+            }
+            losses.removed(asked, Math.min(error.logStart(), range.end()));
+            beginAt(error.logStart());
+        } catch (Failure error) {
+            if (!Backoff.isInterruption(error)) {
+                throw error;
+            }
+            resume(error);
+        }
+    }
+
+    private void ask(PullConnection connection) {
+        Map<String, Object> fetch = fields("s", range.stream(), "o", asked, "m", fetchBytes,
+                "c", Math.max(range.end() - asked, 1), "w", waitMs, "x", incarnation, "e", epoch);
+        fetch.putAll(filter);
+        fetchId = connection.send("fetch", fetch);
+        fetchBytes = Math.min(Math.max(2 * fetchBytes, 4096), FETCH_BYTES);
+        waitMs = WAIT_MS;
+    }
+
+    private void begin(PullConnection.Answer head) {
+        long next = head.number("n");
+        long from = head.number("o");
+        length = head.bodyLength();
+        if (length > 0 && next <= from || next < from) {
+            throw new Failure(Failure.PROTOCOL_VIOLATION,
+                    "the server sent records but did not advance the next offset");
+        }
+        if (!filter.isEmpty() && head.map().get("q") != Boolean.TRUE) {
+            throw new Failure(Failure.UNSUPPORTED_VERSION, "the daemon is too old to filter",
+                    "upgrade it, or read without a condition on key and without filterInDaemon");
+        }
+        incarnation = head.text("x");
+        epoch = head.number("e");
+        asked = next;
+        if (body.length < length) {
+            body = new byte[length + length / 4];
+        }
+        if (suspect == from) {
+            long following = length > 0 ? head.number("f") : next;
+            if (following > suspect) { // the daemon has noticed the damage meanwhile
+                suspect = NONE;
+                losses.damaged(failing(from, following));
+            }
+        }
+        place = new Place(head.number("f"), next, Epochs.NONE);
+        firstWanted = Math.max(from, head.number("l"));
+        answerEnd = next;
+        position = 0;
+        if (length == 0) {
+            place = null;
+        }
+    }
+
+    /** After the connection was lost: continues after the last batch that was shown. */
+    private void resume(Failure error) {
+        client.drop();
+        fetchId = NONE;
+        if (place != null) { // the body was lost under way
+            asked = reached();
+            place = null;
+        }
+        suspect = NONE;
+        fetchBytes = FIRST_BYTES;
+        backoff.pauseAfter(error);
+    }
+
+    private void beginAt(long offset) {
+        close();
+        place = null;
+        asked = offset;
+        fetchBytes = FIRST_BYTES;
+    }
+
+    // --- batches ---
+
+    /** The offset after all that was shown or skipped. */
+    private long reached() {
+        return Math.max(place.offset(), firstWanted);
+    }
+
+    /** Shows the next batch of the answer; false if there is none, or the read begins elsewhere. */
+    private boolean nextOfAnswer(RecordBatch into) {
+        while (position < length) {
+            BatchHeader header = null;
+            try {
+                header = headerHere();
+                header.checkBody(body, position, length);
+                into.load(body, position, header);
+            } catch (CorruptBatch error) {
+                if (reached() >= range.end()) {
+                    place = null;
+                    return false;
+                }
+                if (header == null || position + header.length() > length) {
+                    askAbout(reached());
+                    return false;
+                }
+                passDamaged(header);
+                continue;
+            }
+            position += header.length();
+            place.passBy(header);
+            into.trim(firstWanted, range.end());
+            if (into.first() < into.last()) {
+                return true;
+            }
+        }
+        if (reached() < answerEnd && reached() < range.end()) {
+            askAbout(reached()); // the last batch does not reach to where the answer ends
+        } else {
+            place = null;
+        }
+        return false;
+    }
+
+    private BatchHeader headerHere() throws CorruptBatch {
+        BatchHeader header = BatchHeader.parse(body, position, length);
+        if (!place.holds(header)) {
+            throw new CorruptBatch("another batch is due");
+        }
+        return header;
+    }
+
+    private void passDamaged(BatchHeader header) {
+        long from = reached();
+        position += header.length();
+        place.passBy(header);
+        if (header.nextOffset() > from) {
+            losses.damaged(failing(from, header.nextOffset()));
+        }
+    }
+
+    /** The header of the batch at an offset is damaged: asks the daemon for that batch alone. */
+    private void askAbout(long offset) {
+        long end = answerEnd;
+        if (suspect != offset) {
+            suspect = offset;
+            beginAt(offset);
+            fetchBytes = 1;
+            return;
+        }
+        // The daemon considers the batch good: it was damaged on the way.
+        suspect = NONE;
+        long following = Math.max(end, offset + 1);
+        losses.damaged(failing(offset, following));
+        beginAt(following);
+    }
+
+    private CorruptRange failing(long first, long next) {
+        return new CorruptRange("the records [" + first + ", " + next + ") of '" + range.stream()
+                + "' fail their checksum", "", first, next);
+    }
+}

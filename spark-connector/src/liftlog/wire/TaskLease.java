@@ -1,0 +1,63 @@
+package liftlog.wire;
+
+import static liftlog.wire.PullConnection.fields;
+
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import java.util.function.BooleanSupplier;
+import liftlog.records.Failure;
+import liftlog.scan.ScanRange;
+
+/**
+ * The share of one task in the lease of a read. The task renews it while it reads, and once more
+ * after its last record; that renewal says that its part is done. If the lease has ended, the read
+ * is still complete if nothing has happened that the lease prevents.
+ */
+final class TaskLease {
+    private final PullClient client;
+    private final ScanRange range;
+    private final int seconds;
+    private final BooleanSupplier mayGoOn;
+    private boolean isGone;
+    private long renewAt;
+
+    TaskLease(PullClient client, ScanRange range, int seconds, BooleanSupplier mayGoOn) {
+        this.client = client;
+        this.range = range;
+        this.seconds = seconds;
+        this.mayGoOn = mayGoOn;
+    }
+
+    void renewIfDue() {
+        if (System.nanoTime() >= renewAt) {
+            renew(false);
+        }
+    }
+
+    /** Throws LEASE_GONE. */
+    void renew(boolean isFinished) {
+        renewAt = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds) / 3;
+        ScanRange.Guard guard = range.guard();
+        try {
+            if (!isGone) {
+                Map<String, Object> request = fields("s", range.stream(), "l", guard.leaseId(),
+                        "t", 1000L * seconds,
+                        "p", isFinished ? guard.part() : null,
+                        "n", isFinished ? guard.parts() : null);
+                client.call("renew", request, "leased");
+                return;
+            }
+        } catch (Failure error) {
+            if (!error.is(Failure.LEASE_GONE)) {
+                throw error;
+            }
+            isGone = true;
+        }
+        if (!mayGoOn.getAsBoolean()) {
+            throw new Failure(Failure.LEASE_GONE, "the lease on '" + range.stream()
+                    + "' ended before everything was read: compaction may have removed records that"
+                    + " the read needs", "read again, with a new DataFrame; if tasks wait longer than"
+                    + " that for an executor, raise leaseSeconds (now " + seconds + ")");
+        }
+    }
+}
