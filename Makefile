@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture kv-torture fuzz simulate lint type bench bench-cluster bench-spark docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture kv-torture fuzz simulate lint type bench bench-cluster bench-spark jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ test: setup ## Run all tests
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
 	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)
 
-test-install: setup ## Install both wheels into fresh environments and try them (needs a package index)
+test-install: setup jar ## Install both wheels into fresh environments and try them (needs a package index)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/install $(ARGS)
 
 torture: setup ## All places of a crash; kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
@@ -105,6 +105,9 @@ bench-cluster: setup ## Measure replicated streams against JetStream R3 (ARGS="-
 
 bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")
 	$(BIN)/python tests/bench/spark.py $(ARGS)
+
+jar: setup ## Compile the Spark connector into liftlog/spark/jars, for wheels (needs a JDK)
+	$(BIN)/python -m tools.spark_jar
 
 docs: setup ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site

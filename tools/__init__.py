@@ -1,5 +1,6 @@
 """What makes parts of this repository from its code. Not installed.
 
 pages/           the reference pages that are made from code (`make pages`)
+spark_jar        the Spark connector, compiled from spark-connector/ (`make jar`)
 blocking_client  the blocking client's shell, made from the asyncio one (`make blocking`)
 """

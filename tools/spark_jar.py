@@ -1,8 +1,8 @@
 """Compile `spark-connector/` into the jar that the wheel contains: `make jar`.
 
-It is compiled against the jars that PySpark brings, by plain `javac`. The jar is a build product: not
-in the repository, and built again only when a source has changed. The same sources give the same
-bytes with the same compiler.
+It is compiled against the jars that PySpark brings, by plain `javac`. The jar is a build product:
+it is not in the repository, and it is built again only when a source has changed. The same sources
+give the same bytes with the same compiler.
 """
 
 from __future__ import annotations

@@ -10,8 +10,30 @@
     scan                   combines these: plans a read, reads one range
     source, batch, streaming   what Spark calls: the only modules here that import pyspark
     export/                streams as tables: `liftlog export`
+    jars/                  the same data source in Java, compiled from `spark-connector/`: Spark
+                           prefers it where it is on the class path (`jar()`)
 
 Planning runs in a Python process on the driver's host, reading in those of the executors. Only the
 options and the ranges pass between them, pickled. So a batch read opens a new transport in each
 call; a streaming query keeps one on the driver, opened after the query was unpickled.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from liftlog.errors import MissingDependency
+
+
+def jar() -> str:
+    """The path of the connector in Java: for Spark's setting `spark.jars`.
+
+    Raises MissingDependency if this installation contains none.
+    """
+    path = Path(__file__).parent / "jars" / "liftlog-spark.jar"
+    if not path.is_file():
+        raise MissingDependency(
+            "this installation of liftlog contains no jar for Spark",
+            hint="install a wheel that was built after `make jar`; in a clone, run `make jar`",
+        )
+    return str(path)

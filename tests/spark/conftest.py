@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.served_logs import ServedLogs
 from support.spark import require_spark, start_spark
-from support.spark_jar import added_jar
+from support.spark_jar import JarOfSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,10 +25,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def jar(spark: SparkSession) -> Iterator[None]:
+def jar(spark: SparkSession) -> Iterator[JarOfSession]:
     """For the tests of a module, `format("liftlog")` is the connector in Java."""
-    with added_jar(spark):
-        yield
+    found = JarOfSession(spark)
+    with found.used():
+        yield found
 
 
 @pytest.fixture

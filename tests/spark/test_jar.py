@@ -140,7 +140,7 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
     assert len(everything) > 300
     middle = everything[len(everything) // 2]["offset"]
     stamp = everything[len(everything) // 2]["timestamp"]
-    micros = round(stamp.timestamp() * 1_000_000)
+    moment = f"timestamp_micros({round(stamp.timestamp() * 1_000_000)})"
     for condition, holds in (
         (f"offset >= {middle} AND offset < {middle + 40}", lambda o: middle <= o < middle + 40),
         (f"{middle} < offset", lambda o: o > middle),
@@ -156,15 +156,15 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
         ("key = X'6B33'", [row for row in everything if row["key"] == b"k3"]),
         ("key = X''", [row for row in everything if row["key"] == b""]),
         (
-            f"timestamp >= timestamp_micros({micros})",
+            f"timestamp >= {moment}",
             [r for r in everything if r["timestamp"] >= stamp],
         ),
         (
-            f"timestamp < timestamp_micros({micros})",
+            f"timestamp < {moment}",
             [r for r in everything if r["timestamp"] < stamp],
         ),
         (
-            f"timestamp = timestamp_micros({micros})",
+            f"timestamp = {moment}",
             [r for r in everything if r["timestamp"] == stamp],
         ),
     ):
@@ -181,6 +181,19 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
         assert jar_rows(spark, **where, **options) == python_rows(**where, **options), options
     frame = spark.read.format("liftlog").options(**where).load()
     assert frame.count() == len(everything)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW by_jar USING liftlog OPTIONS (path '{where['path']}')"
+    )
+    plan = spark.sql("EXPLAIN SELECT key FROM by_jar WHERE offset > 5").collect()[0][0]
+    assert "columns=offset,key" in plan
+    assert "Python" not in plan
+    assert spark.sql("SELECT count(*) FROM by_jar").collect()[0][0] == len(everything)
+    # Another file system, as far as Hadoop knows.
+    hadoop: Any = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    hadoop.set("fs.elsewhere.impl", "org.apache.hadoop.fs.LocalFileSystem")
+    assert jar_rows(spark, path=f"elsewhere://{where['path']}") == everything
+    with pytest.raises(Exception, match=r"INVALID_ARGUMENT.*is not a directory on this host"):
+        jar_rows(spark, path=f"elsewhere://{where['path']}/none")
     assert frame.selectExpr("count(value)").collect()[0][0] == sum(
         row["value"] is not None for row in everything
     )

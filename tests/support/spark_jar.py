@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from liftlog.spark import jar
 from liftlog.spark.options import parse_options
 from liftlog.spark.scan import plan, read
 from tools import spark_jar
@@ -26,34 +27,35 @@ def require_jar() -> str:
     if shutil.which("javac") is None and os.environ.get("CI") != "true":
         pytest.skip("there is no javac: apt install default-jdk-headless")
     spark_jar.build()
-    return str(spark_jar.JAR)
+    return jar()
 
 
-@contextmanager
-def added_jar(spark: SparkSession) -> Iterator[None]:
-    """With the jar on the class path of this thread's session, as `ADD JAR` puts it; afterwards
-    `format("liftlog")` is the Python source again."""
-    jvm: Any = spark._jvm
-    thread = jvm.java.lang.Thread.currentThread()
-    before = thread.getContextClassLoader()
-    spark.sql(f"ADD JAR '{require_jar()}'")
-    try:
-        yield
-    finally:
-        thread.setContextClassLoader(before)
+class JarOfSession:
+    """Puts the jar on the class path, as `ADD JAR` does; it counts only inside `used`."""
 
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark._jvm
+        self._thread = jvm.java.lang.Thread.currentThread()
+        self._without = self._thread.getContextClassLoader()
+        spark.sql(f"ADD JAR '{require_jar()}'")
+        self._with = self._thread.getContextClassLoader()
+        self._thread.setContextClassLoader(self._without)
 
-@contextmanager
-def without_jar(spark: SparkSession) -> Iterator[None]:
-    """Inside `added_jar`: the Python source for a while."""
-    jvm: Any = spark._jvm
-    thread = jvm.java.lang.Thread.currentThread()
-    jar = thread.getContextClassLoader()
-    thread.setContextClassLoader(jar.getParent())
-    try:
-        yield
-    finally:
-        thread.setContextClassLoader(jar)
+    def used(self) -> AbstractContextManager[None]:
+        return self._while(self._with)
+
+    def unused(self) -> AbstractContextManager[None]:
+        """Inside `used`: the Python source for a while."""
+        return self._while(self._without)
+
+    @contextmanager
+    def _while(self, loader: Any) -> Iterator[None]:
+        before = self._thread.getContextClassLoader()
+        self._thread.setContextClassLoader(loader)
+        try:
+            yield
+        finally:
+            self._thread.setContextClassLoader(before)
 
 
 def jar_rows(spark: SparkSession, condition: str = "", **options: Any) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ SENDFILE = "sendfile"
 CAT = "cat"
 PARQUET = "parquet"
 UNIX, FILES = "liftlog, unix socket", "liftlog, files"
+JAR, JAR_FILES = "liftlog, jar", "liftlog, jar, files"
 TUPLES = "tuples"
 WINDOW = "window plan"
 FLOODS = (500_000, 1_000_000)
@@ -488,6 +489,39 @@ SPARK_ROWS = (
             ("scan", "over TCP", LIFTLOG),
             ("unix", "over a Unix socket", UNIX),
             ("files", "from files", FILES),
+        )
+    ),
+    *(
+        _ratio(
+            f"spark-jar-{key}",
+            f"the jar {way} / zstd Parquet",
+            (who, what),
+            (PARQUET, what),
+            must,
+            reach,
+        )
+        for key, way, who, what, must, reach in (
+            ("files-vs-parquet", "scans all rows from files", JAR_FILES, "scan", 1.3, 2.0),
+            ("scan-vs-parquet", "scans all rows over TCP", JAR, "scan", 1.0, 1.5),
+            ("files-count", "counts rows from files", JAR_FILES, "count", 0.7, 1.0),
+            ("count", "counts rows over TCP", JAR, "count", 0.7, 1.0),
+            ("files-column", "sums one column from files", JAR_FILES, "column", 0.7, 1.0),
+            ("column", "sums one column over TCP", JAR, "column", 0.7, 1.0),
+        )
+    ),
+    *(
+        _ratio(
+            f"spark-jar-{what}",
+            f"{way} / all rows, from files, by the jar",
+            (JAR_FILES, what),
+            (JAR_FILES, "scan"),
+            5,
+            20,
+        )
+        for what, way in (
+            ("subject", "one subject of 1,000"),
+            ("hour", "one hour of 24"),
+            ("key", "one key"),
         )
     ),
     _ratio(

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,11 +18,12 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.processes import cpu_seconds
 from support.spark import spark_environment, spark_settings
+from support.spark_jar import JarOfSession
 
 from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.options import parse_options
 
-from .figures import FILES, PARQUET, TUPLES, UNIX, WINDOW, Measurements
+from .figures import FILES, JAR, JAR_FILES, PARQUET, TUPLES, UNIX, WINDOW, Measurements
 from .processes import TESTS, WorkerFailed, run_worker, settle_disk
 from .progress import Progress
 from .systems import LIFTLOG
@@ -83,6 +85,7 @@ def measure(
                 queries = _Queries(spark, places, records)
                 queries.write_parquet()
                 queries.scans(measured, progress, rounds=rounds)
+                queries.parts(measured, progress, rounds=rounds)
                 queries.exports(measured, progress, rounds=rounds)
             progress.say("once more with Spark's own settings")
             spec = {"places": [str(place) for place in places], "records": records}
@@ -162,10 +165,15 @@ class _Queries:
         self._lake = places.lake
         self._parquet = f"file://{places.lake}/parquet"
         spark.dataSource.register(TupleSource)
+        self._jar = JarOfSession(spark)
 
     def _frame(self, name: str = "liftlog", **where: str) -> DataFrame:
         reader = self._spark.read.format(name)
         return reader.options(stream=_STREAM, **(where or {"server": self._places.tcp})).load()
+
+    def _by_jar(self, **where: str) -> DataFrame:
+        with self._jar.used():
+            return self._frame(**where)
 
     def write_parquet(self) -> None:
         self._frame().write.option("compression", "zstd").parquet(self._parquet)
@@ -178,6 +186,8 @@ class _Queries:
             FILES: lambda: self._frame(path=str(self._places.files)),
             PARQUET: lambda: self._spark.read.parquet(self._parquet),
             TUPLES: lambda: self._frame("liftlog-tuples"),
+            JAR: self._by_jar,
+            JAR_FILES: lambda: self._by_jar(path=str(self._places.files)),
         }
         sums = {who: _fingerprint(frame()) for who, frame in ways.items()}
         if len(set(sums.values())) > 1 or sums[LIFTLOG][0] != self._records:
@@ -188,6 +198,28 @@ class _Queries:
 
         timed = {who: scan(frame) for who, frame in ways.items()}
         self._take_turns("scan", timed, measured, progress, rounds)
+
+    def parts(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+        """What needs no values, and what needs few records."""
+        ways: dict[str, Callable[[], DataFrame]] = {
+            JAR: self._by_jar,
+            JAR_FILES: lambda: self._by_jar(path=str(self._places.files)),
+            PARQUET: lambda: self._spark.read.parquet(self._parquet),
+        }
+        [edges] = ways[PARQUET]().selectExpr("min(timestamp)", "max(timestamp)").collect()
+        hour = edges[0] + (edges[1] - edges[0]) / 24 * 23
+        for what, ask in (
+            ("count", lambda frame: frame.count()),
+            ("column", lambda frame: frame.selectExpr("sum(offset)").collect()),
+            ("subject", lambda frame: frame.where("subject = 'lake.orders.7.new'").collect()),
+            ("hour", lambda frame: frame.where(frame.timestamp >= hour).select("key").collect()),
+            (
+                "key",
+                lambda frame: frame.where("key = X'637573746F6D65722D3030303031323334'").collect(),
+            ),
+        ):
+            timed = {who: partial(_run, ask, frame) for who, frame in ways.items()}
+            self._take_turns(what, timed, measured, progress, rounds)
 
     def exports(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
         """The newest value of each key as Parquet: the export job, and what one writes first."""
@@ -257,6 +289,10 @@ class _Queries:
                 measured.add(who, f"{what}-cpu", cpu_seconds(os.getpid()) - cpu)
             told = ", ".join(f"{who} {measured.samples[who, what][-1]:.2f}" for who in ways)
             progress.say(f"round {number + 1}/{rounds} {what}, M records/s: {told}")
+
+
+def _run(ask: Callable[[DataFrame], Any], frame: Callable[[], DataFrame]) -> None:
+    ask(frame())
 
 
 def _fingerprint(frame: DataFrame) -> tuple[int, int]:
