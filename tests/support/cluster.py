@@ -86,8 +86,8 @@ class Cluster:
             self.nodes[name] = Daemon(
                 None,
                 {
-                    "nats": {"servers": servers},
                     **(settings or {}),
+                    "nats": {"servers": servers, **(settings or {}).get("nats", {})},
                     "pull": {"listen": [address]},
                     "cluster": {**member, **(cluster or {})},
                     "streams": {key: dict(value) for key, value in (streams or {}).items()},

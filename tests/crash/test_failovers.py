@@ -1,0 +1,94 @@
+"""The leader of a replicated stream is killed, or stopped, again and again, under load.
+
+Publishers repeat what is not acked, with the same id. Nothing acked is lost, doubled or another
+message's, on any replica. The longest time without an ack of each round is printed:
+`pytest -s`, TORTURE_ROUNDS=100.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
+from support.ingesting import until
+from support.nats_server import NatsServer
+from support.rounds import rounds
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(36000)]
+
+STREAM = "in"
+STREAMS = {STREAM: {"subject": "in.>", "replicas": 3, "min_isr": 2}}
+SETTINGS = {"nats": {"reconnect_wait": "50ms"}, "log": {"recovery_checkpoint_interval": "1s"}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+class Rounds:
+    """Publishers on a cluster, whose leader is broken and mended in each round."""
+
+    def __init__(self, cluster: Cluster, server: NatsServer, seed: str) -> None:
+        self.cluster = cluster
+        self.chance = random.Random(seed)
+        self.pauses: list[float] = []
+        self.publishers = [RetryingPublisher(server.port, f"in.{one}", rate=200) for one in "pq"]
+
+    def wait_acked(self, more: int) -> None:
+        wanted = {one: len(one.acked) + more for one in self.publishers}
+        until(
+            lambda: all(len(one.acked) >= wanted[one] for one in self.publishers),
+            PATIENCE,
+            f"{more} more acks for each",
+        )
+
+    def run(self, count: int, break_it: Callable[[str], None], mend: Callable[[str], None]) -> None:
+        cluster = self.cluster
+        cluster.wait_isr(STREAM)
+        for publisher in self.publishers:
+            publisher.start()
+        for _ in range(count):
+            self.wait_acked(self.chance.randint(20, 200))
+            leader = cluster.leader(STREAM)
+            broken = time.monotonic()
+            break_it(leader)
+            until(lambda old=leader: cluster.stream(STREAM).leader not in (None, old), PATIENCE)
+            self.wait_acked(20)
+            self.pauses.append(max(one.longest_wait(broken - 0.5) for one in self.publishers))
+            mend(leader)
+            cluster.wait_isr(STREAM, timeout=2 * PATIENCE)
+        for publisher in self.publishers:
+            publisher.finish()
+        assert_kept(self.publishers, cluster.read_all(STREAM))
+        cluster.assert_sound()
+        found = sorted(self.pauses)
+        print(
+            f"\n{len(found)} rounds, seconds without an ack: p50 {found[len(found) // 2]:.2f}, "
+            f"p90 {found[len(found) * 9 // 10]:.2f}, p99 {found[len(found) * 99 // 100]:.2f}, "
+            f"most {found[-1]:.2f}; {sum(len(one.acked) for one in self.publishers)} acked"
+        )
+
+
+def test_the_leader_is_killed_while_others_take_over(server: NatsServer) -> None:
+    with Cluster(server.url, STREAMS, settings=SETTINGS) as cluster:
+        Rounds(cluster, server, "killed").run(rounds(1), cluster.kill, cluster.start)
+
+
+def test_the_leader_is_stopped_for_ten_seconds(server: NatsServer) -> None:
+    def resume_late(leader: str) -> None:
+        until(lambda: time.monotonic() > stopped[-1] + 10, 60)
+        cluster.resume(leader)
+
+    def stop(leader: str) -> None:
+        stopped.append(time.monotonic())
+        cluster.pause(leader)
+
+    stopped: list[float] = []
+    with Cluster(server.url, STREAMS, settings=SETTINGS) as cluster:
+        assert set(cluster.nodes) == set(NODES)
+        Rounds(cluster, server, "stopped").run(rounds(1), stop, resume_late)
