@@ -15,7 +15,7 @@ from liftlog.cluster.election import Elections, LogEnd, Patience
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore, NodeSession
-from liftlog.errors import LiftlogError, NotEnoughReplicas, StreamNotFound
+from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas, StreamNotFound
 from liftlog.log import DataDir
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
 from liftlog.server.replication.fetching import FollowedStream
@@ -217,7 +217,11 @@ class ReplicatedStreams:
     async def create(self, name: str, settings: StreamSettings) -> StreamRecord:
         """The record of a new stream, on nodes that are live; the one that exists if there is one.
         Raises Conflict when there are too few nodes, MetadataUnavailable."""
-        return await placing.create(self.mirror, self.member, name, settings, origin="api")
+        try:
+            return await placing.create(self.mirror, self.member, name, settings, origin="api")
+        except Conflict:
+            await self.mirror.load()  # a node that has come just now may not be known here
+            return await placing.create(self.mirror, self.member, name, settings, origin="api")
 
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
         """Create the streams of the configuration file that do not exist, as soon as there are

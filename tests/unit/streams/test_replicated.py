@@ -14,11 +14,13 @@ from support.local_broker import Running
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import StoreUnavailable
+from liftlog.errors import Conflict
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import Member
+from liftlog.server.replication.membership import Member, to_bytes
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.settings import parse_stream_settings
 
 PATIENCE_SECONDS = 30.0
 
@@ -264,4 +266,19 @@ async def test_a_stream_that_is_created_again_at_once_is_opened_when_that_return
         await streams.delete("s")
         for _ in range(number * number):
             await asyncio.sleep(0.001)
+    await node.close()
+
+
+async def test_nodes_that_have_come_just_now_get_replicas(tmp_path: Path, store: Store) -> None:
+    """The store knows them, and no notice has arrived here yet."""
+    node = Node(tmp_path / "a", store, start=1)
+    wanted = parse_stream_settings({"subject": "s.>", "replicas": 3})
+    for name in "abc":
+        with pytest.raises(Conflict, match=f"there are {'abc'.index(name)} live nodes"):
+            await node.streams.create("s", wanted)
+        info = {"start": 1, "data_id": "d", "address": f"tcp://127.0.0.1:{ord(name)}"}
+        await store.cas(f"node.{name}", to_bytes(info), 0)
+        await store.cas(f"live.{name}", to_bytes({"start": 1}), 0)
+    record = await node.streams.create("s", wanted)
+    assert set(record.replicas) == {"a", "b", "c"}
     await node.close()
