@@ -259,7 +259,10 @@ class Node:
 
     def release(self, lease: int) -> None:
         if self.leader is not None and lease in self.side.leases:
-            self.world.granted.discard(lease)  # nothing is promised any more, whatever comes of it
+            # Nothing is promised any more, whatever comes of it, nor by a former leader that is yet
+            # to answer.
+            self.world.granted.discard(lease)
+            self.world.released.add(lease)
             self.change_side(self.side.leases - {lease}, self.side.tombstone_bound)
 
     def raise_tombstone_bound(self) -> None:
@@ -471,6 +474,7 @@ class World:
         self.trace: deque[str] = deque(maxlen=80)
         self.committed: list[Entry] = []
         self.granted: set[int] = set()  # leases that were answered, and not given back
+        self.released: set[int] = set()
         self.heard: dict[str, float] = {}  # when a leader had what a node confirmed
         self.deleted_below = 0  # by retention of any node: compaction may drop what lies there
         self.unknown_below = 0  # after an unclean recovery, of a node that has deleted it
@@ -564,7 +568,7 @@ class World:
             for lease, version in list(node.granting.items()):
                 if version <= leader.side_confirmed:
                     del node.granting[lease]
-                    if lease in node.side.leases:
+                    if lease in node.side.leases and lease not in self.released:
                         self.stats["leases"] += 1
                         self.granted.add(lease)
                         self.check_copies()

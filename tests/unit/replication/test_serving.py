@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from support.logs import SMALL, Promises, append, create, encode
 from support.simfs import SimFileSystem
 
-from liftlog.cluster import transitions
+from liftlog.cluster import side_state, transitions
 from liftlog.cluster.leading import Leader
+from liftlog.errors import NotLeader
 from liftlog.log import EncodedBatch, Log, LogSlice
+from liftlog.log.leases import Lease, SideState
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.server.replication.serving import MAX_KEPT_BYTES, CatchUpPace, ServedStream
 
@@ -183,3 +187,73 @@ async def test_what_is_kept_in_memory_is_bounded(led: ServedStream, log: Log) ->
     assert ask(led, log, "b", first).bodies == []
     kept = ask(led, log, "b", log.log_end_offset - 200 * (MAX_KEPT_BYTES // sizes[0]))
     assert MAX_KEPT_BYTES / 2 < len(kept.bodies[0]) <= MAX_KEPT_BYTES
+
+
+# --- the side state ---
+
+
+def has(led: ServedStream, log: Log, node: str, version: int) -> Replies:
+    """A follower that has the whole log, and this side state, asks."""
+    replies, end = Replies(), log.log_end_offset
+    led.fetch(
+        node, START, Replicate("s", log.incarnation, EPOCH, end, 0, 1 << 20, version), replies
+    )
+    return replies
+
+
+def grant(led: ServedStream, log: Log) -> Lease:
+    log.leases.number(partial(side_state.begin, EPOCH), partial(side_state.following, EPOCH))
+    now_ns = time.time_ns()
+    return log.leases.acquire(1, 1, duration_ns=60 * 10**9, now_ns=now_ns, holder="export")
+
+
+async def test_a_change_wakes_the_followers_and_is_confirmed_by_what_they_ask_next(
+    led: ServedStream, log: Log
+) -> None:
+    waiting = {node: has(led, log, node, 0) for node in ("b", "c")}
+    lease = grant(led, log)
+    confirmed = asyncio.ensure_future(led.side_confirmed())
+    await asyncio.sleep(0)
+    version = log.leases.side_state.version
+    for replies in waiting.values():
+        [answer] = replies.replicas
+        assert answer.side_state is not None
+        assert SideState.from_dict(answer.side_state).leases == {lease.lease_id: lease}
+    assert has(led, log, "b", version).replicas == [], "nothing new"
+    await asyncio.sleep(0)
+    assert not confirmed.done(), "c has not stored it"
+    assert has(led, log, "c", 0).replicas[0].side_state is not None, "it asks again, with the old"
+    has(led, log, "c", version)
+    await asyncio.wait_for(confirmed, 10)
+    await asyncio.wait_for(led.side_confirmed(), 10)  # at once
+
+
+async def test_who_waits_for_a_change_hears_that_the_lead_has_ended(
+    led: ServedStream, log: Log
+) -> None:
+    """Whether the next leader has it, no one knows."""
+    grant(led, log)
+    confirmed = asyncio.ensure_future(led.side_confirmed())
+    await asyncio.sleep(0)
+    given_up = asyncio.ensure_future(led.side_confirmed())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    led.close()
+    with pytest.raises(NotLeader):
+        await asyncio.wait_for(confirmed, 10)
+    led.leader.resign()
+    with pytest.raises(NotLeader):
+        await led.side_confirmed()
+
+
+async def test_a_follower_that_leaves_is_not_waited_for(led: ServedStream, log: Log) -> None:
+    grant(led, log)
+    confirmed = asyncio.ensure_future(led.side_confirmed())
+    await asyncio.sleep(0)
+    has(led, log, "b", log.leases.side_state.version)
+    await asyncio.sleep(0)
+    assert not confirmed.done()
+    left = transitions.fence(led.leader.record, {"c"})
+    assert left is not None
+    led.adopt(left)
+    await asyncio.wait_for(confirmed, 10)
