@@ -23,7 +23,7 @@ from support.logs import (
 from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import CorruptMetadata, SyncFailed
-from liftlog.log import ActiveState, Log, RecoveryReport, open_log
+from liftlog.log import ActiveState, Log, LogConfig, RecoveryReport, open_log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.index import SparseIndex, write_index
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
@@ -33,15 +33,21 @@ POINTS = DIRECTORY.parent.parent / "recovery-points"
 CLEAN = DIRECTORY.parent.parent / "clean"
 
 
+def new_disk() -> SimFileSystem:
+    """With a durable place for the log."""
+    fs = SimFileSystem()
+    fs.make_directory(DIRECTORY.parent)
+    for directory in DIRECTORY.parents:
+        fs.fsync_directory(directory)
+    fs.operations = 0
+    return fs
+
+
 class World:
     """One machine: its disk, its daemon's log, and what the daemon promised to whom."""
 
     def __init__(self) -> None:
-        self.fs = SimFileSystem()
-        self.fs.make_directory(DIRECTORY.parent)
-        for directory in DIRECTORY.parents:
-            self.fs.fsync_directory(directory)
-        self.fs.operations = 0
+        self.fs = new_disk()
         self.promises = Promises()
         self.tombstones_removed_below = 0
         """Set before files without tombstones may be seen."""
@@ -71,14 +77,14 @@ def _load_state(fs: SimFileSystem, kind: str) -> ActiveState | None:
     return None if content is None else ActiveState(**content["state"])
 
 
-def start(fs: SimFileSystem, boot: str) -> tuple[Log, RecoveryReport]:
+def start(fs: SimFileSystem, boot: str, config: LogConfig = SMALL) -> tuple[Log, RecoveryReport]:
     """As a daemon starts: the clean marker goes, durably, before the log is opened."""
     point, clean = _load_state(fs, POINTS.name), _load_state(fs, CLEAN.name)
     if clean is not None:
         fs.unlink(CLEAN)
     fs.fsync_directory(CLEAN.parent)
     return open_log(
-        DIRECTORY, environment(fs), SMALL, clean=clean, recovery_point=point, boot_id=boot
+        DIRECTORY, environment(fs), config, clean=clean, recovery_point=point, boot_id=boot
     )
 
 

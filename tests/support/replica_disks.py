@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from typing import Any, Protocol
 
+from support.crash_scenarios import CLEAN, POINTS, new_disk, store_state
 from support.logs import BASE_NS, DIRECTORY, environment
-from support.replica_scenarios import CLEAN, INCARNATION, POINTS, REPLICA, start, store
+from support.replica_scenarios import INCARNATION, REPLICA, start
 from support.rewriting import rebatch_file
 from support.simfs import Fault, Keep, SimFileSystem
 
@@ -194,10 +195,7 @@ class LogDisk:
         self._look()
 
     def _create(self) -> None:
-        self.fs = SimFileSystem()
-        self.fs.make_directory(DIRECTORY.parent)
-        for directory in DIRECTORY.parents:
-            self.fs.fsync_directory(directory)
+        self.fs = new_disk()
         self._log = Log.create(
             DIRECTORY,
             environment(self.fs),
@@ -331,7 +329,7 @@ class LogDisk:
 
     def tidy(self, rng: random.Random, tombstone_bound: int) -> None:
         if rng.random() < 0.5:
-            store(self.fs, POINTS.name, self._log.checkpoint())
+            store_state(self.fs, POINTS.name, self._log.checkpoint())
         if rng.random() < 0.5:
             self._log.roll()
         if rng.random() < 0.3:
@@ -377,7 +375,7 @@ class LogDisk:
     def close(self, high_watermark: int) -> None:
         state = self._log.close()
         assert state is not None
-        store(self.fs, CLEAN.name, state)
+        store_state(self.fs, CLEAN.name, state)
         self._take_ends_of_closed()
 
     def _take_ends_of_closed(self) -> None:

@@ -8,20 +8,19 @@ is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
+from support import crash_scenarios
+from support.crash_scenarios import CLEAN, POINTS, new_disk, store_state
 from support.logs import BASE_NS, DIRECTORY, SMALL, environment
 from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import SyncFailed
-from liftlog.log import ActiveState, EncodedBatch, Log, RecoveryReport, open_log
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log import EncodedBatch, Log, RecoveryReport
 from liftlog.log.reading import Gap
 from liftlog.records import encode_batch, iter_batches
 
 REPLICA = replace(SMALL, replicated=True)
-POINTS = DIRECTORY.parent.parent / "recovery-points"
-CLEAN = DIRECTORY.parent.parent / "clean"
 INCARNATION = "a" * 32
 
 
@@ -89,11 +88,7 @@ class ReplicaWorld:
     """One machine, its replica, and what that one has confirmed."""
 
     def __init__(self) -> None:
-        self.fs = SimFileSystem()
-        self.fs.make_directory(DIRECTORY.parent)
-        for directory in DIRECTORY.parents:
-            self.fs.fsync_directory(directory)
-        self.fs.operations = 0
+        self.fs = new_disk()
         self.model = Model()
         self.other: Model | None = None
         self.serial = 0
@@ -170,36 +165,20 @@ class ReplicaWorld:
         self.model, self.other = self.other, None
 
     def checkpoint(self) -> None:
-        store(self.fs, POINTS.name, self.log.checkpoint())
+        store_state(self.fs, POINTS.name, self.log.checkpoint())
 
     def stop_and_start(self) -> None:
         state = self.log.close()
         assert state is not None
-        store(self.fs, CLEAN.name, state)
+        store_state(self.fs, CLEAN.name, state)
         committed = self.log.high_watermark
         self.log, report = start(self.fs, "boot-1")
         assert report.clean
         assert self.log.high_watermark == committed
 
 
-def store(fs: SimFileSystem, kind: str, state: ActiveState) -> None:
-    write_checkpoint_file(fs, POINTS.with_name(kind), kind, {"state": asdict(state)})
-
-
-def _load(fs: SimFileSystem, kind: str) -> ActiveState | None:
-    content = read_checkpoint_file(fs, POINTS.with_name(kind), kind)
-    return None if content is None else ActiveState(**content["state"])
-
-
 def start(fs: SimFileSystem, boot: str) -> tuple[Log, RecoveryReport]:
-    """As a daemon starts: the clean marker goes, durably, before the log is opened."""
-    point, clean = _load(fs, POINTS.name), _load(fs, CLEAN.name)
-    if clean is not None:
-        fs.unlink(CLEAN)
-    fs.fsync_directory(CLEAN.parent)
-    return open_log(
-        DIRECTORY, environment(fs), REPLICA, clean=clean, recovery_point=point, boot_id=boot
-    )
+    return crash_scenarios.start(fs, boot, REPLICA)
 
 
 # --- scenarios ---
