@@ -12,10 +12,10 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture kv-torture fuzz simulate lint type bench bench-cluster bench-spark jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate lint type bench bench-cluster bench-spark jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Prepare .venv with liftlog and all development tools
 
@@ -63,7 +63,6 @@ test-install: setup jar ## Install both wheels into fresh environments and try t
 torture: setup ## All places of a crash; kill the daemon and cut its power 50 times in each durability mode (ROUNDS=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 3 --dist worksteal -o timeout=3600 \
 	  tests/crash/test_kill.py tests/crash/test_checkpoints.py tests/crash/test_power_cuts.py \
-	  tests/crash/test_cluster_crashes.py \
 	  tests/crash/test_storage_faults.py tests/crash/test_backups.py tests/crash/test_unreadable.py \
 	  tests/crash/test_misplaced_pages.py tests/crash/test_misplaced_writes.py \
 	  tests/crash/test_full_disks.py tests/crash/test_lost_updates.py \
@@ -79,6 +78,10 @@ kv-torture: setup ## Kill and stop the NATS servers under clients of the metadat
 	KV_TORTURE_MINUTES=$(or $(MINUTES),60) KV_TORTURE_SEED=$(or $(SEED),1) \
 	  $(BIN)/python -m pytest -s tests/crash/test_metadata_store.py $(ARGS)
 	TORTURE_ROUNDS=1 $(BIN)/python -m pytest tests/integration/test_cluster.py -k nats
+
+cluster-torture: setup ## Nodes and disks of a cluster fail, 200 rounds of each fault (ROUNDS=n, ARGS="-k power")
+	TORTURE_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
+	  tests/crash/test_cluster_crashes.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
-from liftlog.errors import CorruptRange
+from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.records.decode import Record
 from liftlog.server.replication.kv_store import make_store
 from liftlog.settings import NatsSettings
@@ -234,6 +234,23 @@ class Cluster:
             assert time.monotonic() < deadline, f"in sync on {sorted(wanted)}? {found}"
             time.sleep(0.02)
 
+    def wait_all_in_sync(self) -> None:
+        """Until each stream has all its replicas in sync, and a leader among them that is up."""
+        up = self.up()
+        deadline = time.monotonic() + PATIENCE
+        with connect_sync(self.nodes[up[0]].pull_address) as client:
+            while True:
+                found = client.cluster().replicated
+                lacking = [
+                    one
+                    for one in found
+                    if set(one.isr) != set(one.replicas) or one.leader not in up
+                ]
+                if found and not lacking:
+                    return
+                assert time.monotonic() < deadline, f"all in sync? {lacking}"
+                time.sleep(0.02)
+
     def wait_settled(self, stream: str, nodes: Iterable[str] = NODES) -> int:
         """Until these replicas end at the same offset and all below is committed; returns it."""
         nodes = list(nodes)
@@ -248,8 +265,18 @@ class Cluster:
 
     # --- what it holds --------------------------------------------------------------
 
-    def read(self, stream: str, node: str, start: int = 1, *, is_last: bool = False) -> Reading:
-        """The copy of one node, up to its high watermark, past what it says to be damaged."""
+    def read(
+        self,
+        stream: str,
+        node: str,
+        start: int = 1,
+        *,
+        is_last: bool = False,
+        convert: Callable[[Record], Stored] | None = None,
+    ) -> Reading:
+        """The copy of one node, from `start` or what it has kept up to its high watermark, past
+        what it says to be damaged."""
+        convert = convert or as_stored
         end = self.stream(stream, through=node).high_watermark
         assert end is not None, f"{node} has no copy of {stream}"
         records: list[Stored] = []
@@ -259,11 +286,15 @@ class Cluster:
             while True:
                 try:
                     found = client.read(stream, start=place, until="end", replica=node)
-                    records.extend(map(as_stored, found))  # up to the damage
+                    records.extend(map(convert, found))  # up to the damage
                     break
                 except CorruptRange as damage:
                     damaged.append((damage.first_offset, damage.next_offset))
                     place = damage.next_offset
+                except OffsetOutOfRange as behind:
+                    # Retention overtook the reader: what is left begins here.
+                    start = place = int(behind.details["log_start_offset"])
+                    records.clear()
         end = max(end, records[-1].offset + 1 if records else start)
         return Reading(node, start, end, records, is_last, damaged)
 

@@ -7,13 +7,16 @@ a record that vanished, one that a replica lacks, and one that a reader skipped 
 and only told apart to be understood. Offsets at which no one ever saw anything may stay empty: a
 log gives some up when an fsync fails.
 
+A campaign of many rounds checks each round and then lets `settle` put away what all readers have
+seen: later rounds read on from there, and a reading of all of it is compared with that.
+
 It is pure, and knows neither processes nor clocks; times are seconds of any one clock.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,6 +31,8 @@ class Stored(NamedTuple):
     message: Hashable
     content: Hashable = None
     key: bytes | None = None
+    deletes: bool = False
+    """A tombstone: it may go, once nothing older of its key is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class Published:
 
     sent_at: float
     key: bytes | None = None
+    deletes: bool = False
     acked_at: float | None = None
     offset: int | None = None
     is_promised: bool = True
@@ -83,6 +89,7 @@ DIVERGED = "one offset read with two contents"
 MISSING = "read by one, missing in another reading"
 REORDERED = "published after the ack of a message that stands behind it"
 BACKWARDS = "a reading goes backwards"
+REVIVED = "deleted, and read without its tombstone"
 OUTSIDE = "read outside of the range that was read"
 """The last says that the test itself is wrong."""
 
@@ -96,20 +103,62 @@ class History:
     refused_may_be_stored: bool = False
     published: dict[Hashable, Published] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
+    _settled: dict[int, Stored] = field(default_factory=dict)
+    """What stands at offsets of which all is known, in their order."""
+    _places: dict[Hashable, int] = field(default_factory=dict)
+    """Where each message is that has been put away; some are compacted since."""
+    _deleted: dict[bytes, list[int]] = field(default_factory=dict)
+    """Where the tombstones of each key are that have been put away."""
+    _settled_sent: float = -math.inf
 
-    def sent(self, message: Hashable, at: float, key: bytes | None = None) -> None:
+    def sent(
+        self, message: Hashable, at: float, key: bytes | None = None, *, deletes: bool = False
+    ) -> None:
         """The first time. Repeating a message with its id is no other message."""
-        self.published.setdefault(message, Published(at, key))
+        if message not in self._places:
+            self.published.setdefault(message, Published(at, key, deletes))
 
     def acked(self, message: Hashable, offset: int, at: float, *, promised: bool = True) -> None:
+        if (place := self._places.get(message)) is not None:
+            if promised and place != offset:
+                raise ValueError(f"{message} stands at {place}, and was acked at {offset}")
+            return
         one = self.published[message]
-        if one.offset is not None and one.offset != offset:
+        if one.offset is not None and one.offset != offset and promised and one.is_promised:
             raise ValueError(f"{message} was acked at {one.offset}, and again at {offset}")
         if one.acked_at is None or (promised and not one.is_promised):
             one.acked_at, one.offset, one.is_promised = at, offset, promised
 
     def refused(self, message: Hashable, code: int) -> None:
-        self.published[message].refused_with = code
+        if message not in self._places:
+            self.published[message].refused_with = code
+
+    def settle(self, end: int) -> None:
+        """After a check that found nothing, when all have read up to `end`: what is below has one
+        place for good. What none of them has any more is compacted."""
+        standing = {one.offset: one for reading in self.readings for one in reading.records}
+        if self.is_compacted:
+            first = min((reading.start for reading in self.readings), default=end)
+            for at in [at for at in self._settled if at >= first and at not in standing]:
+                del self._settled[at]
+        for at in sorted(at for at in standing if at < end):
+            one = standing[at]
+            self._settled[at] = one
+            self._put_away(one.message, at, one.key, deletes=one.deletes)
+        for message, known in list(self.published.items()):
+            if known.offset is not None and known.offset < end and known.is_promised:
+                self._put_away(message, known.offset, known.key, deletes=known.deletes)
+        self.readings.clear()
+
+    def _put_away(
+        self, message: Hashable, offset: int, key: bytes | None, *, deletes: bool
+    ) -> None:
+        known = self.published.pop(message, None)
+        if known is not None and known.offset is not None and known.is_promised:
+            self._settled_sent = max(self._settled_sent, known.sent_at)
+        self._places[message] = offset
+        if deletes and key is not None:
+            insort(self._deleted.setdefault(key, []), offset)
 
     def read(self, reading: Reading) -> None:
         self.readings.append(reading)
@@ -155,6 +204,8 @@ class History:
             assert one.acked_at is not None
             if one.acked_at < earliest:
                 earliest, whose = one.acked_at, message
+        if self._settled_sent > earliest:
+            yield REORDERED, f"one that was put away, before {whose}"
 
     def _readings_alone(self) -> Iterator[tuple[str, str]]:
         for reading in self.readings:
@@ -172,6 +223,10 @@ class History:
                 yield from self._provenance(record, where)
 
     def _provenance(self, record: Stored, where: str) -> Iterator[tuple[str, str]]:
+        if (place := self._places.get(record.message)) is not None:
+            if place != record.offset:
+                yield DOUBLED, f"{record.message} at {place} and {where}"
+            return
         one = self.published.get(record.message)
         if one is None:
             yield PHANTOM, f"{record.message} at {where}"
@@ -183,7 +238,12 @@ class History:
 
     def _readings_together(self) -> Iterator[tuple[str, str]]:
         """Each reading holds whatever stands at the offsets that it covers."""
-        standing: dict[int, tuple[Stored, str]] = {}
+        lowest = min((reading.start for reading in self.readings), default=0)
+        standing = {
+            offset: (record, "readers before")
+            for offset, record in self._settled.items()
+            if offset >= lowest
+        }
         for reading in self.readings:
             for record in reading.records:
                 first, by = standing.setdefault(record.offset, (record, reading.reader))
@@ -191,28 +251,60 @@ class History:
                     yield DIVERGED, f"{record.offset} by {by} and by {reading.reader}"
         promised = {offset: message for offset, message, _ in self._promises()}
         offsets = sorted(standing.keys() | promised)
+        deleted = self._tombstones(standing, promised)
         for reading in self.readings:
             had = {record.offset for record in reading.records}
             newest = {record.key: record.offset for record in reading.records}
-            first = bisect_left(offsets, reading.start)
+            first_at = bisect_left(offsets, reading.start)
             end = len(offsets) if reading.is_last else bisect_left(offsets, reading.end)
-            for offset in offsets[first:end]:
+            for offset in offsets[first_at:end]:
                 if offset in had or reading.is_told(offset):
                     continue
-                message, key = self._at(offset, standing, promised)
-                if self.is_compacted and key is not None and newest.get(key, -1) > offset:
-                    continue
+                message, key, deletes = self._at(offset, standing, promised)
+                if key is not None:
+                    by = _last_below(deleted.get(key, ()), reading.end)
+                    if deletes or max(newest.get(key, -1), by) > offset:
+                        continue
                 kind = LOST if offset in promised else MISSING
                 yield kind, f"{message} at {offset}, not by {reading.reader}"
+            for one_key, last in newest.items():
+                by = _last_below(deleted.get(one_key, ()), reading.end) if one_key else -1
+                if last < by and not reading.is_told(by):
+                    yield REVIVED, f"{one_key!r} at {last} by {reading.reader}, deleted at {by}"
+
+    def _tombstones(
+        self,
+        standing: Mapping[int, tuple[Stored, str]],
+        promised: Mapping[int, Hashable],
+    ) -> dict[bytes | None, list[int]]:
+        """Where each key was deleted; nowhere in a stream that keeps everything."""
+        if not self.is_compacted:
+            return {}
+        found: dict[bytes | None, set[int]] = {key: set(at) for key, at in self._deleted.items()}
+        for offset in [*standing, *promised]:
+            _, key, deletes = self._at(offset, standing, promised)
+            if deletes:
+                found.setdefault(key, set()).add(offset)
+        return {key: sorted(offsets) for key, offsets in found.items()}
 
     def _at(
         self,
         offset: int,
         standing: Mapping[int, tuple[Stored, str]],
         promised: Mapping[int, Hashable],
-    ) -> tuple[Hashable, bytes | None]:
+    ) -> tuple[Hashable, bytes | None, bool]:
+        """Message, key if the stream is compacted, and whether it deletes."""
         if offset in standing:
             record = standing[offset][0]
-            return record.message, record.key
-        message = promised[offset]
-        return message, self.published[message].key
+            message, key, deletes = record.message, record.key, record.deletes
+        else:
+            message = promised[offset]
+            one = self.published[message]
+            key, deletes = one.key, one.deletes
+        return message, key if self.is_compacted else None, deletes
+
+
+def _last_below(offsets: Sequence[int], end: int) -> int:
+    """The last of the ascending `offsets` that is below `end`; -1 for none."""
+    at = bisect_left(offsets, end)
+    return offsets[at - 1] if at else -1

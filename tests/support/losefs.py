@@ -68,7 +68,8 @@ class LoseFsHandle:
         self, operation: str, *, path: str = "", error: int = errno.EIO, skip: int = 0,
         times: int = 1,
     ) -> None:  # fmt: skip
-        """The operation on paths that contain `path` fails; a failed fsync drops dirty pages."""
+        """The operation on paths that contain `path`, or all of its parts around `*`, fails; a
+        failed fsync drops dirty pages."""
         self._ask("fail", operation=operation, path=path, error=error, skip=skip, times=times)
 
     def lose_pages(self, path: Path, *pages: int) -> None:

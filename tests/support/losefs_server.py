@@ -155,7 +155,8 @@ class LoseFs:
         if opcode in (CREATE, MKDIR, UNLINK, RMDIR, RENAME, RENAME2):
             path += "/" + body.rstrip(b"\0").rpartition(b"\0")[2].decode()
         for fault in self.faults:
-            if fault["operation"] == name and fault["path"] in path and fault["times"]:
+            is_meant = all(part in path for part in fault["path"].split("*"))
+            if fault["operation"] == name and is_meant and fault["times"]:
                 fault["skip"] -= 1
                 if fault["skip"] >= 0:
                     continue

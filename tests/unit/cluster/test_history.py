@@ -19,6 +19,7 @@ from support.history import (
     PHANTOM,
     REFUSED,
     REORDERED,
+    REVIVED,
     TWICE_ACKED,
     History,
     Reading,
@@ -284,3 +285,85 @@ def test_a_finding_counts_all_and_shows_some() -> None:
     assert (finding.kind, finding.count, len(finding.examples)) == (LOST, 9, 5)
     assert str(finding).startswith("acked and lost (9): 0 at 1, not by b; ")
     assert str(finding).endswith(" and 4 more")
+
+
+# --- many rounds ----------------------------------------------------------------------
+
+
+def settled(chance: random.Random) -> tuple[History, list[Stored]]:
+    """A history of which all has been put away, and what stands in it."""
+    history = good(chance)
+    records = list(history.readings[-1].records)
+    assert history.check() == []
+    history.settle(history.readings[-1].end)
+    assert not history.readings
+    return history, records
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_was_put_away_is_compared_with_later_readings(seed: int) -> None:
+    chance = random.Random(seed)
+    history, records = settled(chance)
+    end = records[-1].offset + 1
+    history.sent("new", 1_000.0)
+    history.acked("new", end, 1_001.0)
+    new = Stored(end, "new", "content")
+    whole, rest = Reading("a", 1, end + 1, [*records, new]), Reading("b", end, end + 1, [new])
+    history.readings = [whole, rest]
+    assert history.check() == []
+    lost = records.pop(chance.randrange(len(records)))
+    for content, kind in (
+        ([*records, new], MISSING),
+        ([*records, lost._replace(content="rot"), new], DIVERGED),
+        ([*records, lost, new, lost._replace(offset=end + 1)], DOUBLED),
+    ):
+        content.sort()
+        history.readings = [replace(whole, records=content, end=end + 2), rest]
+        assert kinds(history) == {kind}
+    history.readings = [replace(rest, records=[])]
+    assert kinds(history) == {LOST}
+
+
+def test_a_late_ack_of_what_was_put_away_must_fit() -> None:
+    history, records = settled(random.Random(1))
+    history.acked(records[3].message, records[3].offset, 1_000.0)
+    with pytest.raises(ValueError, match="stands at"):
+        history.acked(records[3].message, records[4].offset, 1_000.0)
+
+
+def test_a_message_sent_after_an_ack_stands_behind_also_when_it_was_put_away() -> None:
+    history, records = settled(random.Random(1))
+    history.sent("early", 0.0)
+    history.acked("early", records[-1].offset + 1, 0.1)
+    assert kinds(history) == {REORDERED}
+
+
+def test_a_tombstone_may_go_after_what_it_deletes_and_not_before() -> None:
+    history = History(is_compacted=True)
+    log = [Stored(1, "m1", "1", b"k"), Stored(2, "m2", "2", b"k", deletes=True)]
+    other = Stored(3, "m3", "3", b"other")
+    for number, record in enumerate([*log, other]):
+        history.sent(record.message, float(number), record.key, deletes=record.deletes)
+        history.acked(record.message, record.offset, number + 0.5)
+    good = [[*log, other], [log[1], other], [other]]
+    for _ in range(2):  # also when the tombstone is known from before only
+        history.readings = [Reading("a", 1, 4, records) for records in good]
+        assert history.check() == []
+        history.read(Reading("b", 1, 4, [log[0], other]))
+        assert kinds(history) == {REVIVED}
+        history.readings = [Reading("b", 1, 4, log)]
+        assert kinds(history) <= {LOST, MISSING}
+        assert kinds(history)
+        history.readings = [Reading("a", 1, 4, good[-1])]
+        history.settle(4)
+
+
+def test_what_was_deleted_from_the_front_is_not_missing() -> None:
+    history, records = settled(random.Random(1))
+    end = records[-1].offset + 1
+    history.read(Reading("a", 1, end, records[20:]))
+    assert kinds(history) == {MISSING}, "nothing says that the log begins later"
+    history.readings = [Reading("a", records[20].offset, end, records[20:])]
+    assert history.check() == []
+    history.read(Reading("b", records[10].offset, end, records[10:]))
+    assert history.check() == [], "one replica may keep more than another"

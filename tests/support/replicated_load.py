@@ -1,0 +1,424 @@
+"""Streams of every kind on a cluster, all that publishers do, and the check of all promises.
+
+A load lives through many rounds of faults. After each round every copy is read from where the last
+check ended, now and then from its begin, and compared with the books (`support.history`). Beside
+that each node is read all the time, as consumers of copies do: what they got once must stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import nats
+from nats.errors import Error as NatsError
+from support.cluster import NODES, PATIENCE, Cluster, as_stored
+from support.history import History, Reading, Stored
+from support.ingesting import numbered, until
+from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
+
+from liftlog.client import SyncClient, connect_sync
+from liftlog.errors import CorruptRange, Diverged, LiftlogError, OffsetOutOfRange
+
+_VOLLEY_SECONDS = 0.15
+_REPEAT_SECONDS = 1.0
+_KEYS = 40
+_SMALL: dict[str, Any] = {"replicas": 3, "min_isr": 2, "segment": {"max_bytes": "32KiB"}}
+STREAMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "leader": {"ack_policy": "leader", "rebatch": {"min_age": "0s"}},
+    "keyed": {"compaction": {"min_dirty_ratio": 0.2, "tombstone_retention": "1s"}},
+    "short": {"retention": {"max_bytes": "128KiB"}, "rebatch": {"min_age": "0s"}},
+    "large": {"retention": {"max_bytes": "2MiB"}},
+}
+"""Plain, acked by the leader alone, compacted by key, short-lived, of large messages."""
+NODE_SETTINGS: dict[str, Any] = {
+    "log": {"recovery_checkpoint_interval": "100ms", "retention_interval": "100ms"},
+    "cleaner": {"interval": "100ms"},
+    "nats": {"reconnect_wait": "50ms"},
+}
+_LARGE_BYTES = 900_000
+
+Event = tuple[str, int, float, Any]
+"""What happened to the message of this number, when, and more: "sent" (key, deletes), "acked"
+(offset, promised) or "refused" (code)."""
+
+
+class LoadPublisher(threading.Thread):
+    """Publishes numbered messages to one subject, some at a time, and notes what happens to them.
+
+    `message_of` makes subject, headers and value of a number. With an id in its headers, a message
+    is repeated until it is acked. With "silent" among the headers it asks for no ack.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        subject: str,
+        message_of: Callable[[str, int], tuple[str, dict[str, str], bytes]],
+        *,
+        in_flight: int = 8,
+    ) -> None:
+        super().__init__(name=f"publisher-{subject}", daemon=True)
+        self.subject = subject
+        self.events: deque[Event] = deque()
+        self.acked = 0
+        self.error: BaseException | None = None
+        self._port = port
+        self._message_of = message_of
+        self._in_flight = in_flight
+        self._stop_asked = threading.Event()
+        self._next = 0
+        self._waiting: dict[int, float] = {}
+        self._repeated: dict[int, float] = {}
+
+    def finish(self) -> None:
+        self._stop_asked.set()
+        self.join(PATIENCE)
+        assert not self.is_alive(), f"{self.name} does not end"
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> None:
+        try:
+            with RawNats(self._port) as client:
+                inbox = client.new_reply().rpartition(b".")[0]
+                while not self._stop_asked.is_set():
+                    client.send(b"".join(self._frames(inbox)))
+                    self._take_answers(client, time.monotonic() + _VOLLEY_SECONDS)
+                deadline = time.monotonic() + 10.0
+                while (self._waiting or self._repeated) and time.monotonic() < deadline:
+                    client.send(b"".join(self._late(inbox)))
+                    self._take_answers(client, time.monotonic() + 0.3)
+                    self._waiting.clear()
+        except (OSError, AssertionError, ValueError) as error:
+            self.error = error
+
+    def _frames(self, inbox: bytes) -> list[bytes]:
+        frames = self._late(inbox)
+        now = time.monotonic()
+        self._waiting = {n: at for n, at in self._waiting.items() if now - at < _REPEAT_SECONDS}
+        while len(self._waiting) + len(self._repeated) < self._in_flight:
+            number, self._next = self._next, self._next + 1
+            frames.append(self._frame(number, inbox))
+        return frames
+
+    def _late(self, inbox: bytes) -> list[bytes]:
+        now = time.monotonic()
+        late = [n for n, at in self._repeated.items() if now - at > _REPEAT_SECONDS]
+        return [self._frame(number, inbox) for number in late]
+
+    def _frame(self, number: int, inbox: bytes) -> bytes:
+        subject, headers, value = self._message_of(self.subject, number)
+        now = time.monotonic()
+        deletes = "Liftlog-Tombstone" in headers
+        self.events.append(("sent", number, now, (headers.get("Liftlog-Key"), deletes)))
+        if "silent" in headers:
+            return pub_frame(subject, value)
+        (self._repeated if "Nats-Msg-Id" in headers else self._waiting)[number] = now
+        reply = inbox + b".%d" % number
+        if not headers:
+            return pub_frame(subject, value, reply=reply)
+        return hpub_frame(subject, header_block(headers), value, reply=reply)
+
+    def _take_answers(self, client: RawNats, until_time: float) -> None:
+        with suppress(TimeoutError):
+            while (left := until_time - time.monotonic()) > 0:
+                self._take(client.next_message(left))
+
+    def _take(self, message: RawMessage) -> None:
+        number, now = int(message.subject.rpartition(b".")[2]), time.monotonic()
+        is_repeated = number in self._repeated
+        self._waiting.pop(number, None)
+        if not message.payload:
+            return  # NATS has no subscriber for it
+        answer = json.loads(message.payload)
+        if "error" not in answer:
+            self._repeated.pop(number, None)
+            self.acked += 1
+            promised = answer.get("policy") != "leader"
+            self.events.append(("acked", number, now, (answer["seq"], promised)))
+        elif not is_repeated:  # an attempt without an answer may have been stored
+            self.events.append(("refused", number, now, answer["error"]["err_code"]))
+
+
+class LibraryPublisher(LoadPublisher):
+    """An application with nats-py: `js.publish`, and again with the same id until it is acked."""
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._publish())
+        except Exception as error:  # told by `finish`
+            self.error = error
+
+    async def _publish(self) -> None:
+        client = await nats.connect(f"nats://127.0.0.1:{self._port}")
+        stream = client.jetstream(timeout=1.0)
+        while not self._stop_asked.is_set():
+            number, self._next = self._next, self._next + 1
+            subject, headers, value = self._message_of(self.subject, number)
+            self.events.append(("sent", number, time.monotonic(), (None, False)))
+            while not self._stop_asked.is_set():
+                try:
+                    ack = await stream.publish(subject, value, headers=headers)
+                except (NatsError, TimeoutError):
+                    await asyncio.sleep(0.05)
+                    continue
+                self.acked += 1
+                self.events.append(("acked", number, time.monotonic(), (ack.seq, True)))
+                break
+            await asyncio.sleep(0.02)
+        await client.close()
+
+
+def mixed(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
+    """With headers and without, repeated and not, empty, and without asking for an ack."""
+    value = numbered(number, 100)
+    kind = number % 8
+    if kind == 0:
+        return subject, {"Number": str(number), "X-Colour": "grün"}, value
+    if kind == 1:  # nothing but the subject tells them apart
+        return f"{subject}.{number}", {}, b""
+    if kind == 2:
+        return subject, {"silent": ""}, value
+    if kind in (3, 4, 5):
+        return subject, {"Nats-Msg-Id": f"{subject}-{number}"}, value
+    return subject, {}, value
+
+
+def keyed(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
+    """Of some keys; each eighth message deletes its key."""
+    headers = {"Liftlog-Key": f"{subject}/{number * 7 % _KEYS}", "Number": str(number)}
+    if number % 3 == 0:
+        headers["Nats-Msg-Id"] = f"{subject}-{number}"
+    if number % 8 == 0:
+        return subject, {**headers, "Liftlog-Tombstone": "true"}, b""
+    return subject, headers, numbered(number, 100)
+
+
+def plain(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
+    return subject, {}, numbered(number, 200)
+
+
+def identified(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
+    return subject, {"Nats-Msg-Id": f"{subject}-{number}"}, numbered(number, 60)
+
+
+def large(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
+    """Hardly one in four has any size, or the test would measure the disk."""
+    return subject, {}, numbered(number, _LARGE_BYTES if number % 4 == 0 else 2000)
+
+
+class CopyReader(threading.Thread):
+    """Reads every copy on from where it was, all the time, and notes what it gets."""
+
+    def __init__(self, cluster: Cluster, streams: Iterable[str]) -> None:
+        super().__init__(name="copy-reader", daemon=True)
+        self.got: dict[str, deque[tuple[str, Stored]]] = {name: deque() for name in streams}
+        self.error: BaseException | None = None
+        self._cluster = cluster
+        self._clients: dict[str, SyncClient] = {}
+        self._places: dict[tuple[str, str], int] = {}
+        self._stop_asked = threading.Event()
+
+    def finish(self) -> None:
+        self._stop_asked.set()
+        self.join(PATIENCE)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> None:
+        while not self._stop_asked.wait(0.1):
+            for node in NODES:
+                try:
+                    self._read_node(node)
+                except Diverged as error:
+                    self.error = error  # what was read is not there any more
+                    return
+                except (LiftlogError, OSError, KeyError, IndexError):
+                    self._drop(node)  # it is down, or going down
+        for node in list(self._clients):
+            self._drop(node)
+
+    def _read_node(self, node: str) -> None:
+        daemon = self._cluster.nodes[node]
+        if node not in self._cluster.up():
+            return
+        if node not in self._clients:
+            self._clients[node] = connect_sync(daemon.pull_address)
+        for stream, got in self.got.items():
+            place = self._places.get((stream, node), 1)
+            try:
+                for record in self._clients[node].read(
+                    stream, start=place, until="end", replica=node
+                ):
+                    got.append((node, stored_of(record)))
+                    place = record.offset + 1
+            except CorruptRange as damage:
+                place = damage.next_offset
+            except OffsetOutOfRange as behind:
+                place = max(place, int(behind.details["log_start_offset"]))
+            self._places[stream, node] = place
+
+    def _drop(self, node: str) -> None:
+        client = self._clients.pop(node, None)
+        if client is not None:
+            with suppress(LiftlogError, OSError):
+                client.close()
+
+    def take(self, stream: str) -> list[tuple[str, Stored]]:
+        got = self.got[stream]
+        return [got.popleft() for _ in range(len(got))]
+
+
+def stored_of(record: Any) -> Stored:
+    """A record under the name of its message, with a digest of what replicas must agree on."""
+    publisher, _, last = record.subject.rpartition(".")
+    if record.headers.get("Number"):
+        message = (record.subject, int(record.headers["Number"]))
+    elif record.value == b"" and last.isdigit():
+        message = (publisher, int(last))
+    else:
+        message = as_stored(record).message
+    around = repr((record.timestamp_ns, record.subject, [*record.headers.items()]))
+    digest = hashlib.blake2b((record.value or b"") + around.encode(), digest_size=8).digest()
+    return Stored(record.offset, message, digest, record.key, record.value is None)
+
+
+class Load:
+    """Publishers and books of some streams on one cluster, on subjects below `prefix`."""
+
+    def __init__(self, port: int, prefix: str, streams: Iterable[str] = STREAMS) -> None:
+        subjects = {name: f"{prefix}.{name}" for name in streams}
+        self.settings: dict[str, dict[str, Any]] = {
+            name: {"subject": f"{subject}.>", **_SMALL, **STREAMS[name]}
+            for name, subject in subjects.items()
+        }
+        self.histories = {name: History(is_compacted=name == "keyed") for name in subjects}
+        made: dict[str, list[LoadPublisher]] = {
+            name: _publishers(port, name, f"{subject}.p") for name, subject in subjects.items()
+        }
+        self.publishers = made
+        self._ends = dict.fromkeys(subjects, 1)
+        self._reader: CopyReader | None = None
+        self.checks = 0
+
+    def start(self, cluster: Cluster) -> None:
+        self._reader = CopyReader(cluster, self.settings)
+        self._reader.start()
+        for publishers in self.publishers.values():
+            for publisher in publishers:
+                publisher.start()
+
+    def finish(self) -> None:
+        for publishers in self.publishers.values():
+            for publisher in publishers:
+                publisher.finish()
+
+    def acked(self, stream: str) -> int:
+        return sum(publisher.acked for publisher in self.publishers[stream])
+
+    def wait_acked(self, more: int, streams: Iterable[str] = ()) -> None:
+        """So many more on each of these streams, or of all."""
+        wanted = {name: self.acked(name) + more for name in streams or self.settings}
+        for name, count in wanted.items():
+            count = count if name != "large" else min(count, self.acked(name) + 1)
+            until(lambda n=name, c=count: self.acked(n) >= c, PATIENCE, f"{more} acks of {name}")
+
+    # --- the check ----------------------------------------------------------------
+
+    def check(
+        self, cluster: Cluster, *, whole: bool = False, refused_may_be_stored: bool = False
+    ) -> None:
+        """Every copy, from where the last check ended or from its begin."""
+        self.checks += 1
+        for stream in self.settings:
+            self._check(cluster, stream, whole, is_last=False, lenient=refused_may_be_stored)
+
+    def check_all(self, cluster: Cluster, *, refused_may_be_stored: bool = False) -> None:
+        """When no one publishes any more: all copies end at one place, and are equal."""
+        assert self._reader is not None
+        self._reader.finish()
+        for stream in self.settings:
+            cluster.wait_settled(stream)
+            self._check(cluster, stream, True, is_last=True, lenient=refused_may_be_stored)
+        cluster.assert_sound()
+
+    def _check(
+        self, cluster: Cluster, stream: str, whole: bool, *, is_last: bool, lenient: bool
+    ) -> None:
+        history, end = self.histories[stream], self._ends[stream]
+        history.refused_may_be_stored |= lenient
+        # What is compacted, or deleted from the front, is small, and changes everywhere.
+        start = end if stream in ("plain", "leader") and not whole else 1
+        readings = [
+            cluster.read(stream, node, start, is_last=is_last, convert=stored_of) for node in NODES
+        ]
+        assert self._reader is not None
+        seen: dict[str, list[Stored]] = {}
+        for node, record in self._reader.take(stream):
+            seen.setdefault(node, []).append(record)
+        for node, records in seen.items():
+            readings += [_partial(node, piece) for piece in _ascending(records)]
+        # Read before the publishers are asked: what is read was sent.
+        for publisher in self.publishers[stream]:
+            _tell(publisher, history)
+        for reading in readings:
+            history.read(reading)
+        found = history.check()
+        assert not found, f"stream {stream}\n" + "\n".join(map(str, found))
+        self._ends[stream] = min(reading.end for reading in readings[: len(NODES)])
+        history.settle(self._ends[stream])
+
+
+def _publishers(port: int, stream: str, subject: str) -> list[LoadPublisher]:
+    if stream == "keyed":
+        return [LoadPublisher(port, f"{subject}{number}", keyed) for number in range(2)]
+    if stream == "large":
+        return [LoadPublisher(port, f"{subject}0", large, in_flight=1)]
+    if stream == "plain":
+        return [
+            LoadPublisher(port, f"{subject}0", mixed),
+            LoadPublisher(port, f"{subject}1", plain),
+            LibraryPublisher(port, f"{subject}2", identified),
+        ]
+    return [LoadPublisher(port, f"{subject}0", mixed), LoadPublisher(port, f"{subject}1", plain)]
+
+
+def _tell(publisher: LoadPublisher, history: History) -> None:
+    for _ in range(len(publisher.events)):
+        what, number, at, more = publisher.events.popleft()
+        message = (publisher.subject, number)
+        if what == "sent":
+            key, deletes = more
+            encoded = None if key is None else key.encode()
+            history.sent(message, at, encoded, deletes=deletes)
+        elif what == "acked":
+            offset, promised = more
+            history.acked(message, offset, at, promised=promised)
+        else:
+            history.refused(message, more)
+
+
+def _ascending(records: list[Stored]) -> list[list[Stored]]:
+    """In pieces that do not go back: a reader begins again after some errors."""
+    pieces: list[list[Stored]] = []
+    for record in records:
+        if not pieces or record.offset <= pieces[-1][-1].offset:
+            pieces.append([])
+        pieces[-1].append(record)
+    return pieces
+
+
+def _partial(node: str, records: list[Stored]) -> Reading:
+    """What a consumer got on its way: it counts for what it holds, not for what it lacks."""
+    start, end = records[0].offset, records[-1].offset + 1
+    return Reading(f"a consumer of {node}", start, end, records, damaged=[(start, end)])
