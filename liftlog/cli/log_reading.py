@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
         for stream in streams:
             reports.append(verify_stream(stream, advance))
             if objects is not None:
-                objects.add([reports[-1].to_object()])
+                objects.add([asdict(reports[-1])])
             else:
                 write_lines(_report_lines(reports[-1]))
     if not reports:

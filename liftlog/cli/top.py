@@ -10,7 +10,7 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,9 +51,6 @@ class Row:
     size_bytes: int
     lag: int | None
     slowest: str
-
-    def to_object(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
     def cells(self) -> tuple[str, ...]:
         return (
@@ -104,7 +101,7 @@ def top(interval: float, sort: str, once: bool) -> None:
             time.sleep(interval)
             rows = rows_of(before, _look(client), sort)
             if style != "table":
-                write_objects([row.to_object() for row in rows], style)
+                write_objects([asdict(row) for row in rows], style)
             else:
                 print_table(_HEADINGS, [row.cells() for row in rows], right=_RIGHT)
         else:

@@ -25,6 +25,3 @@ class Checkup:
     status: str
     detail: str
     advice: str = ""
-
-    def to_object(self) -> dict[str, str]:
-        return {name: getattr(self, name) for name in self.__slots__}

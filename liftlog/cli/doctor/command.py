@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def doctor(config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
     for found in _checkups(config, overrides):
         failed += found.status == FAILED
         warned += found.status == WARNING
-        objects.append(found.to_object())
+        objects.append(asdict(found))
         if style == "table":
             _show(found)
     if style != "table":

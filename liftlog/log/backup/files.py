@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -74,12 +73,9 @@ class Backup:
     def size_bytes(self) -> int:
         return sum(stream.size_bytes for stream in self.streams)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def write(self, fs: FileSystem, directory: Path) -> None:
         """Make `directory` a backup; durable on return. Raises OSError."""
-        write_checkpoint_file(fs, directory / BACKUP_NAME, KIND, self.to_dict())
+        write_checkpoint_file(fs, directory / BACKUP_NAME, KIND, asdict(self))
 
 
 _BACKUP = TypeAdapter(Backup)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ class PlannedRepair:
     def to_object(self) -> dict[str, Any]:
         return {
             "stream": self.stream.name,
-            "steps": [step.to_object() for step in self.steps],
+            "steps": [asdict(step) for step in self.steps],
             "done": self.damage_left is not None,
             "kept_in": None if self.kept_in is None else str(self.kept_in),
             "damage_left": self.damage_left,

@@ -9,8 +9,7 @@ A `Finding` has the same form for what verify finds and for what repair does abo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from liftlog.log.filesystem import OsFile
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
@@ -54,9 +53,6 @@ class Finding:
     first_offset: int | None = None
     next_offset: int | None = None
 
-    def to_object(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(slots=True)
 class StreamReport:
@@ -71,9 +67,6 @@ class StreamReport:
 
     def of_kind(self, kind: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.kind == kind]
-
-    def to_object(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def verify_stream(

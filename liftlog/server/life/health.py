@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -39,9 +39,6 @@ class Check:
 
     ok: bool
     detail: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "detail": self.detail}
 
 
 class Health:
@@ -96,7 +93,7 @@ class Health:
             "status": "not ready" if problems else "ok",
             "problems": problems,
             "warnings": self.warnings(),
-            "checks": {name: check.to_dict() for name, check in checks.items()},
+            "checks": {name: asdict(check) for name, check in checks.items()},
         }
 
     def _recovery(self) -> Check:
