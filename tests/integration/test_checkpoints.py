@@ -27,7 +27,7 @@ from liftlog.errors import (
     StaleIncarnation,
     StreamNotFound,
 )
-from liftlog.server.checkpoints.layout import decode_key, decode_value
+from liftlog.server.checkpoints.checkpoint import decode_key, decode_value
 
 pytestmark = pytest.mark.integration
 

@@ -103,6 +103,10 @@ class Cleaning:
                 offset = piece.next_offset
         return found
 
+    def segment_files(self, stream: str) -> list[str]:
+        directory = self.running.data_dir.stream_path(stream)
+        return sorted(path.name for path in directory.glob("*.log"))
+
     async def close(self) -> None:
         await self.cleaner._jobs.close()
         await self.running.broker.close()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from liftlog.server.checkpoints.layout import OFFSETS_STREAM
+from liftlog.server.checkpoints.checkpoint import OFFSETS_STREAM
 from liftlog.server.checkpoints.over_nats import OVER_NATS_OWNER, CheckpointIntake
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import load_table

@@ -25,12 +25,13 @@ from liftlog.errors import (
 )
 from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
-from liftlog.server.checkpoints.judging import why_not_readable, why_not_storable
-from liftlog.server.checkpoints.layout import (
+from liftlog.server.checkpoints.checkpoint import (
     CheckpointKey,
     Stored,
     encode_key,
     encode_value,
+    why_not_readable,
+    why_not_storable,
 )
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.commits.host import StreamHost

@@ -11,7 +11,7 @@ from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.log.filesystem import storage_errors
 from liftlog.records import Place, decode_batch, parse_header
-from liftlog.server.checkpoints.layout import CheckpointKey, Stored, decode_key, decode_value
+from liftlog.server.checkpoints.checkpoint import CheckpointKey, Stored, decode_key, decode_value
 from liftlog.server.commits.damage import quarantine_found
 
 logger = logging.getLogger("liftlog.server.checkpoints")

@@ -11,7 +11,7 @@ from liftlog.errors import (
     OffsetOutOfRange,
     StaleIncarnation,
 )
-from liftlog.server.checkpoints.judging import why_not_readable, why_not_storable
+from liftlog.server.checkpoints.checkpoint import why_not_readable, why_not_storable
 
 # Epoch 2 began at offset 50, 3 at 80; [10, 100) can be read, up to 90 it is committed.
 LOG = SimpleNamespace(

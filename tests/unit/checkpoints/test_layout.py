@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.errors import CorruptBatch
-from liftlog.server.checkpoints.layout import (
+from liftlog.server.checkpoints.checkpoint import (
     Stored,
     decode_key,
     decode_value,

@@ -18,7 +18,7 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS
-from liftlog.server.checkpoints.layout import Stored, decode_key, decode_value
+from liftlog.server.checkpoints.checkpoint import Stored, decode_key, decode_value
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import CheckpointTable
 

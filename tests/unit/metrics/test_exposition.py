@@ -15,7 +15,7 @@ from support.local_checkpoints import LocalOffsets
 
 from liftlog.server.access.audit import Audit
 from liftlog.server.access.gate import Gate
-from liftlog.server.checkpoints.layout import Stored
+from liftlog.server.checkpoints.checkpoint import Stored
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.cleaning.state import StreamCleaning

@@ -18,7 +18,7 @@ from support.raw_pull import AUTH, HELLO, RawPull, frame
 from acl.policy import Policy
 from liftlog.protocol.limits import MIB, WireLimits
 from liftlog.server.checkpoints import Checkpoints
-from liftlog.server.checkpoints.layout import Stored
+from liftlog.server.checkpoints.checkpoint import Stored
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.pull.connection import PullConnection
 from liftlog.server.pull.limits import HELD_FRAMES_BYTES
