@@ -27,7 +27,7 @@ from liftlog.server.vitals.child_processes import tied_to_parent
 _MOST_COLUMNS = 92
 _INDENT = "   "
 
-_READY_SECONDS = 15.0
+_READY_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 

@@ -217,7 +217,7 @@ def test_a_second_daemon_on_the_same_data_is_refused(server: NatsServer, tmp_pat
     with Daemon(server.url, {"streams": STREAMS}) as daemon:
         settings = {"data_dir": str(daemon.data_dir)}
         second = Daemon(server.url, settings, directory=tmp_path).spawn()
-        stopped = second.wait(20)
+        stopped = second.wait(60)
         assert stopped.exit_code not in (0, -9)
         assert f"is in use by process {daemon.pid}" in second.log
         assert "Traceback" not in second.log

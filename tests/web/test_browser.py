@@ -600,8 +600,10 @@ def _search_a_million(page: Page) -> None:
     for question in ("value=VALUE", "value=^v.*e$&kind=regex", "value=value&order=oldest"):
         started = time.monotonic()
         page.goto(f"/ui/streams/large/records?limit=25&{question}")
+        rows = page.locator("table.records tbody tr")
+        expect(rows.first).to_be_visible()
         assert time.monotonic() - started < 2, question
-        assert page.locator("table.records tbody tr").count() == 25
+        expect(rows).to_have_count(25)  # a page of a slow machine continues its search
     page.goto("/ui/streams/large/records?value=absent.*&kind=regex")
     expect(page.get_by_text("No records match.")).to_be_visible()
 
