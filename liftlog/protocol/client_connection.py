@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from liftlog.errors import (
@@ -146,6 +147,11 @@ class ClientConnection:
         """Bytes missing from the body under way; 0 if there is none."""
         body = self._frames.arriving_body
         return 0 if body is None else len(body) - self._frames.arrived_bytes
+
+    def allow_in_flight(self, count: int) -> None:
+        """The server accepts more requests at a time than its welcome said, since it knows what
+        this client is."""
+        self.welcome = replace(self.welcome, max_in_flight=count)
 
     def greet(self) -> None:
         """Send the hello, which the server answers by a challenge."""

@@ -24,7 +24,7 @@ from liftlog.client.target import Target
 from liftlog.errors import Conflict, ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message, Ping
-from liftlog.protocol.replication import Peer, PeerAnswer
+from liftlog.protocol.replication import PEER_MAX_IN_FLIGHT, Peer, PeerAnswer
 from liftlog.server.replication.hearing import Hearing
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -169,6 +169,8 @@ class PeerLink:
             except BaseException:
                 link.lose("it could not be opened")
                 raise
+        # Else requests that wait for new records would leave no room for those of other streams.
+        link.connection.allow_in_flight(PEER_MAX_IN_FLIGHT)
         self._ended.clear()
         self._link = link
         link.on_lost = self._lost

@@ -14,7 +14,7 @@ from support.pull_broker import LogBroker, pull_server
 from liftlog.client.target import Target
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Ping, Pong
-from liftlog.protocol.replication import Peer
+from liftlog.protocol.replication import Peer, Replicate
 from liftlog.server.replication import peer_link
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
@@ -32,6 +32,7 @@ class Streams:
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.came: list[str] = []
         self.went: list[str] = []
+        self.asked: list[str] = []
 
     def peer_came(self, node: str) -> None:
         self.came.append(node)
@@ -40,6 +41,9 @@ class Streams:
     def peer_went(self, node: str) -> None:
         self.went.append(node)
         self.hearing.disconnected(node)
+
+    def replicate(self, peer: Peer, request: Replicate, reply: Any) -> None:
+        self.asked.append(request.stream)
 
 
 class Node(LogBroker):
@@ -169,3 +173,20 @@ async def test_a_connection_without_answers_is_given_up(tmp_path: Path) -> None:
         await wait(lambda: again.done)
         assert isinstance(again.answer, Pong)
         assert nodes.hearing.gone_seconds("a") == 0.0
+
+
+async def test_requests_that_wait_leave_room_for_all_others(tmp_path: Path) -> None:
+    """A node follows thousands of streams of another one, and most have nothing new for long."""
+    async with pair(tmp_path) as nodes:
+        await wait(lambda: nodes.ups == 1)
+        names = [f"stream-{number}" for number in range(3000)]
+        waiting = [Exchange() for _ in names]
+        for name, exchange in zip(names, waiting, strict=True):
+            nodes.link.request(Replicate(name, "x" * 32, 1, 1, 0, 1 << 22, 0), exchange)
+        pinged = Exchange()
+        nodes.link.request(Ping(), pinged)
+        await wait(lambda: pinged.done)
+        assert isinstance(pinged.answer, Pong)
+        assert nodes.a.asked == names
+        assert not any(exchange.done for exchange in waiting)
+        assert nodes.ups == 1
