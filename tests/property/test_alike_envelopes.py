@@ -17,6 +17,8 @@ from envelope.liftbridge import Ack, Publish
 from liftlog.stream.acks import publish_commands
 from liftlog.stream.liftbridge import ack_commands
 
+EXAMPLES = settings.default.max_examples
+"""As many as the profile asks for: 100 in `make test`, many more in `make fuzz`."""
 LETTERS = st.sampled_from(["a", "b", "-", " ", "\x00", "\x7f", ".", "*", "$", "ü"])
 WORDS = st.one_of(st.text("abc-", min_size=3, max_size=3), st.text(LETTERS, min_size=3, max_size=3))
 LINES = WORDS.filter(lambda word: word.isprintable() and word == word.strip())
@@ -127,7 +129,7 @@ def check_rows(found: Alike, count: int) -> int:
     return len(found.rows)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=3 * EXAMPLES)
 @given(our_envelopes())
 def test_ours(envelopes: list[bytes]) -> None:
     envelopes = of_one_length(envelopes)
@@ -158,7 +160,7 @@ def test_ours(envelopes: list[bytes]) -> None:
         assert example.expected_last_offset is None
 
 
-@settings(max_examples=1000)
+@settings(max_examples=3 * EXAMPLES)
 @given(their_envelopes())
 def test_liftbridges(envelopes: list[bytes]) -> None:
     envelopes = of_one_length(envelopes)
@@ -237,7 +239,7 @@ acks = st.builds(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=3 * EXAMPLES)
 @given(
     st.one_of(
         st.lists(acks, min_size=1, max_size=5),
@@ -266,7 +268,7 @@ def test_acks_that_are_alike(many: list[Ack], first_offset: int, same: bool) -> 
         assert " " in odd or not odd.isascii() or len(lengths) > 1 or first_offset != 1
 
 
-@settings(max_examples=500)
+@settings(max_examples=2 * EXAMPLES)
 @given(st.lists(acks, min_size=1, max_size=12), st.sampled_from([1, 120, 16_380]))
 def test_acks_of_a_group_are_worded_as_one_by_one(many: list[Ack], first_offset: int) -> None:
     waiting = [

@@ -29,6 +29,8 @@ from liftlog.stream.header_columns import (
 from liftlog.stream.refusals import STORE_FAILED
 from liftlog.stream.subject_sequences import SubjectSequences
 
+EXAMPLES = settings.default.max_examples
+"""As many as the profile asks for: 100 in `make test`, many more in `make fuzz`."""
 T0 = 10**15
 WINDOW_NS = 10_000
 MAX_MESSAGE_BYTES = 6_000
@@ -264,7 +266,7 @@ def end_group(one: Sequencer, step: str) -> Any:
     return group.received, group.size_bytes, encoded, group.id_marks, commands_in(sent)
 
 
-@settings(max_examples=500)
+@settings(max_examples=2 * EXAMPLES)
 @given(
     STEPS,
     st.sampled_from(["on", "on", "on", "off", "envelope"]),
@@ -314,7 +316,7 @@ def test_columns_come_to_the_same_as_single_messages(
         assert state_of(by_column) == state_of(one_by_one)
 
 
-@settings(max_examples=500)
+@settings(max_examples=2 * EXAMPLES)
 @given(
     st.one_of(RUNS, alike_runs()),
     st.sampled_from(["on", "on", "off", "envelope"]),
@@ -349,7 +351,7 @@ def test_a_run_is_refused_as_each_of_its_messages(
     assert by_column.acks_suppressed == one_by_one.acks_suppressed
 
 
-@settings(max_examples=1000)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.lists(BLOCKS, min_size=1, max_size=8))
 def test_header_columns_hold_what_each_block_says(blocks: list[bytes]) -> None:
     found = header_columns(blocks)
@@ -377,7 +379,7 @@ def blocks_of_one_form(draw: st.DrawFn) -> list[bytes]:
     return blocks + draw(st.lists(BLOCKS, max_size=2))
 
 
-@settings(max_examples=2000)
+@settings(max_examples=5 * EXAMPLES)
 @given(blocks_of_one_form())
 def test_blocks_of_one_form_say_what_the_expression_finds(blocks: list[bytes]) -> None:
     nothing = [None] * len(blocks)
