@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.epochs import last_epoch
-from liftlog.cluster.leading import Leader
+from liftlog.cluster.leading import Change, Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.roles import Lead, Leave, Register, role_of
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
@@ -365,17 +365,23 @@ class Replica:
 
     # --- the in-sync set ---
 
-    async def propose(self) -> None:
-        """Commit a change of the in-sync set that is due."""
-        led = self.led
-        if led is not None:
-            try:
-                led.side_changed()  # leases also end without a request
-                change = led.propose()
-                if change is not None:
-                    await self._node.mirror.commit(change)
-            except LiftlogError as error:  # one stream must not end the task of all
-                logger.warning("in-sync-set-unchanged stream=%s error=%s", self.name, error)
+    def change_due(self) -> Change | None:
+        """A change of the in-sync set that is due."""
+        if self.led is None:
+            return None
+        try:
+            self.led.side_changed()  # leases also end without a request
+            return self.led.propose()
+        except LiftlogError as error:  # one stream must not end the task of all
+            logger.warning("in-sync-set-not-judged stream=%s error=%s", self.name, error)
+            return None
+
+    async def commit(self, change: Change) -> None:
+        """Try to make this change of the in-sync set."""
+        try:
+            await self._node.mirror.commit(change)
+        except LiftlogError as error:  # as above
+            logger.warning("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
     async def let_tombstones_go(self, forget_after_seconds: float) -> None:
         """Let compaction remove the tombstones that every replica has, here and on the others."""

@@ -33,6 +33,7 @@ from liftlog.settings import StreamSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _PROPOSE_SECONDS = 0.1
+_CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
 _CONFIRM_SECONDS = 10.0
 
@@ -120,8 +121,15 @@ class ReplicatedStreams:
         """Commit the changes of in-sync sets that are due, until cancelled."""
         while True:
             await asyncio.sleep(_PROPOSE_SECONDS)
-            for replica in list(self._streams.values()):
-                await replica.propose()
+            due = [
+                (replica, change)
+                for replica in self._streams.values()
+                if (change := replica.change_due()) is not None
+            ]
+            # A node that dies is missed by all streams at once, and acks of each wait for this.
+            for start in range(0, len(due), _CHANGES_AT_ONCE):
+                some = due[start : start + _CHANGES_AT_ONCE]
+                await asyncio.gather(*(replica.commit(change) for replica, change in some))
 
     async def purge_deleted(self, after_seconds: float) -> None:
         """Remove records of deleted streams, some time after the last node has removed its copy,

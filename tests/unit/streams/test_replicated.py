@@ -30,12 +30,19 @@ class Store(FileMetaStore):
 
     failing = 0
     failed = 0
+    under_way = 0
+    most_under_way = 0
 
     async def cas(self, key: str, value: bytes, revision: int) -> int:
         if self.failing > self.failed:
             self.failed += 1
             raise StoreUnavailable("on purpose")
-        return await super().cas(key, value, revision)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            return await super().cas(key, value, revision)
+        finally:
+            self.under_way -= 1
 
 
 @pytest.fixture
@@ -281,4 +288,23 @@ async def test_nodes_that_have_come_just_now_get_replicas(tmp_path: Path, store:
         await store.cas(f"live.{name}", to_bytes({"start": 1}), 0)
     record = await node.streams.create("s", wanted)
     assert set(record.replicas) == {"a", "b", "c"}
+    await node.close()
+
+
+async def test_a_follower_that_is_gone_leaves_all_in_sync_sets_at_once(
+    tmp_path: Path, store: Store
+) -> None:
+    """One change after the other would keep the acks of the last stream waiting for all others."""
+    node = Node(tmp_path / "a", store, start=1, lag_max=0.0)
+    streams = node.streams
+    names = [f"s{number}" for number in range(20)]
+    for name in names:
+        await streams.mirror.create(new_record(name, leader="a"))
+    await wait(lambda: len(streams.led) == len(names))
+    store.most_under_way = 0
+    keeping = asyncio.create_task(streams.keep_in_sync())
+    await wait(lambda: all(streams.mirror.records[name].isr == ("a",) for name in names))
+    assert store.most_under_way == len(names)
+    assert not keeping.done()
+    keeping.cancel()
     await node.close()
