@@ -435,7 +435,9 @@ def _header(
         next_offset,
         record_count,
         log.high_watermark,
-        log.log_start_offset,
+        # Retention may have passed the answer while it was read, and a reader drops records below
+        # the log start: it would miss these, and nothing would tell it.
+        min(log.log_start_offset, offset),
         log.log_end_offset,
         log.leader_epoch,
         log.incarnation,

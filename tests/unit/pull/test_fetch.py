@@ -63,6 +63,28 @@ async def test_at_least_one_batch_and_no_more_than_asked(broker: LogBroker) -> N
         assert offsets(await peer.receive()) == list(range(11, 31))
 
 
+async def test_retention_that_passes_an_answer_takes_nothing_from_it(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader drops what lies below the log start of the header."""
+    log = broker.streams["orders"].real_log
+    read = log.read
+
+    def read_late(*question: Any) -> Any:
+        found = read(*question)
+        log.remove_before(41, 1)
+        return found
+
+    monkeypatch.setattr(log, "read", read_late)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 11, c=50))
+        answer = await peer.receive()
+        assert offsets(answer) == list(range(11, 61))
+        assert (answer["o"], answer["l"]) == (11, 11)
+        peer.send(fetch(2, 61))
+        assert (await peer.receive())["l"] == log.log_start_offset == 41
+
+
 @pytest.mark.parametrize(
     ("start", "expected"), [("earliest", (1, 101)), ("latest", (101, 101)), (101, (101, 101))]
 )
