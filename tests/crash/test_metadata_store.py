@@ -1,5 +1,5 @@
-"""The metadata store in JetStream while its three servers are killed and stopped, and the checker
-that judges it."""
+"""The metadata store in JetStream while its three servers are killed, stopped and cut off, and the
+checker that judges it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.nats_cluster import NatsCluster
+from support.nats_links import NatsLinks
 from support.store_campaign import Campaign
 from support.store_history import START, Held, KeyHistory, Seen, Written, overlaps
 
@@ -22,8 +23,13 @@ SEED = int(os.environ.get("KV_TORTURE_SEED", "1"))
 @pytest.mark.timeout(MINUTES * 60 + 600)
 @pytest.mark.skipif(not MINUTES, reason="make kv-torture")
 async def test_faults_of_the_servers(tmp_path: Path) -> None:
-    with NatsCluster(3, tmp_path, jetstream=True, sync_always=True) as cluster:
-        campaign = Campaign(cluster, SEED)
+    links = NatsLinks(3)
+    await links.start()
+    cluster = NatsCluster(3, tmp_path, links=links, jetstream=True, sync_always=True)
+    links.connect(cluster.route_ports)
+    try:
+        await asyncio.to_thread(cluster.__enter__)  # the links are in this event loop
+        campaign = Campaign(cluster, links, SEED)
         await campaign.start()
         until = time.monotonic() + 60 * MINUTES
         slowest = 0.0
@@ -41,6 +47,9 @@ async def test_faults_of_the_servers(tmp_path: Path) -> None:
         assert not problems, "\n".join(problems[:20])
         assert campaign.counts["cas made"] > 60 * MINUTES
         assert campaign.counts["prizes held"] > MINUTES
+    finally:
+        await asyncio.to_thread(cluster.__exit__, None, None, None)
+        await links.close()
 
 
 # --- the checker ---

@@ -7,29 +7,47 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
+if TYPE_CHECKING:
+    from support.nats_links import NatsLinks
+
 
 class NatsCluster:
     """Use as a context manager; `servers` are started and know each other. Their files lie below
-    `directory`, which stays, or in a temporary one."""
+    `directory`, which stays, or in a temporary one. `links` are between them if given."""
 
-    def __init__(self, size: int, directory: Path | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        size: int,
+        directory: Path | None = None,
+        *,
+        links: NatsLinks | None = None,
+        **config: Any,
+    ) -> None:
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="nats-cluster-")
             directory = Path(self._temporary.name)
         free = _free_ports(2 * size)
         ports, monitors = free[:size], free[size:]
-        routes = [f"nats://127.0.0.1:{port}" for port in ports]
+        self.route_ports = ports
+
+        def routes(number: int) -> dict[str, Any]:
+            if links is None:
+                return {"routes": [f"nats://127.0.0.1:{port}" for port in ports]}
+            others = [other for other in range(size) if other != number]
+            through = [f"nats://127.0.0.1:{links.ports[number, other]}" for other in others]
+            return {"routes": through, "no_advertise": True}
+
         self.servers = [
             NatsServer(
                 directory / f"n{number}",
                 server_name=f"n{number}",
-                cluster={"name": "c", "listen": f"127.0.0.1:{port}", "routes": routes},
+                cluster={"name": "c", "listen": f"127.0.0.1:{port}", **routes(number)},
                 http=f"127.0.0.1:{monitor}",
                 **config,
             )

@@ -1,4 +1,5 @@
-"""Many clients of the metadata store in JetStream while its three servers are killed and stopped.
+"""Many clients of the metadata store in JetStream while its three servers are killed, stopped and
+cut off.
 
 Clients do compare-and-set on a few keys, read behind barriers, watch everything, hold a session as
 a node does, and compete for keys that expire.
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from support.nats_cluster import NatsCluster
+from support.nats_links import NatsLinks
 from support.nats_server import NatsServer
 from support.store_history import (
     Held,
@@ -42,9 +44,10 @@ PATIENCE = 60.0
 
 
 class Campaign:
-    def __init__(self, cluster: NatsCluster, seed: int, clients: int = 4) -> None:
+    def __init__(self, cluster: NatsCluster, links: NatsLinks, seed: int, clients: int = 4) -> None:
         self.rng = random.Random(seed)
         self.cluster = cluster
+        self.links = links
         self.settings = NatsSettings(servers=[server.url for server in cluster.servers])
         self.histories = {key: KeyHistory() for key in KEYS}
         self.held: dict[str, list[Held]] = defaultdict(list)
@@ -273,6 +276,10 @@ class Campaign:
             ("terminate leader", self._terminate_leader),
             ("kill all", self._kill_all),
             ("kill two, one after the other", self._kill_two),
+            ("isolate leader", self._isolate_leader),
+            ("isolate leader", self._isolate_leader),
+            ("isolate leader, one way", self._isolate_leader_one_way),
+            ("separate two", self._separate_two),
         ]
         name, work = self.rng.choice(kinds)
         await work()
@@ -335,6 +342,28 @@ class Campaign:
 
     async def _pause_leader(self) -> None:
         await self._pause(await self.leader(), self.rng.uniform(2, 16))
+
+    async def _isolate_leader(self) -> None:
+        self.links.isolate(self._number(await self.leader()))
+        await self._heal()
+
+    async def _isolate_leader_one_way(self) -> None:
+        hears = self.rng.random() < 0.5
+        self.links.isolate(self._number(await self.leader()), hears=hears, is_heard=not hears)
+        await self._heal()
+
+    async def _separate_two(self) -> None:
+        leader = self._number(await self.leader())
+        others = [number for number in range(len(self.cluster.servers)) if number != leader]
+        self.links.separate(leader, self.rng.choice(others))
+        await self._heal()
+
+    async def _heal(self) -> None:
+        await asyncio.sleep(self.rng.uniform(3, 20))
+        self.links.heal()
+
+    def _number(self, server: NatsServer) -> int:
+        return self.cluster.servers.index(server)
 
     async def _pause_one(self) -> None:
         await self._pause(self.rng.choice(self.cluster.servers), self.rng.uniform(2, 16))

@@ -31,7 +31,9 @@ WRONG_SEQUENCE = (10071, 10164)
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
-NOT_ENOUGH_SERVERS = (10005, 10074)
+NO_PEERS = 10005
+"""Not so many servers are known that can hold the bucket; more may be about to join."""
+NO_CLUSTER = 10074
 
 
 class Found(NamedTuple):

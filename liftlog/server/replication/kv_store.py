@@ -26,9 +26,10 @@ from liftlog.cluster.store import (
 from liftlog.errors import ConfigError, MetadataUnavailable
 from liftlog.server.replication.kv_bucket import (
     MARKER_SECONDS,
+    NO_CLUSTER,
     NO_JETSTREAM,
+    NO_PEERS,
     NO_STREAM,
-    NOT_ENOUGH_SERVERS,
     WRONG_SEQUENCE,
     Bucket,
     Found,
@@ -73,6 +74,10 @@ Headers = Sequence[tuple[str, str]]
 
 class BucketMissing(StoreUnavailable):
     """JetStream knows no such bucket. It was deleted, or never made."""
+
+
+class NotEnoughServers(ConfigError):
+    """JetStream cannot keep as many copies of the bucket."""
 
 
 class NatsKvMetaStore:
@@ -172,6 +177,9 @@ class NatsKvMetaStore:
             except NobodyAnswers as error:
                 if time.monotonic() > until:
                     raise _no_jetstream() from error
+            except NotEnoughServers as error:
+                if time.monotonic() > until or error.details["code"] == NO_CLUSTER:
+                    raise
             except (CasUnknown, StoreUnavailable):
                 if time.monotonic() > until:  # longer than an election takes
                     raise
@@ -198,11 +206,12 @@ class NatsKvMetaStore:
         except Unanswered as error:
             raise StoreUnavailable(str(error)) from error
         except Refused as error:
-            if error.code in NOT_ENOUGH_SERVERS:
-                raise ConfigError(
+            if error.code in (NO_PEERS, NO_CLUSTER):
+                raise NotEnoughServers(
                     f"JetStream cannot keep the bucket on {replicas} servers: {error}",
                     hint="start three nats-servers with JetStream that form a cluster; for a test "
                     "on one, `--replicas 1`",
+                    code=error.code,
                 ) from error
             raise ConfigError(f"JetStream refuses to make the bucket: {error}") from error
         return True
