@@ -61,6 +61,7 @@ class Campaign:
         self._numbers = 0
         self._is_ending = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._watches: list[asyncio.Task[None]] = []
 
     # --- life ---
 
@@ -77,11 +78,12 @@ class Campaign:
                 self._write(store),
                 self._write(store),
                 self._read(store),
-                self._watch(store, number),
                 self._be_node(store, number),
                 *(self._compete(store, number, key, ttl) for key, ttl in PRIZES.items()),
             ]
             self._tasks += [asyncio.ensure_future(self._supervised(work)) for work in works]
+            watch = self._supervised(self._watch(store, number))
+            self._watches.append(asyncio.ensure_future(watch))
 
     async def _supervised(self, work: Awaitable[None]) -> None:
         try:
@@ -94,9 +96,8 @@ class Campaign:
         """Everything runs. Returns what is wrong."""
         self._is_ending.set()
         for task in self._tasks:
-            if "_watch" not in str(task.get_coro()):
-                task.cancel()
-        await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         store = self.stores[0]
         for key, history in self.histories.items():
             entry = await eventually(lambda key=key: store.get_newest(key))  # type: ignore[misc]
@@ -104,9 +105,9 @@ class Campaign:
         for key, held in self.held.items():
             self.problems += [f"{key}: {one}" for one in overlaps(held)]
         await self._compare_views()
-        for task in self._tasks:
+        for task in self._watches:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._watches, return_exceptions=True)
         for store in self.stores:
             self.counts["set back"] += store.times_set_back
             await store.close()
