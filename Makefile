@@ -74,7 +74,7 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
 	  tests/integration/test_bad_input.py $(ARGS)
 
-kv-torture: setup ## Kill and stop the NATS servers under clients of the metadata store (MINUTES=n SEED=n)
+kv-torture: setup ## Kill, stop and cut off the NATS servers under the metadata store (MINUTES=n SEED=n)
 	KV_TORTURE_MINUTES=$(or $(MINUTES),60) KV_TORTURE_SEED=$(or $(SEED),1) \
 	  $(BIN)/python -m pytest -s tests/crash/test_metadata_store.py $(ARGS)
 	TORTURE_ROUNDS=1 $(BIN)/python -m pytest tests/integration/test_cluster.py -k nats
