@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "liftlog/client/aio"
 TARGET = ROOT / "liftlog/client/blocking"
-MODULES = ("calls.py", "client.py", "consumer.py")
+MODULES = ("calls.py", "client.py", "consumer.py", "routing.py")
 
 NAMES = {
     "aio": "blocking",
@@ -30,6 +30,9 @@ NAMES = {
     "Client": "SyncClient",
     "Consumer": "SyncConsumer",
     "Session": "SyncSession",
+    "Link": "SyncLink",
+    "Router": "SyncRouter",
+    "ReadRoute": "SyncReadRoute",
     "BatchReader": "SyncBatchReader",
     "RecordReader": "SyncRecordReader",
     "AsyncIterator": "Iterator",

@@ -10,6 +10,7 @@ Importing this package loads no server dependency.
     aio, blocking              the two clients: thin shells over what follows
     target, dialing            addresses and logins, connected sockets
     reconnecting               when to connect again, and which requests to repeat
+    routes                     which node of a cluster to ask
     requests                   arguments -> requests, answers -> results
     read_options               the options of a read
     read_ahead, batches, buffers, batch_reader    a read: what to ask for, checked batches

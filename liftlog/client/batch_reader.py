@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from liftlog.client.aio.link import wake
-from liftlog.client.aio.session import Session
-from liftlog.client.blocking.session import SyncSession
+from liftlog.client.aio.routing import ReadRoute
+from liftlog.client.blocking.routing import SyncReadRoute
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.reconnecting import ReadPatience
 from liftlog.records.decode import RecordBatch
@@ -51,7 +51,7 @@ class BatchReader(_Reader):
     `anext` may be cancelled and called again, and called again after it raised ConnectionLost.
     """
 
-    def __init__(self, session: Session, ahead: ReadAhead) -> None:
+    def __init__(self, session: ReadRoute, ahead: ReadAhead) -> None:
         self._session = session
         self._ahead = ahead
         self._take = ahead.next_batch
@@ -109,7 +109,7 @@ class BatchReader(_Reader):
 class SyncBatchReader(_Reader):
     """Iterator over record batches. Leaving the loop early cancels pending requests."""
 
-    def __init__(self, session: SyncSession, ahead: ReadAhead) -> None:
+    def __init__(self, session: SyncReadRoute, ahead: ReadAhead) -> None:
         self._session = session
         self._ahead = ahead
         self._take = ahead.next_batch
@@ -137,19 +137,20 @@ class SyncBatchReader(_Reader):
                 continue
             if ahead.finished:
                 raise StopIteration
-            if self._session.link.error is not None:
-                ahead.abandon(self._session.link.error)
+            link = self._session.link
+            if link.error is not None:
+                ahead.abandon(link.error)
                 continue
             if deadline is not None and time.monotonic() >= deadline:
                 return None
-            self._session.wait(deadline)
+            link.wait(deadline)
 
     def close(self) -> None:
         """Stop reading."""
         self._ahead.stop()
 
     def __del__(self) -> None:
-        if self._session.link.usable:
+        if self._session.usable:
             self._ahead.stop()
 
 

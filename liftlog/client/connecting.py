@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any
 
 from liftlog.client.aio.client import Client
-from liftlog.client.aio.session import Session
+from liftlog.client.aio.routing import Router
 from liftlog.client.blocking.client import SyncClient
-from liftlog.client.blocking.session import SyncSession
+from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.target import (
     CONNECT_TIMEOUT_SECONDS,
     DEFAULT_ADDRESS,
@@ -33,6 +33,9 @@ def connect(
 ) -> Connecting:
     """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
 
+    `address` may name several nodes of a cluster, separated by commas. One that answers is enough,
+    and the client goes to the others where they lead a stream, also when the lead moves.
+
     `token` is sent only if the daemon asks for one. Without TLS everyone on the way can read it;
     the log then has a warning, unless the address is on this machine. `nkey` is a file with the
     seed of a user's nkey, alone or as `.creds`. It signs a challenge of the daemon and is never
@@ -47,15 +50,15 @@ def connect(
     LimitExceeded (too many connections), and InvalidArgument for the arguments.
     """
     return Connecting(
-        Target.of(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
+        Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
     )
 
 
 class Connecting:
     """What `connect` returns: await it for a client, or use it in `async with`."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, targets: list[Target]) -> None:
+        self._targets = targets
         self._client: Client | None = None
 
     def __await__(self) -> Generator[Any, Any, Client]:
@@ -75,9 +78,9 @@ class Connecting:
             await self._client.close()
 
     async def _connect(self) -> Client:
-        session = Session(self._target)
-        await session.open()
-        return Client(session)
+        router = Router(self._targets)
+        await router.open()
+        return Client(router)
 
 
 def connect_sync(
@@ -92,5 +95,8 @@ def connect_sync(
 ) -> SyncClient:
     """Connect to a daemon, blocking: `client = connect_sync(...)` or `with connect_sync(...) as
     client`. Arguments and errors as for `connect`."""
-    target = Target.of(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
-    return SyncClient(SyncSession(target))
+    router = SyncRouter(
+        Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
+    )
+    router.open()
+    return SyncClient(router)

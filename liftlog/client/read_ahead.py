@@ -40,7 +40,7 @@ from liftlog.client.read_options import (
     selection_fields,
     start_fields,
 )
-from liftlog.client.reconnecting import is_interruption
+from liftlog.client.reconnecting import is_detour
 from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.limits import KIB, MIB
@@ -211,7 +211,7 @@ class ReadAhead:
                 self._report_reset(item)
                 continue
             if isinstance(item, LiftlogError):
-                if is_interruption(item):
+                if is_detour(item):
                     self.interruption = item
                     return None
                 if self._may_reset(item):

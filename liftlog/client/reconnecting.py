@@ -12,7 +12,14 @@ import random
 from collections.abc import Callable
 
 from liftlog.client.target import Address
-from liftlog.errors import ConnectionLost, LiftlogError, LimitExceeded, NotReady, ShuttingDown
+from liftlog.errors import (
+    ConnectionLost,
+    LiftlogError,
+    LimitExceeded,
+    NotLeader,
+    NotReady,
+    ShuttingDown,
+)
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message
 
@@ -24,6 +31,11 @@ def is_interruption(error: LiftlogError) -> bool:
     """Whether the daemon or the connection went away, or the daemon has just begun to lead the
     stream, so that the request may be repeated."""
     return isinstance(error, ConnectionLost | ShuttingDown | NotReady)
+
+
+def is_detour(error: LiftlogError) -> bool:
+    """Whether the request may be repeated, perhaps at another node."""
+    return is_interruption(error) or isinstance(error, NotLeader)
 
 
 class Backoff:

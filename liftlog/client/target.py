@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 from liftlog.client.companions import nkeys
@@ -88,6 +89,22 @@ class Target:
     reconnect_for: float | None
 
     @classmethod
+    def of_all(
+        cls,
+        addresses: str,
+        token: str | None,
+        nkey: NkeyFile | None,
+        tls: ClientTls,
+        connect_timeout: float,
+        request_timeout: float,
+        reconnect_for: float | None,
+    ) -> list[Self]:
+        """One for each of the addresses, which are separated by commas. As `of`."""
+        times = (connect_timeout, request_timeout, reconnect_for)
+        texts = dict.fromkeys(one.strip() for one in addresses.split(","))
+        return [cls.of(one, token, nkey, tls, *times) for one in texts]
+
+    @classmethod
     def of(
         cls,
         address: str,
@@ -97,7 +114,7 @@ class Target:
         connect_timeout: float,
         request_timeout: float,
         reconnect_for: float | None,
-    ) -> Target:
+    ) -> Self:
         """From the arguments of `connect`. Reads the files that they name, once for all attempts
         to connect. Raises InvalidArgument."""
         where = Address.parse(address)

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from liftlog.client.aio.session import Session
+from liftlog.client.aio.routing import Router
 from liftlog.client.requests import (
     DEFAULT_STEP_BYTES,
     DEFAULT_TTL_SECONDS,
@@ -68,7 +68,7 @@ from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeClu
 class Calls:
     """Each call is answered within `request_timeout` seconds or ends with RequestTimeout."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Router) -> None:
         self.address = session.target.address.text
         self.request_timeout = session.target.request_timeout
         self._session = session

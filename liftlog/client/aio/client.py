@@ -1,4 +1,4 @@
-"""The asyncio client: reading, over a `Session` that sees to the connection."""
+"""The asyncio client: reading, over a `Router` that sees to the connections."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class Client(Calls):
         records and about a position that is gone. Raises InvalidArgument. The iteration raises what
         `fetch` raises, and ConnectionLost after `reconnect_for` seconds without a connection.
         """
-        return BatchReader(self._session, ReadAhead(self._session, stream, start, until, **options))
+        route = self._session.route(stream, options.get("replica"))
+        return BatchReader(route, ReadAhead(route, stream, start, until, **options))
 
     def read(
         self,

@@ -61,14 +61,15 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        return self._closed is None and self.link.usable
+        return self._closed is None and self._link is not None and self._link.usable
 
     def close(self, reason: str) -> None:
         """Accept no more requests; calls that wait raise ConnectionLost."""
         if self._closed is None:
             text = f"the connection to {self.target.address.text} is lost: {reason}"
             self._closed = ConnectionLost(text, address=self.target.address.text)
-            self.link.lose(self._closed)
+            if self._link is not None:
+                self._link.lose(self._closed)
             for waiting in self._waiting:
                 if not waiting.expired():
                     waiting.reschedule(self._loop.time())
@@ -77,15 +78,18 @@ class Session:
 
     def request(self, message: Message, exchange: Exchange) -> None:
         """Send a request of a read; without a connection `exchange` ends with an error."""
-        link = self.link
-        if link.error is None:
+        link = self._link
+        if link is None:
+            exchange.finish(None, self._closed or gave_up(self.target.address.text, None))
+        elif link.error is None:
             link.request(message, exchange)
         else:
             exchange.finish(None, self._closed or link.error)
 
     def give_up(self, exchange: Exchange) -> None:
         """Cancel a request that is under way."""
-        self.link.give_up(exchange)
+        if self._link is not None:
+            self._link.give_up(exchange)
 
     async def ask(self, message: Message, timeout: float) -> Exchange:
         """Send one request, and repeat it on another connection if that is harmless.
@@ -152,6 +156,25 @@ class Session:
                     return await self._reconnect()
         except TimeoutError:
             raise self._closed or gave_up(link.address, self._failure or link.error) from None
+        finally:
+            self._waiting.discard(timeout)
+
+    async def reach(self, deadline: float | None) -> Link:
+        """The connection, or a new one, perhaps the first: one attempt. Raises ConnectionLost at
+        the deadline, and the error of the attempt."""
+        text = self.target.address.text
+        timeout = asyncio.timeout_at(deadline)
+        try:
+            async with timeout:
+                self._waiting.add(timeout)
+                async with self._dialing:
+                    if self._closed is not None:
+                        raise self._closed
+                    if self._link is None or not self._link.usable:
+                        self._link = await self._dial()
+                    return self._link
+        except TimeoutError:
+            raise self._closed or gave_up(text, None) from None
         finally:
             self._waiting.discard(timeout)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from liftlog.client.blocking.session import SyncSession
+from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.requests import (
     DEFAULT_STEP_BYTES,
     DEFAULT_TTL_SECONDS,
@@ -69,7 +69,7 @@ from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeClu
 class SyncCalls:
     """Each call is answered within `request_timeout` seconds or ends with RequestTimeout."""
 
-    def __init__(self, session: SyncSession) -> None:
+    def __init__(self, session: SyncRouter) -> None:
         self.address = session.target.address.text
         self.request_timeout = session.target.request_timeout
         self._session = session

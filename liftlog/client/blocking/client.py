@@ -1,5 +1,5 @@
 # Made from liftlog/client/aio/client.py by `make blocking`: edit that one.
-"""The blocking client: reading, over a `SyncSession` that sees to the connection."""
+"""The blocking client: reading, over a `SyncRouter` that sees to the connections."""
 
 from __future__ import annotations
 
@@ -99,9 +99,8 @@ class SyncClient(SyncCalls):
         records and about a position that is gone. Raises InvalidArgument. The iteration raises what
         `fetch` raises, and ConnectionLost after `reconnect_for` seconds without a connection.
         """
-        return SyncBatchReader(
-            self._session, ReadAhead(self._session, stream, start, until, **options)
-        )
+        route = self._session.route(stream, options.get("replica"))
+        return SyncBatchReader(route, ReadAhead(route, stream, start, until, **options))
 
     def read(
         self,

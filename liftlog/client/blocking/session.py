@@ -33,7 +33,6 @@ class SyncSession:
     """Requests over the present connection. One thread at a time."""
 
     def __init__(self, target: Target) -> None:
-        """Connects: one attempt, whose error is raised."""
         self.target = target
         self._pool = BufferPool()
         self._backoff = Backoff()
@@ -41,33 +40,46 @@ class SyncSession:
         self._lost: SyncLink | None = None  # the connection that is to be replaced
         self._failure: LiftlogError | None = None
         self._lost_at = self._attempt_at = 0.0
-        self.link = self._dial(time.monotonic() + target.connect_timeout)
+        self._link: SyncLink | None = None
+
+    def open(self) -> None:
+        """As `Session.open`, blocking."""
+        self._link = self._dial(time.monotonic() + self.target.connect_timeout)
+
+    @property
+    def link(self) -> SyncLink:
+        """The connection, usable or not."""
+        assert self._link is not None, "the client is not connected yet"
+        return self._link
+
+    @property
+    def usable(self) -> bool:
+        return self._closed is None and self._link is not None and self._link.usable
 
     def close(self, reason: str) -> None:
         """Accept no more requests."""
         if self._closed is None:
             text = f"the connection to {self.target.address.text} is lost: {reason}"
             self._closed = ConnectionLost(text, address=self.target.address.text)
-            self.link.lose(self._closed)
+            if self._link is not None:
+                self._link.lose(self._closed)
 
     # --- requests ---
 
     def request(self, message: Message, exchange: Exchange) -> None:
         """Send a request of a read; without a connection `exchange` ends with an error."""
-        link = self.link
-        if link.error is None:
+        link = self._link
+        if link is None:
+            exchange.finish(None, self._closed or gave_up(self.target.address.text, None))
+        elif link.error is None:
             link.request(message, exchange)
         else:
             exchange.finish(None, self._closed or link.error)
 
     def give_up(self, exchange: Exchange) -> None:
         """Cancel a request that is under way."""
-        self.link.give_up(exchange)
-
-    def wait(self, deadline: float | None = None) -> None:
-        """Wait until bytes were received or the connection is lost; reads learn of either."""
-        if self.link.error is None:
-            self.link.wait(deadline)
+        if self._link is not None:
+            self._link.give_up(exchange)
 
     def ask(self, message: Message, timeout: float) -> Exchange:
         """As `Session.ask`, blocking."""
@@ -135,7 +147,7 @@ class SyncSession:
             self._attempt_at = clock() + pause
             try:
                 attempt_ends = clock() + self.target.connect_timeout
-                self.link = self._dial(min(attempt_ends, deadline or attempt_ends))
+                self._link = self._dial(min(attempt_ends, deadline or attempt_ends))
             except LiftlogError as error:
                 if not may_pass(error):
                     raise
@@ -145,6 +157,15 @@ class SyncSession:
             seconds = clock() - self._lost_at
             logger.info("connected-again address=%s after_seconds=%.3f", lost.address, seconds)
             return self.link
+
+    def reach(self, deadline: float | None) -> SyncLink:
+        """As `Session.reach`, blocking."""
+        if self._closed is not None:
+            raise self._closed
+        if self._link is None or not self._link.usable:
+            attempt_ends = time.monotonic() + self.target.connect_timeout
+            self._link = self._dial(min(attempt_ends, deadline or attempt_ends))
+        return self._link
 
     def _dial(self, deadline: float) -> SyncLink:
         target = self.target

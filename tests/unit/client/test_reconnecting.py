@@ -292,7 +292,7 @@ async def test_cancelling_at_every_turn_of_a_reconnect(proxy: CuttingProxy) -> N
                 cancelled += 1
             async with asyncio.timeout(10):
                 assert (await second).high_watermark == 101
-            assert not client._session._waiting
+            assert not client._session._newest._waiting
         assert cancelled > 10
 
 
@@ -330,7 +330,8 @@ async def test_a_read_whose_fetch_a_signal_kept_from_leaving_goes_on(
     """No caller waits for an answer then; the silence of the connection shows it."""
     client = await asyncio.to_thread(connect_sync, address, request_timeout=0.1)
     object.__setattr__(client._session.link.connection.welcome, "max_wait_ms", 0)
-    request, interrupted = client._session.request, []
+    session = client._session._newest
+    request, interrupted = session.request, []
 
     def interrupt_once(*asked: Any) -> None:
         if not interrupted:
@@ -338,7 +339,7 @@ async def test_a_read_whose_fetch_a_signal_kept_from_leaving_goes_on(
             raise KeyboardInterrupt
         request(*asked)
 
-    monkeypatch.setattr(client._session, "request", interrupt_once)
+    monkeypatch.setattr(session, "request", interrupt_once)
 
     def read() -> list[int]:
         reader = client.read_batches("orders", 51, 101)

@@ -1,0 +1,210 @@
+"""The asyncio client's way to the nodes of a cluster: which connection a request takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from liftlog.client.aio.link import Link
+from liftlog.client.aio.session import Session
+from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reconnecting import (
+    ReadPatience,
+    deadline_after,
+    is_detour,
+    may_repeat,
+    undecided,
+)
+from liftlog.client.routes import Routes, Wandering, key_of, stream_key
+from liftlog.client.target import Target
+from liftlog.errors import ConnectionLost, LiftlogError, NotLeader, ShuttingDown
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Message
+
+
+class Router:
+    """A session for each node that is asked something. With a single address it does what that one
+    does, until a node names another one."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.target = targets[0]
+        self._routes = Routes(targets)
+        self._sessions: dict[str, Session] = {}
+        self._newest = self._session_at(self.target.address.text)
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """The first connection: each address once. Raises the error of the last."""
+        for left in reversed(range(len(self._routes.targets))):
+            address = self._routes.address_of("")
+            session = self._session_at(address)
+            try:
+                await session.open()
+            except LiftlogError:
+                if not left:
+                    raise
+                self._routes.failed("", address)
+            else:
+                self._newest = session
+                return
+
+    @property
+    def link(self) -> Link:
+        """The connection that was used last, usable or not."""
+        return self._newest.link
+
+    @property
+    def usable(self) -> bool:
+        """Whether that connection is."""
+        return self._newest.usable
+
+    def close(self, reason: str) -> None:
+        """Accept no more requests; calls that wait raise ConnectionLost."""
+        self._is_closed = True
+        for session in self._sessions.values():
+            session.close(reason)
+
+    def route(self, stream: str, replica: str | None) -> ReadRoute:
+        """The way of one read."""
+        key = stream_key(stream, replica)
+        return ReadRoute(self, key, self._session_at(self._routes.address_of(key)))
+
+    async def ask(self, message: Message, timeout: float) -> Exchange:
+        """Send one request to the node that answers it, and repeat it if that is harmless.
+
+        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost when there is no
+        connection, or with `undecided` when the request may have taken effect.
+        """
+        started = time.monotonic()
+        deadline = deadline_after(started, timeout, self.target.reconnect_for)
+        key, way, left = key_of(message), Wandering(), timeout
+        while True:
+            address = self._routes.address_of(key)
+            session = self._session_at(address)
+            if self._routes.has_choice:
+                exchange = await self._ask_once(session, key, message, started + left, deadline)
+            else:
+                exchange = await session.ask(message, left)
+            error = None if exchange is None else exchange.error
+            if exchange is not None:
+                if error is None or not is_detour(error) or self._is_closed:
+                    self._newest = session
+                    return exchange
+                if not self._routes.has_choice and not isinstance(error, NotLeader):
+                    return exchange
+            named = error is not None and self._routes.told(key, address, error)
+            pause = way.pause_before(self._routes.address_of(key), is_named=named)
+            left = timeout - (time.monotonic() + pause - started)
+            if exchange is not None and (left <= 0 or time.monotonic() + pause >= deadline):
+                return exchange
+            await asyncio.sleep(pause)
+
+    async def _ask_once(
+        self, session: Session, key: str, message: Message, ends: float, deadline: float
+    ) -> Exchange | None:
+        """At one of several nodes; None when there is no connection and time for another one."""
+        address = session.target.address.text
+        try:
+            link = await session.reach(self._routes.deadline_at(time.monotonic(), deadline))
+        except ConnectionLost:
+            if self._is_closed or time.monotonic() >= deadline:
+                raise
+            self._routes.failed(key, address)
+            return None
+        exchange = await link.ask(message, ends, ends - time.monotonic())
+        error = exchange.error
+        if error is not None and is_detour(error):
+            refused = link.error is not error
+            if not may_repeat(message, exchange, refused=refused):
+                raise undecided(message, error, address) from error
+            if not refused or isinstance(error, ShuttingDown):
+                self._routes.failed(key, address)
+        return exchange
+
+    # --- reads ---
+
+    def is_alone(self, interruption: LiftlogError) -> bool:
+        """Whether the one session of this client has to see to it by itself."""
+        return not self._routes.has_choice and not isinstance(interruption, NotLeader)
+
+    async def move(
+        self, key: str, session: Session, interruption: LiftlogError, deadline: float | None
+    ) -> Session:
+        """A usable session for what was interrupted on another one. Raises ConnectionLost at the
+        deadline."""
+        address = session.target.address.text
+        self._routes.told(key, address, interruption)
+        if isinstance(interruption, ConnectionLost | ShuttingDown):
+            self._routes.failed(key, address)
+        way = Wandering()
+        while True:
+            address = self._routes.address_of(key)
+            session = self._session_at(address)
+            try:
+                await session.reach(self._routes.deadline_at(time.monotonic(), deadline))
+            except ConnectionLost:
+                if self._is_closed or (deadline is not None and time.monotonic() >= deadline):
+                    raise
+                self._routes.failed(key, address)
+                await asyncio.sleep(way.pause_before(address, is_named=False))
+            else:
+                self._newest = session
+                return session
+
+    def _session_at(self, address: str) -> Session:
+        session = self._sessions.get(address)
+        if session is None:
+            session = self._sessions[address] = Session(self._routes.targets[address])
+        return session
+
+
+class ReadRoute:
+    """The session of one read, which moves with the leader of its stream."""
+
+    def __init__(self, router: Router, key: str, session: Session) -> None:
+        self.target = router.target
+        self._router = router
+        self._key = key
+        self._session = session
+
+    @property
+    def link(self) -> Link:
+        return self._session.link
+
+    @property
+    def usable(self) -> bool:
+        return self._session.usable
+
+    def request(self, message: Message, exchange: Exchange) -> None:
+        """Send a request of the read; without a connection `exchange` ends with an error."""
+        self._session.request(message, exchange)
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Cancel a request that is under way."""
+        self._session.give_up(exchange)
+
+    async def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
+        """Resume an interrupted read as soon as there is a connection to the right node.
+
+        Raises ConnectionLost when there is none for too long; it can be called again.
+        """
+        interruption = ahead.interruption
+        assert interruption is not None
+        if self._router.is_alone(interruption):
+            await self._session.go_on(ahead, patience)
+            return
+        if self.target.reconnect_for == 0:
+            raise interruption
+        pause, deadline = patience.interrupted(ahead.answer_count, time.monotonic())
+        if deadline is not None and time.monotonic() + pause >= deadline:
+            patience.gave_up()
+            raise interruption
+        await asyncio.sleep(min(pause, 1.0))
+        try:
+            session = await self._router.move(self._key, self._session, interruption, deadline)
+        except ConnectionLost:
+            patience.gave_up()
+            raise
+        self._session = session
+        ahead.resume()
