@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import repeat
 from json.encoder import encode_basestring_ascii as json_text
+from operator import sub
 from typing import Any, NamedTuple
 
 from envelope import ACK_POLICIES, AckPolicy
@@ -14,7 +16,8 @@ from liftlog.stream.refusals import to_json
 
 _WEAVE_FROM = 16
 _COMMAND = b"PUB "
-_CRLF = b"\r\n"
+NEXT = b"\r\n" + _COMMAND
+"""Between two commands."""
 _LAST_DIGITS = 4
 _ENDINGS = [b"%04d" % number for number in range(10**_LAST_DIGITS)]
 
@@ -73,30 +76,31 @@ class AckFormat:
         return b"%b%d%b" % (self._head, offset, tail)
 
     def mixed(
-        self, replies: Sequence[bytes], offsets: Sequence[int], is_duplicate: Sequence[bool]
+        self, replies: Sequence[bytes], offsets: Sequence[int], is_new: Sequence[bool]
     ) -> bytes:
-        """`PUB` commands in the order given: acks of what is at these offsets, as a duplicate or as
-        new."""
-        digits = len(str(max(offsets)))
-        if len(str(min(offsets))) != digits:
+        """`PUB` commands in the order given: acks of what is at these offsets, as new or as a
+        duplicate."""
+        lowest, highest = min(offsets), max(offsets)
+        digits = len(str(highest))
+        if len(str(lowest)) != digits:
             return publish_commands(
                 [
-                    (reply, self.body(offset, duplicate=duplicate))
-                    for reply, offset, duplicate in zip(replies, offsets, is_duplicate, strict=True)
+                    (reply, self.body(offset, duplicate=not new))
+                    for reply, offset, new in zip(replies, offsets, is_new, strict=True)
                 ]
             )
-        tails = (self._tail, self._duplicate_tail)
-        fixed = len(self._head) + digits
-        heads = [b" %d\r\n%b" % (fixed + len(tail), self._head) for tail in tails]
-        ends = [tail + _CRLF for tail in tails]
-        return woven(
-            [
-                replies,
-                [heads[duplicate] for duplicate in is_duplicate],
-                _numbers(offsets),
-                [ends[duplicate] for duplicate in is_duplicate],
-            ]
-        )
+        head, fixed = self._head, len(self._head) + digits
+        base = lowest - lowest % len(_ENDINGS)
+        if lowest >= len(_ENDINGS) and highest - base < len(_ENDINGS):
+            head = b"%b%d" % (head, base // len(_ENDINGS))
+            numbers = list(map(_ENDINGS.__getitem__, map(sub, offsets, repeat(base))))
+        else:
+            numbers = _numbers(offsets)
+        tails = (self._duplicate_tail, self._tail)
+        heads = [b" %d\r\n%b" % (fixed + len(tail), head) for tail in tails]
+        ends = [tail + NEXT for tail in tails]
+        pick_heads = list(map(heads.__getitem__, is_new))
+        return woven([replies, pick_heads, numbers, list(map(ends.__getitem__, is_new))])
 
     def repeating(self, answers: Sequence[tuple[bytes, str, int]]) -> bytes:
         """`PUB` commands for acks that repeat a correlation id: (reply, id, offset) of each."""
@@ -164,7 +168,7 @@ class AckFormat:
                 endings = _ENDINGS[max(start - at, 0) : end - at]
                 heads += [b"%b%d" % (head, at // len(_ENDINGS))] * len(endings)
                 numbers += endings
-        return woven([replies, heads, numbers, [self._tail + _CRLF] * len(replies)])
+        return woven([replies, heads, numbers, [self._tail + NEXT] * len(replies)])
 
     def _make_form(self, digits: int) -> bytes:
         size = len(self._head) + digits + len(self._tail)
@@ -179,14 +183,13 @@ def _numbers(numbers: Sequence[int]) -> list[bytes]:
 
 def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
     """Many `PUB` commands from columns that are laid side by side and joined: first the subjects,
-    last what ends each command."""
+    last what ends in `NEXT`."""
     width, count = len(columns), len(columns[0])
-    pieces = [b""] * ((width + 1) * count)
-    for at, column in enumerate(columns):
-        pieces[at :: width + 1] = column
-    # The start of each next command is one more column, whose last entry comes to the front.
-    pieces[width :: width + 1] = [_COMMAND] * (count - 1) + [b""]
-    return _COMMAND + b"".join(pieces)
+    pieces = [_COMMAND] * (1 + width * count)
+    for at, column in enumerate(columns, 1):
+        pieces[at::width] = column
+    pieces[-1] = pieces[-1].removesuffix(_COMMAND)
+    return b"".join(pieces)
 
 
 def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, compress, islice, repeat
-from operator import eq, ne, sub
+from operator import eq, not_, sub
 from typing import Any, NamedTuple
 
 from liftlog.records.decode import RecordBatch
@@ -28,10 +28,10 @@ class AddedRun(NamedTuple):
 
     new: Sequence[bytes]
     """The marks that it did not know."""
-    is_duplicate: Sequence[bool]
+    is_new: Sequence[bool]
     """One entry per mark; empty when all are new."""
-    originals: Sequence[int]
-    """One offset per duplicate."""
+    offsets: Sequence[int]
+    """Where each one is stored, duplicates at the offset of their original."""
 
 
 class DedupeWindow:
@@ -93,29 +93,28 @@ class DedupeWindow:
         self._added(1, timestamp_ns)
         return True
 
-    def add_run(
-        self, marks: Sequence[bytes], offsets: Sequence[int], timestamp_ns: int
-    ) -> AddedRun:
+    def add_run(self, marks: Sequence[bytes], offsets: list[int], timestamp_ns: int) -> AddedRun:
         """Remember the ids of a run, each at the offset that its message has if no other message of
-        the run is a duplicate. Call it only if not `may_evict`."""
+        the run is a duplicate, at least one. Call it only if not `may_evict`."""
+        table = self._offsets
         # One look at the table for each: it returns what was there, and else puts it there.
-        found = list(map(self._offsets.setdefault, marks, offsets))
+        found = list(map(table.setdefault, marks, offsets))
         if found == offsets:
-            new = marks
-            is_duplicate: list[bool] = []
-            originals: list[int] = []
-        else:
-            is_duplicate = list(map(ne, found, offsets))
-            new = list(compress(marks, map(eq, found, offsets)))
-            # Messages after a duplicate move up.
-            before = accumulate(is_duplicate)
-            moved = map(sub, offsets, before)
-            self._offsets.update(zip(new, compress(moved, map(eq, found, offsets)), strict=True))
-            originals = list(map(self._offsets.__getitem__, compress(marks, is_duplicate)))
-        self._order += new
+            self._order += marks
+            self._added(len(marks), timestamp_ns)
+            return AddedRun(marks, [], offsets)
+        is_new = list(map(eq, found, offsets))
+        new = list(compress(marks, is_new))
         if new:
+            # Messages after a duplicate move up.
+            if offsets[-1] - offsets[0] == len(offsets) - 1:
+                moved: Iterable[int] = range(offsets[0], offsets[0] + len(new))
+            else:
+                moved = compress(map(sub, offsets, accumulate(map(not_, is_new))), is_new)
+            table.update(zip(new, moved, strict=True))
+            self._order += new
             self._added(len(new), timestamp_ns)
-        return AddedRun(new, is_duplicate, originals)
+        return AddedRun(new, is_new, list(map(table.__getitem__, marks)))
 
     def _added(self, count: int, timestamp_ns: int) -> None:
         if self._stamps and self._stamps[-1][0] == timestamp_ns:

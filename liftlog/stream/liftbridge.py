@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from envelope import AckPolicy, Envelope, liftbridge
 from envelope.fields import NO_HEADERS, wrong_id, wrong_key
 from envelope.liftbridge import Ack
-from liftlog.stream.acks import Asked, Echo, publish_commands, woven
+from liftlog.stream.acks import NEXT, Asked, Echo, publish_commands, woven
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.refusals import BAD_ENVELOPE, RefusalReason, refusal_body
 
@@ -127,6 +127,6 @@ def _commands(
     if alike is not None:
         size, columns = alike
         line = b" %d\r\n" % size
-        return woven([replies, [line] * len(acks), *columns, [b"\r\n"] * len(acks)])
+        return woven([replies, [line] * len(acks), *columns, [NEXT] * len(acks)])
     bodies = liftbridge.encode_acks(zip(acks, offsets, strict=True), commit_timestamp=now_ns)
     return publish_commands(zip(replies, bodies, strict=True))

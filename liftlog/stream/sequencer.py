@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, compress, repeat
-from operator import not_, sub
+from operator import add, not_
 
 from acl.subjects import matches
 from liftlog.stream.ack_subjects import AckSubjects
@@ -193,19 +193,20 @@ class Sequencer(Tail):
         ids = part.message_ids
         named: Sequence[bytes] = ids  # type: ignore[assignment]  # unless some are missing
         rows: Sequence[int] = range(len(ids))
-        if None in ids:
-            named = [message_id for message_id in ids if message_id]
-            rows = [row for row, message_id in enumerate(ids) if message_id]
+        if not all(ids):
+            named = list(filter(None, ids))
+            rows = list(compress(rows, ids))
         marks = self.dedupe.marks(named)
         if self.dedupe.may_evict(marks):
             # What is a duplicate depends on what is let go between two rows.
             self._judge_rows(group, run, start, stop, stamp)
             return
-        first = self.next_offset
-        added = self.dedupe.add_run(marks, [first + row for row in rows], self._ids_seen_ns)
+        numbers = range(self.next_offset, self.next_offset + len(ids))
+        offsets = list(numbers if len(rows) == len(ids) else compress(numbers, ids))
+        added = self.dedupe.add_run(marks, offsets, self._ids_seen_ns)
         group.id_marks += added.new
         part = self._with_checked_replies(part)
-        if added.originals:
+        if added.is_new:
             self._take_some(group, part, rows, added, stamp)
         else:
             self._store_columns(group, part, stamp)
@@ -215,34 +216,39 @@ class Sequencer(Tail):
     ) -> None:
         """Store the rows of `part` that are not duplicates, and answer the others. `rows` are those
         with an id, in the order of `added`."""
-        count, first = len(part.values), self.next_offset
-        known = list(compress(rows, added.is_duplicate))
-        self.duplicates += len(known)
-        is_duplicate = added.is_duplicate
+        count, is_new, offsets = len(part.values), added.is_new, added.offsets
         if len(rows) < count:
-            is_duplicate = [False] * count
-            for row in known:
-                is_duplicate[row] = True
-        new = part.only(list(map(not_, is_duplicate)))
+            is_new, offsets = self._among_all(count, rows, added)
+        new_count = is_new.count(True)
+        self.duplicates += count - new_count
         if part.echoes is None and all(part.replies):
             # In the order of the messages: answers to one connection stay together.
-            offsets = list(map(sub, range(first, first + count), accumulate(is_duplicate)))
-            for row, original in zip(known, added.originals, strict=True):
-                offsets[row] = original
             answers = group.early_answers if self._acks_early else group.answers
-            answers.append(self.format.mixed(part.replies, offsets, is_duplicate))
+            answers.append(self.format.mixed(part.replies, offsets, is_new))
             group.waiting_replies += part.replies
-            if len(known) < count:
-                unanswered = [NO_REPLY] * len(new.values)
-                self._store_columns(group, new._replace(replies=unanswered), stamp)
+            if new_count:
+                unanswered = part._replace(replies=[NO_REPLY] * count)
+                self._store_columns(group, unanswered.only(is_new), stamp)
             return
-        if len(known) < count:
-            self._store_columns(group, new, stamp)
+        if new_count:
+            self._store_columns(group, part.only(is_new), stamp)
         # After the originals, so that no duplicate is answered before its original.
-        for row, original in zip(known, added.originals, strict=True):
+        for row in compress(range(count), map(not_, is_new)):
             if part.replies[row]:
                 echo = None if part.echoes is None else part.echoes[row]
-                self._acknowledge(group, part.replies[row], echo, original, duplicate=True)
+                self._acknowledge(group, part.replies[row], echo, offsets[row], duplicate=True)
+
+    def _among_all(
+        self, count: int, rows: Sequence[int], added: AddedRun
+    ) -> tuple[list[bool], list[int]]:
+        """What `added` says of `rows`, for all of the `count` rows: the others are new."""
+        is_new = [True] * count
+        for row, new in zip(rows, added.is_new, strict=True):
+            is_new[row] = new
+        offsets = list(map(add, repeat(self.next_offset - 1), accumulate(is_new)))
+        for row, offset in zip(rows, added.offsets, strict=True):
+            offsets[row] = offset
+        return is_new, offsets
 
     def _judge_one(
         self,

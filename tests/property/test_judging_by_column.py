@@ -200,10 +200,12 @@ def few_are_enough() -> Iterator[None]:
         yield
 
 
-def sequencer(config: SequencerConfig, max_ids: int, *, columns_from_rows: int) -> Sequencer:
+def sequencer(
+    config: SequencerConfig, max_ids: int, *, columns_from_rows: int, next_offset: int = 1
+) -> Sequencer:
     dedupe = DedupeWindow(WINDOW_NS, max_ids)
     dedupe.restore({"key": "00" * 16, "remembered": []})
-    made = Sequencer(config, dedupe, AckSubjects(["in.>"]), next_offset=1)
+    made = Sequencer(config, dedupe, AckSubjects(["in.>"]), next_offset=next_offset)
     made.columns_from_rows = columns_from_rows
     made.sibling_streams = {b"other": "in.*"}
     made.subjects = SubjectSequences(100, known_from=1, log_start_offset=lambda: 1)
@@ -272,6 +274,7 @@ def end_group(one: Sequencer, step: str) -> Any:
     st.sampled_from(["on", "on", "on", "off", "envelope"]),
     st.sampled_from(["fsync", "os"]),
     st.sampled_from([1, 2, 3, 1000]),
+    st.sampled_from([1, 1, 98, 9_995, 120_000]),
     st.booleans(),
     st.booleans(),
 )
@@ -280,6 +283,7 @@ def test_columns_come_to_the_same_as_single_messages(
     acks: str,
     durability: str,
     max_ids: int,
+    next_offset: int,
     recognise_envelopes: bool,
     recognise_liftbridge: bool,
 ) -> None:
@@ -292,8 +296,8 @@ def test_columns_come_to_the_same_as_single_messages(
         recognise_liftbridge=recognise_liftbridge,
         subject="in.>",
     )
-    by_column = sequencer(config, max_ids, columns_from_rows=1)
-    one_by_one = sequencer(config, max_ids, columns_from_rows=10**9)
+    by_column = sequencer(config, max_ids, columns_from_rows=1, next_offset=next_offset)
+    one_by_one = sequencer(config, max_ids, columns_from_rows=10**9, next_offset=next_offset)
     now = T0
     for step in [*steps, "commit"]:
         if isinstance(step, int):

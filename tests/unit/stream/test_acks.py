@@ -51,6 +51,26 @@ def test_many_acks_in_a_row(boundary: int, count: int) -> None:
     assert list(published(form.commands(replies, first))) == wanted
 
 
+@given(
+    st.sampled_from([5, 100, 9_990, 10_000, 123_450, 10**9 - 5]),
+    st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=20),
+    st.sampled_from([0, 1, 10_000]),
+    st.sampled_from(["fsync", "os"]),
+)
+def test_acks_of_duplicates_between_others(
+    first: int, rows: list[tuple[int, bool]], spread: int, durability: str
+) -> None:
+    form = AckFormat("s", durability)
+    replies = [b"_INBOX.%d" % number for number in range(len(rows))]
+    offsets = [first + step * max(spread, 1) for step, _ in rows]
+    is_new = [new for _, new in rows]
+    wanted = [
+        (reply, form.body(offset, duplicate=not new))
+        for reply, offset, new in zip(replies, offsets, is_new, strict=True)
+    ]
+    assert parse(form.mixed(replies, offsets, is_new)) == wanted
+
+
 @pytest.mark.parametrize("boundary", [10, 100, 1_000, 10**6, 10**9])
 def test_the_length_follows_the_digits(boundary: int) -> None:
     form = AckFormat("s", "fsync")
