@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 from nats.errors import ProtocolError
@@ -21,8 +22,9 @@ from liftlog.stream.run import MessageRun
 
 MAX_CONTROL_LINE = 64 * 1024  # nats-server's default is 4 KiB and it can be raised
 _CRLF = b"\r\n"
-_COOKIE_START = COOKIES[0][:1]
-_COOKIE = re.compile(b"|".join(map(re.escape, COOKIES)))
+_COOKIE_BYTE = COOKIES[0][:1]
+_COOKIE_START = COOKIES[0][:2]
+assert all(cookie.startswith(_COOKIE_START) for cookie in COOKIES)
 _UNIFORM_MIN_ROWS = 8
 _UNIFORM_MAX_SIZES = 32
 _UNIFORM_RETRY_CHUNKS = 16
@@ -270,6 +272,8 @@ class BatchParser:
         elif self._rest:
             data = self._rest + data
             self._rest = b""
+        if self._take_lone(data):
+            return b""
         pos = self._take_messages(data, 0)
         while data.startswith(b"-ERR", pos):
             # One for each ack that NATS refuses, so there may be thousands in a chunk.
@@ -290,11 +294,33 @@ class BatchParser:
 
     # --- messages ---
 
+    def _take_lone(self, data: bytes) -> bool:
+        """Deliver a chunk that is one whole message with a reply subject; False, and nothing done,
+        if it is anything else. `_take_messages` comes to the same, later: a publisher that sends
+        one message at a time waits for it."""
+        line_end = data.find(_CRLF)
+        words = data[: max(line_end, 0)].split(b" ")
+        header_end = start = line_end + 2
+        if len(words) == 6 and words[0] == b"HMSG":
+            header_end += int(words[4])
+        elif len(words) != 5 or words[0] != b"MSG":
+            return False
+        stop = start + int(words[-1])
+        if stop + 2 != len(data) or header_end > stop:
+            return False
+        payload = data[header_end:stop]
+        headers = (data[start:header_end],) if header_end > start else None
+        has_cookie = payload.startswith(_COOKIE_START)
+        run = MessageRun((words[1],), (words[3],), (payload,), headers, has_cookie=has_cookie)
+        self._sink.deliver(int(words[2]), run)
+        self._sink.chunk_end()
+        return True
+
     def _take_messages(self, data: bytes, pos: int) -> int:
         """Deliver every whole message from `pos` on; returns where something else begins."""
         start = pos
         # A search for one byte is the fastest there is, and text does not hold this one.
-        has_cookie = data.find(_COOKIE_START, pos) >= 0 and _COOKIE.search(data, pos) is not None
+        may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
         by_sid: dict[bytes, _Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
             pos = self._take_uniform(data, pos, by_sid)
@@ -313,7 +339,7 @@ class BatchParser:
                 columns.replies,
                 columns.payloads,
                 columns.headers,
-                has_cookie=has_cookie,
+                has_cookie=may_have_cookie and _any_cookie(columns.payloads),
             )
             self._sink.deliver(int(sid), run)
         self._sink.chunk_end()
@@ -425,3 +451,8 @@ def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes,
     if len(words) == least + 1:
         return words[2], words[-1], words[1], words[3]
     raise ProtocolError
+
+
+def _any_cookie(payloads: Sequence[bytes]) -> bool:
+    """Whether one of them begins like an envelope."""
+    return any(map(bytes.startswith, payloads, repeat(_COOKIE_START)))

@@ -128,6 +128,32 @@ ROWS = st.builds(
 )
 
 
+@given(ROWS, st.integers(0, 400))
+def test_a_message_alone_in_a_chunk_or_cut_in_two(row: Row, cut: int) -> None:
+    data = frame(row)
+    for pieces in ([data], [data[:cut], data[cut:]]):
+        recorder = Recorder()
+        parser = make(recorder)
+        assert [parser.feed(piece) for piece in pieces if piece][-1] == b""
+        assert recorder.rows == [row]
+        assert recorder.chunk_ends == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"MSG a 1 r 9\r", b"MSG a 1 r 1\r\n", b"HMSG a 1 r 0 9\r", b"MSG a 1 r 10\r\n\r\nxx"]
+)
+def test_a_chunk_that_ends_in_a_message_delivers_nothing(data: bytes) -> None:
+    recorder = Recorder()
+    assert make(recorder).feed(data) == b""
+    assert recorder.rows == []
+
+
+@pytest.mark.parametrize("data", [b"HMSG a 1 r 5 3\r\nabc\r\n", b"MSG a 1 r b 3\r\nabc\r\n"])
+def test_a_lone_message_with_a_wrong_control_line_is_an_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        make(Recorder()).feed(data)
+
+
 BLOCKS = [
     b"NATS/1.0\r\nA: b\r\n\r\n",
     b"NATS/1.0\r\nA: %d\r\n\r\n" % 2**40,
