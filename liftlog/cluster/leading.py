@@ -247,9 +247,13 @@ class Leader:
         ]
         return 2 * (len(recent) + 1) > len(self.record.replicas)
 
-    def confirmed_by_all(self, now: float, forget_after: float) -> int:
+    def confirmed_by_all(self, now: float, forget_after: float, known: int) -> int:
         """Below this end every replica has everything durable, except those that did not ask for
-        `forget_after` seconds: tombstones below it may be deleted."""
+        `forget_after` seconds: tombstones below it may be deleted. `known` is the last such end.
+
+        It falls when a replica has lost its disk: deleting more of what that one copies now would
+        make it begin again.
+        """
         end = self.high_watermark
         for node in self.record.members:
             if node == self.node:
@@ -258,7 +262,7 @@ class Leader:
             if follower is not None and now - follower.heard <= forget_after:
                 end = min(end, max(follower.offset, 0))
             elif now - self._began <= forget_after:
-                return 0
+                end = min(end, known)
         return end
 
     # --- the record --------------------------------------------------------------

@@ -264,12 +264,12 @@ class Leases:
             self._known = replace(known, version=first(version))
             self._next_version = following
 
-    def raise_tombstone_bound(self, bound: int) -> None:
-        """Let tombstones below `bound` go, on this replica and on those that copy its side state;
-        a lower bound changes nothing. Durable on return. Raises DiskFull, StorageError."""
+    def set_tombstone_bound(self, bound: int) -> None:
+        """Let tombstones below `bound` go, on this replica and on those that copy its side state.
+        Durable on return. Raises DiskFull, StorageError."""
         with self._lock:
             known = self._load()
-            if bound > known.tombstone_bound:
+            if bound != known.tombstone_bound:
                 self._write(self._following(known, tombstone_bound=bound))
 
     def copy(self, side: SideState) -> None:

@@ -184,8 +184,5 @@ BROKEN: dict[str, Broken] = {
     ),
     "side state confirmed by the leader alone": Broken(Rules(leader=SideStateConfirmedByLeader)),
     "caught up without the side state": Broken(Rules(leader=CaughtUpWithoutSideState), None, 165),
-    "tombstones that a replica needs": Broken(
-        Rules(mutations=frozenset({"tombstones"})), STEADY, 9, compacted=True
-    ),
     "deleted keys come back": Broken(Rules(follower=KeepsDeletedKeys), STEADY, 379, compacted=True),
 }

@@ -167,7 +167,7 @@ class Node:
         elif isinstance(role, Leave):
             self.follower = None
             self.disk = self.world.new_disk()
-            self.world.heard.pop(self.name, None)
+            self.world.begins_again(self)
             self.side, self.new_side = Side(), None
             self.known = self.shown = self.disk.high_watermark
         elif self.follower is None:
@@ -265,14 +265,13 @@ class Node:
             self.world.released.add(lease)
             self.change_side(self.side.leases - {lease}, self.side.tombstone_bound)
 
-    def raise_tombstone_bound(self) -> None:
+    def set_tombstone_bound(self) -> None:
         """The leader lets all replicas forget the deletions that all of them have."""
         if self.leader is None:
             return
-        bound = self.leader.confirmed_by_all(self.world.now, FORGET_AFTER)
-        if "tombstones" in self.world.rules.mutations:
-            bound = self.leader.high_watermark
-        if bound > self.side.tombstone_bound:
+        known = self.side.tombstone_bound
+        bound = self.leader.confirmed_by_all(self.world.now, FORGET_AFTER, known)
+        if bound != known:
             self.change_side(self.side.leases, bound)
 
     # --- work --------------------------------------------------------------------
@@ -405,9 +404,8 @@ class Node:
         verdict = self.leader.fetched(request, self.world.now)
         self.world.stats[verdict.kind.value] += 1
         is_heard = verdict.kind in (Kind.SEND, Kind.PARK)
-        has_tombstones = request.offset >= self.disk.tombstones_removed_below
-        if is_heard and has_tombstones and self.world.record.leads(self.name, self.start):
-            self.world.heard[request.node] = self.world.now
+        if is_heard and self.world.record.leads(self.name, self.start):
+            self.world.hear(request, self.leader, self.disk.tombstones_removed_below)
         if verdict.kind is Kind.PARK:
             self.parked[request.node] = request
         elif verdict.kind is Kind.SEND:
@@ -476,6 +474,7 @@ class World:
         self.granted: set[int] = set()  # leases that were answered, and not given back
         self.released: set[int] = set()
         self.heard: dict[str, float] = {}  # when a leader had what a node confirmed
+        self.copying: set[str] = set()  # began with an empty disk, and did not catch up since
         self.deleted_below = 0  # by retention of any node: compaction may drop what lies there
         self.unknown_below = 0  # after an unclean recovery, of a node that has deleted it
         self.frames: list[Frame] = []
@@ -600,9 +599,22 @@ class World:
         if self.record.leads(node.name, node.start):
             self._check_copy(node, "leads")
 
+    def hear(self, request: FetchRequest, leader: Leader, removed_below: int) -> None:
+        """What a replica copies from the begin on may be compacted until the bound has fallen."""
+        name, end = request.node, request.offset
+        if end >= leader.high_watermark:
+            self.copying.discard(name)
+        if end >= removed_below and name not in self.copying:
+            self.heard[name] = self.now
+
+    def begins_again(self, node: Node) -> None:
+        self.heard.pop(node.name, None)
+        self.copying.add(node.name)
+
     def check_resync(self, node: Node, effect: Resync) -> None:
         """A copy is not dropped for tombstones that went while its leader heard of it."""
-        heard, end = self.heard.pop(node.name, None), len(node.disk.log)
+        heard, end = self.heard.get(node.name), len(node.disk.log)
+        self.begins_again(node)
         if heard is None or end >= effect.tombstones_removed_below:
             return
         if self.now - heard < FORGET_AFTER:
@@ -724,7 +736,7 @@ class World:
     def _tidy(self, node: Node) -> None:
         if node.up:
             node.disk.tidy(self.random, node.side.tombstone_bound)
-            node.raise_tombstone_bound()
+            node.set_tombstone_bound()
 
     def _grant(self, node: Node) -> None:
         if node.up:
@@ -878,7 +890,7 @@ class World:
         node.lost_data = True
         node.disk.lose(self.random)
         node.side = Side()
-        self.heard.pop(node.name, None)
+        self.begins_again(node)
 
     def _start(self, node: Node) -> None:
         """Registers, by a change that no other node's can come between, then takes its role."""

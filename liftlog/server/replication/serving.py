@@ -242,7 +242,8 @@ class ServedStream:
     def tombstone_bound(self, forget_after: float) -> int:
         """Below this offset every replica has all tombstones, except replicas that were not heard
         of for so many seconds."""
-        return self.leader.confirmed_by_all(self._loop.time(), forget_after)
+        known = self._log.leases.tombstone_bound
+        return self.leader.confirmed_by_all(self._loop.time(), forget_after, known)
 
     def close(self) -> None:
         """The lead has ended: nothing more is answered."""

@@ -389,9 +389,9 @@ class Replica:
         if led is None or host is None or compaction_of(host.settings) is None:
             return
         leases, bound = host.log.leases, led.tombstone_bound(forget_after_seconds)
-        if bound > leases.tombstone_bound:
+        if bound != leases.tombstone_bound:
             try:
-                await host.exclusively(lambda: leases.raise_tombstone_bound(bound))
+                await host.exclusively(lambda: leases.set_tombstone_bound(bound))
                 led.side_changed()
             except LiftlogError as error:  # one stream must not end the task of all
                 logger.warning("tombstones-kept stream=%s error=%s", self.name, error)

@@ -351,11 +351,15 @@ def test_tombstones_wait_for_every_replica_that_was_heard_of() -> None:
     one = leader()
     grown(one, 20)
     ask(one, "b", 20)
-    assert one.confirmed_by_all(100.0, 50.0) == 0, "c has not asked yet"
+    assert one.confirmed_by_all(100.0, 50.0, 0) == 0, "c has not asked yet"
+    assert one.confirmed_by_all(100.0, 50.0, 4) == 4, "it had that before"
     ask(one, "c", 15)
-    assert one.confirmed_by_all(100.0, 50.0) == 15
+    assert one.confirmed_by_all(100.0, 50.0, 4) == 15
     ask(one, "b", 20, now=160.0)
-    assert one.confirmed_by_all(160.0, 50.0) == 15, "only what is committed"
+    assert one.confirmed_by_all(160.0, 50.0, 15) == 15, "only what is committed"
     ask(one, "c", 20, now=161.0)
     ask(one, "b", 20, now=300.0)
-    assert one.confirmed_by_all(300.0, 50.0) == 20
+    assert one.confirmed_by_all(300.0, 50.0, 15) == 20
+    one.adopt(t.register(one.record, "c", 2, clean=False) or one.record)
+    ask(one, "c", 3, now=300.0, start=2, last_epoch=2)
+    assert one.confirmed_by_all(300.0, 50.0, 20) == 3, "it has lost its disk"

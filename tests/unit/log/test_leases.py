@@ -298,8 +298,8 @@ def test_a_leader_numbers_its_changes_and_a_replica_copies_them(
     assert leases.side_state.version == 0
     leases.number(lambda version: version, lambda version: version + 10)
     lease = acquire(leases, 3, 9)
-    leases.raise_tombstone_bound(5)
-    leases.raise_tombstone_bound(4)
+    leases.set_tombstone_bound(5)
+    leases.set_tombstone_bound(5)
     assert (leases.side_state.version, leases.tombstone_bound) == (20, 5)
     told = SideState.from_dict(leases.side_state.to_dict())
     copy_fs = SimFileSystem()
@@ -324,7 +324,7 @@ def test_leases_of_a_time_without_replicas_are_side_state_too(
 
 def test_void_leases_are_a_change_and_the_bound_stays(leases: Leases) -> None:
     leases.number(lambda version: version, lambda version: version + 1)
-    leases.raise_tombstone_bound(5)
+    leases.set_tombstone_bound(5)
     assert leases.void("the disk is full") == 0
     assert leases.side_state.version == 1
     acquire(leases, 3, 9)

@@ -224,7 +224,7 @@ def test_tombstones_of_replicas_stay_from_the_bound_that_the_leader_tells(
     log.roll()
     end = log.log_end_offset
     for bound in (0, end - 1, end):
-        log.leases.raise_tombstone_bound(bound)
+        log.leases.set_tombstone_bound(bound)
         plan_pass(log, log.segments, limits, BASE_NS)
     grant_lease(log, 1, duration_ns=MINUTE_NS, now_ns=BASE_NS)
     plan_pass(log, log.segments, limits, BASE_NS)
