@@ -84,14 +84,14 @@ def random_log(rng: random.Random, target: Path) -> Path:
 
 def test_random_histories_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     seen = 0
-    for seed in range(12):
+    for seed in range(8):
         rng = random.Random(seed)
         where = {"path": str(random_log(rng, tmp_path / f"s{seed}")), "columns": ALL_COLUMNS}
         size = rng.choice(["1MiB", "64KiB", "2000"])
         found = jar_rows(spark, **where, targetPartitionBytes=size)
         assert found == python_rows(**where)
         seen += len(found)
-    assert seen > 1500
+    assert seen > 1000
 
 
 def test_the_golden_directory(spark: SparkSession) -> None:
@@ -108,7 +108,7 @@ def test_the_golden_directory(spark: SparkSession) -> None:
 
 def test_damage_is_told_or_skipped_as_by_python(spark: SparkSession, tmp_path: Path) -> None:
     skipped = 0
-    for seed in range(12):
+    for seed in range(8):
         rng = random.Random(1000 + seed)
         directory = random_log(rng, tmp_path / f"s{seed}")
         where: dict[str, Any] = {"path": str(directory), "columns": "offset,key,value"}
@@ -130,7 +130,7 @@ def test_damage_is_told_or_skipped_as_by_python(spark: SparkSession, tmp_path: P
         with pytest.raises(Exception, match=r"\[\d+, \d+\)") as expected:
             python_rows(**where)
         assert str(expected.value) in str(raised.value)
-    assert skipped > 4
+    assert skipped > 2
 
 
 def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> None:

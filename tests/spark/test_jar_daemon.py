@@ -183,46 +183,57 @@ def test_the_lease_of_a_read_ends_with_its_job(spark: SparkSession, tmp_path: Pa
         assert len(spark.read.format("liftlog").options(**options).load().collect()) == 7
 
 
-def test_micro_batches_go_on_with_either_source(
-    spark: SparkSession, jar: JarOfSession, logs: ServedLogs, tmp_path: Path
-) -> None:
-    """A checkpoint of one source is continued by the other."""
+def run_to_end(spark: SparkSession, logs: ServedLogs, target: Path, **options: str) -> list[int]:
+    """A query over all that is there; returns the rows of its micro-batches."""
+    query = (
+        spark.readStream.format("liftlog")
+        .options(server=logs.server, stream="orders", **options)
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(target / "lake"))
+        .option("checkpointLocation", str(target / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(300), "the query does not end"
+        return [one.numInputRows for one in query.recentProgress if one.numInputRows]
+    finally:
+        query.stop()
+
+
+def add(logs: ServedLogs, batches: int) -> None:
+    for _ in range(batches):
+        logs.append("orders", [b"value"] * 10)
+
+
+def test_micro_batches(spark: SparkSession, logs: ServedLogs, tmp_path: Path) -> None:
     logs.add("orders")
-
-    def run(**options: str) -> list[int]:
-        query = (
-            spark.readStream.format("liftlog")
-            .options(server=logs.server, stream="orders", **options)
-            .load()
-            .writeStream.format("parquet")
-            .option("path", str(tmp_path / "lake"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            assert query.awaitTermination(250), "the query does not end"
-            return [one.numInputRows for one in query.recentProgress if one.numInputRows]
-        finally:
-            query.stop()
-
-    def add(batches: int) -> None:
-        for _ in range(batches):
-            logs.append("orders", [b"value"] * 10)
-
-    add(12)
-    assert run(maxOffsetsPerTrigger="50") == [50, 50, 20]
-    add(3)
-    with jar.unused():
-        assert patiently(run) == [30]
-    add(1)
-    assert sum(run(maxBytesPerTrigger="100")) == 10
+    add(logs, 12)
+    assert run_to_end(spark, logs, tmp_path, maxOffsetsPerTrigger="50") == [50, 50, 20]
+    add(logs, 1)
+    assert sum(run_to_end(spark, logs, tmp_path, maxBytesPerTrigger="200")) == 10
     lake: Any = spark.read.parquet(str(tmp_path / "lake")).select("offset").toArrow()
-    assert sorted(lake.column(0).to_pylist()) == list(range(1, 161))
+    assert sorted(lake.column(0).to_pylist()) == list(range(1, 131))
     with pytest.raises(Exception, match="compact makes no sense for readStream"):
-        run(compact="true")
+        run_to_end(spark, logs, tmp_path, compact="true")
     logs.delete("orders")
     (logs.directory / "orders").rename(logs.directory / "old")
     logs.add("orders")
     with pytest.raises(Exception, match=r"STALE_INCARNATION.*created again"):
-        run()
+        run_to_end(spark, logs, tmp_path)
+
+
+def test_either_source_continues_the_query_of_the_other(
+    spark: SparkSession, jar: JarOfSession, logs: ServedLogs, tmp_path: Path
+) -> None:
+    logs.add("orders")
+    add(logs, 2)
+    assert run_to_end(spark, logs, tmp_path) == [20]
+    add(logs, 3)
+    with jar.unused():
+        assert patiently(lambda: run_to_end(spark, logs, tmp_path)) == [30]
+    add(logs, 1)
+    assert run_to_end(spark, logs, tmp_path) == [10]
+    lake: Any = spark.read.parquet(str(tmp_path / "lake")).select("offset").toArrow()
+    assert sorted(lake.column(0).to_pylist()) == list(range(1, 61))
