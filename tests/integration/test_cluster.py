@@ -24,7 +24,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "leader": {"subject": "leader.>", "replicas": 3, "min_isr": 2, "ack_policy": "leader"},
     "alone": {"subject": "alone.>", "replicas": 1},
 }
-QUICK = {"session": "3s", "lag_max": "60s"}
+QUICK = {"session": "6s", "suspect_after": "20s", "lag_max": "60s"}
 HUNG = 3.0
 
 
