@@ -95,7 +95,9 @@ class DedupeWindow:
 
     def add_run(self, marks: Sequence[bytes], offsets: list[int], timestamp_ns: int) -> AddedRun:
         """Remember the ids of a run, each at the offset that its message has if no other message of
-        the run is a duplicate, at least one. Call it only if not `may_evict`."""
+        the run is a duplicate. Call it only if not `may_evict`."""
+        if not marks:
+            return AddedRun(marks, [], offsets)
         table = self._offsets
         # One look at the table for each: it returns what was there, and else puts it there.
         found = list(map(table.setdefault, marks, offsets))
